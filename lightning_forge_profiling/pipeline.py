@@ -284,24 +284,15 @@ R = TypeVar("R")
 
 
 class WorkerDiedError(Exception):
-    """A process ended without a result.
-
-    Attributes:
-        task: position of its task.
-        how: how it ended, in words.
-    """
+    """A process ended without a result."""
 
     def __init__(self, task: int, how: str) -> None:
         super().__init__(f"task {task}: the process {how}")
-        self.task = task
-        self.how = how
+        self.task, self.how = task, how
 
 
 def run_in_processes(work: Callable[[T], R], tasks: Sequence[T], processes: int) -> list[R]:
-    """Call a function for each task, each call in a separate process.
-
-    No process is left when this returns or raises.
-    """
+    """Call a function for each task, each call in a separate process, of which none is left afterwards."""
     results: dict[int, R] = {}
     running: dict[Connection, tuple[int, Process]] = {}
     coming = iter(range(len(tasks)))

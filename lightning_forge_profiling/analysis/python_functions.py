@@ -4,7 +4,6 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import add
 from typing import Final, Literal
 
 import numpy as np
@@ -124,37 +123,31 @@ def _tree(recording: Recording, stacks: _Stacks) -> tuple[PythonCall, ...]:
         name: (*_label(trace.names[name]), kind_of(trace.names[name], trace.libraries))
         for name in np.unique(frames.name).tolist()
     }
-    node_of: dict[tuple[int, tuple[str, str, _Kind]], int] = {}
+    node_of: dict[tuple[int, str, str, _Kind], int] = {}  # by caller and label
     node = [-1] * (len(frames) + 1)
-    keys: list[tuple[int, tuple[str, str, _Kind]]] = []
-    sums: list[list[int]] = []
-    begins = steps.host.at(frames.start) >= 0
-    columns = (parent, frames.name, skipped, total, own, begins)
-    for row, (caller, name, skip, *values) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+    columns = (parent, frames.name, skipped)
+    for row, (caller, name, skip) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         above = node[caller]
-        if skip:
-            node[row] = above
-            continue
-        key = (above, labels[name])
-        at = node[row] = node_of.setdefault(key, len(node_of))
-        if at == len(keys):
-            keys.append(key)
-            sums.append([0, 0, 0])
-        sums[at] = [*map(add, sums[at], values)]
-    shortest = _SHORTEST * int(steps.host.length().sum())
+        node[row] = above if skip else node_of.setdefault((above, *labels[name]), len(node_of))
+    summed = np.array(node[:-1])[~skipped]
+    total, own, calls = (
+        np.bincount(summed, values[~skipped], len(node_of)).astype(np.int64)
+        for values in (total, own, steps.host.at(frames.start) >= 0)
+    )
     # a caller takes as long as its callee at least, and comes before it
-    longest = sorted(range(len(keys)), key=lambda at: (-sums[at][0], at))[:_MOST_CALLS]
-    kept = sorted(at for at in longest if sums[at][0] >= shortest)
+    longest = np.argsort(-total, kind="stable")[:_MOST_CALLS]
+    kept = np.sort(longest[total[longest] >= _SHORTEST * int(steps.host.length().sum())]).tolist()
     new = {at: position for position, at in enumerate(kept)} | {-1: -1}
+    nodes = list(node_of)
     return tuple(
         PythonCall(
-            caller=new[keys[at][0]],
-            name=keys[at][1][0],
-            where=keys[at][1][1],
-            kind=keys[at][1][2],
-            ms_per_step=steps.mean_ms(sums[at][0]),
-            self_ms_per_step=steps.mean_ms(max(sums[at][1], 0)),
-            calls_per_step=sums[at][2] / len(steps),
+            caller=new[nodes[at][0]],
+            name=nodes[at][1],
+            where=nodes[at][2],
+            kind=nodes[at][3],
+            ms_per_step=steps.mean_ms(total[at]),
+            self_ms_per_step=steps.mean_ms(max(own[at], 0)),
+            calls_per_step=int(calls[at]) / len(steps),
         )
         for at in kept
     )

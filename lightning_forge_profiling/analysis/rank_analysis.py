@@ -1,6 +1,7 @@
 """All figures of one rank: turns a `Recording` into a `RankSummary`."""
 
 import re
+from collections import defaultdict
 from typing import Final
 
 import numpy as np
@@ -55,9 +56,9 @@ def copies(recording: Recording) -> tuple[Copies, ...]:
     """Copies by direction and memory, longest first."""
     gpu, steps = recording.trace.gpu, recording.steps
     is_copy = (gpu.activity == ACTIVITIES.index("gpu_memcpy")) & (recording.step >= 0)
-    groups: dict[tuple[str, str], list[int]] = {}
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for name in np.unique(gpu.name[is_copy]).tolist():
-        groups.setdefault(_direction_and_memory(recording.trace.names[name]), []).append(name)
+        groups[_direction_and_memory(recording.trace.names[name])].append(name)
     everything = int(steps.gpu.measure(Intervals.of(gpu.start, gpu.end)).sum())
     table = []
     for (direction, memory_kind), names in groups.items():
@@ -80,17 +81,16 @@ def copies(recording: Recording) -> tuple[Copies, ...]:
 
 def memory(recording: Recording) -> Memory | None:
     """Device memory of PyTorch's caching allocator during the recorded steps; None if not recorded."""
-    allocations, steps = recording.trace.allocations, recording.steps
-    rows = steps.host.at(allocations.start) >= 0
-    if not rows.any():
+    steps, rows = recording.steps, recording.trace.allocations
+    rows = rows.at(steps.host.at(rows.start) >= 0)
+    if not len(rows):
         return None
-    # before a free, more was allocated
-    before_or_after = allocations.allocated + np.maximum(-allocations.size, 0)
     return Memory(
-        peak_allocated_bytes=int(before_or_after[rows].max()),
-        peak_reserved_bytes=int(allocations.reserved[rows].max()),
-        allocations_per_step=int((allocations.size[rows] > 0).sum()) / len(steps),
-        frees_per_step=int((allocations.size[rows] < 0).sum()) / len(steps),
+        # before a free, more was allocated
+        peak_allocated_bytes=int((rows.allocated + np.maximum(-rows.size, 0)).max()),
+        peak_reserved_bytes=int(rows.reserved.max()),
+        allocations_per_step=int((rows.size > 0).sum()) / len(steps),
+        frees_per_step=int((rows.size < 0).sum()) / len(steps),
     )
 
 

@@ -194,20 +194,13 @@ def write_anonymous_copy(source: Path, target: Path) -> tuple[str, ...]:
 
 
 class _Plan:
-    """What to replace in a trace, from a first pass over all of it.
-
-    Attributes:
-        header: the trace's own fields.
-        redact: removes users, hosts and paths from a text.
-        ids: the replacement of each process and thread id of the host.
-        problems: problems of the trace, in words.
-    """
+    """What to replace in a trace, from a first pass over all of it."""
 
     def __init__(self, source: Path) -> None:
         self._identities = _identities_here() | identities_in(str(source.absolute()))
         if worker := _WORKER.fullmatch(source.name):
             self._identities.add(worker[1])
-        self.ids: dict[int, int] = {}
+        self.ids: dict[int, int] = {}  # the replacement of each process and thread id of the host
         text = TraceText(source, self._collect_identities)
         for places in text.events():
             for place in places:

@@ -94,16 +94,11 @@ _decode_texts = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class EventDecoder:
-    """Decodes lists of events.
-
-    Attributes:
-        left_out: number of malformed events, which were left out.
-        without_arguments: number of events decoded without their `args`, which are of an unknown form.
-    """
+    """Decodes lists of events."""
 
     def __init__(self) -> None:
-        self.left_out = 0
-        self.without_arguments = 0
+        self.left_out = 0  # malformed events
+        self.without_arguments = 0  # events decoded without their `args`, which are of an unknown form
         self._set_type(TraceEvent)
 
     def __call__(self, text: bytes) -> list[TraceEvent]:
@@ -188,14 +183,10 @@ class _Index(dict[K, int]):
 
 
 class TraceTables:
-    """Tables that grow with each chunk of events until `close`; then `trace` has the columns.
-
-    Attributes:
-        left_out: number of events that were left out for a missing or impossible time.
-    """
+    """Tables that grow with each chunk of events until `close`; then `trace` has the columns."""
 
     def __init__(self) -> None:
-        self.left_out = 0
+        self.left_out = 0  # events with a missing or impossible time
         self._last: TraceEvent | None = None
         self._last_call: TraceEvent | None = None
         self._in_order = True
@@ -277,16 +268,15 @@ class TraceTables:
 
     def _gpu(self, events: list[TraceEvent], arguments: list[Arguments], activity: int) -> dict[str, Ints]:
         # older traces give device and stream as process and thread only
-        lanes = [
-            self._lanes[
-                event.pid if args.device == -1 else args.device, event.tid if args.stream == -1 else args.stream
-            ]
+        lanes = self._lanes
+        lane = [
+            lanes[event.pid if args.device == -1 else args.device, event.tid if args.stream == -1 else args.stream]
             for event, args in zip(events, arguments, strict=True)
         ]
         return {
             **_calls(events, arguments),
             "activity": np.full(len(events), activity),
-            "lane": _ints(lanes),
+            "lane": _ints(lane),
             "size": _ints([args.bytes for args in arguments]),
             "collective": _ints([-1 if args.collective is None else self._collective(args) for args in arguments]),
         }
@@ -318,10 +308,7 @@ class TraceTables:
             self._begin_at_zero()
 
     def _drop_absurd(self) -> None:
-        """Leave out events a day or more away from the rest, or far longer than the recording.
-
-        CUPTI occasionally reports an end of 0 or a duration of centuries.
-        """
+        """Leave out events a day or more away from the rest, or far longer than the recording: CUPTI has such."""
         starts = np.concatenate([table["start"] for table in self._tables.values()])
         middle = int(np.partition(starts, len(starts) // 2)[len(starts) // 2])
         extent = int(np.ptp(starts[np.abs(starts - middle) < _DAY_NS]))
@@ -336,10 +323,9 @@ class TraceTables:
 
     def _begin_at_zero(self) -> None:
         """Shift a trace with times before its base time: elsewhere a negative time means unknown."""
-        earliest = min(int(table["start"].min(initial=0)) for table in self._tables.values())
-        self._shift = -earliest
-        for table in self._tables.values() if earliest < 0 else ():
-            table["start"], table["end"] = table["start"] - earliest, table["end"] - earliest
+        self._shift = -min(int(table["start"].min(initial=0)) for table in self._tables.values())
+        for table in self._tables.values() if self._shift else ():
+            table["start"], table["end"] = table["start"] + self._shift, table["end"] + self._shift
 
     def trace(self, file: str) -> Trace:
         """The columns in order of time; these tables are then empty."""
@@ -404,10 +390,7 @@ def _external(arguments: list[Arguments]) -> Ints:
 
 
 def _calls(_: list[TraceEvent], arguments: list[Arguments]) -> dict[str, Ints]:
-    return {
-        "correlation": _ints([args.correlation for args in arguments]),
-        "external": _external(arguments),
-    }
+    return {"correlation": _ints([args.correlation for args in arguments]), "external": _external(arguments)}
 
 
 def _allocations(_: list[TraceEvent], arguments: list[Arguments]) -> dict[str, Ints]:

@@ -232,10 +232,7 @@ def _not_counted(rank: RankSummary) -> str:
 
 
 def _analyze_all(
-    groups: Sequence[Sequence[Path]],
-    analyze_one: _AnalyzeOne,
-    most: int,
-    progress: Callable[[str], None],
+    groups: Sequence[Sequence[Path]], analyze_one: _AnalyzeOne, most: int, progress: Callable[[str], None]
 ) -> tuple[list[_Rank], list[str]]:
     # with torch loaded this process may hold a CUDA context, which does not survive a fork
     processes = 1 if "torch" in sys.modules else min(len(groups), most)
@@ -272,9 +269,7 @@ def _numbered(results: Sequence[_Rank], only: int | None) -> list[_Rank]:
     for result in unnumbered:
         number = next(free)
         numbered[number] = replace(
-            result,
-            summary=replace(result.summary, rank=number),
-            timeline=replace(result.timeline, rank=number),
+            result, summary=replace(result.summary, rank=number), timeline=replace(result.timeline, rank=number)
         )
     return [numbered[number] for number in sorted(numbered) if only in {None, number}]
 

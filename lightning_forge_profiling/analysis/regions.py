@@ -197,9 +197,7 @@ def cpu_time(recording: Recording) -> CpuTime | None:
         update=_update(recording, updates),
         update_calls_per_step=int(updates.sum()) / len(steps),
         item_calls_per_step=int((elsewhere & named(trace, operators, _READS)).sum()) / len(steps),
-        item_ms_per_step=host_ms(
-            spans_of(operators, elsewhere & named(trace, operators, _ITEM)),
-        ),
+        item_ms_per_step=host_ms(spans_of(operators, elsewhere & named(trace, operators, _ITEM))),
         operator_threads=len(np.unique(operators.thread[in_step])),
         intra_op_threads=trace.intra_op_threads,
         usable_cores=trace.usable_cores,

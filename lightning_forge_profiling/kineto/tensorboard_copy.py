@@ -46,7 +46,10 @@ def write_plugin_copy(source: Path, target: Path) -> None:
     `target` appears complete or not at all, because the plugin reads the files of a run only once. The plugin lists it
     as a worker of the run if its name ends in `.pt.trace.json.gz`.
     """
-    trace = _read(source)
+    problems: list[str] = []
+    trace = b"".join(unpacked(source, problems))
+    if problems:
+        raise TraceError(f"{source}: not a trace: {problems[0]}")
     try:
         with whole_file(target) as file, gzip.open(file, "wb", compresslevel=COMPRESS_LEVEL) as copy:
             copy.writelines(plugin_trace(trace))
@@ -91,11 +94,3 @@ def _rewritten(text: msgspec.Raw, event: _Event) -> bytes:
     if event.name == FETCH_MARK:
         fields["name"] = _FETCH_IN_PLUGIN
     return msgspec.json.encode(fields)
-
-
-def _read(source: Path) -> bytes:
-    problems: list[str] = []
-    content = b"".join(unpacked(source, problems))
-    if problems:
-        raise TraceError(f"{source}: not a trace: {problems[0]}")
-    return content

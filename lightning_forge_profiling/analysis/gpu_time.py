@@ -237,13 +237,13 @@ def _activity(recording: Recording, thread: int) -> tuple[Spans, Ints]:
     """
     trace = recording.trace
     calls = trace.calls.thread == thread
-    tables: list[Spans] = [
-        trace.annotations.at((trace.annotations.thread == thread) & ~step_marks(trace)),
-        trace.operators.at(trace.operators.thread == thread),
-        trace.calls.at(calls),
+    tables: list[tuple[Spans, NDArray[np.bool_]]] = [
+        (trace.annotations, (trace.annotations.thread == thread) & ~step_marks(trace)),
+        (trace.operators, trace.operators.thread == thread),
+        (trace.calls, calls),
     ]
     columns = ("start", "end", "name", "thread")
-    spans = Spans(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in columns})
+    spans = Spans(**{name: np.concatenate([getattr(table, name)[rows] for table, rows in tables]) for name in columns})
     spans.name[:] *= len(trace.names) + 1
     spans.name[len(spans) - calls.sum() :] += take(trace.operators.name, recording.links.call_operator[calls]) + 1
     spans = spans.at(np.lexsort((-spans.end, spans.start)))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Generic, Literal, TypeVar
 
 import msgspec
-import numpy as np
 
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.safe_files import open_regular
@@ -117,7 +116,7 @@ _TOKEN: Final = re.compile(r"[-+.\w]*\s*", re.ASCII)  # a number or a word, as f
 _NOT_A_NUMBER: Final = re.compile(rb'"(?<!\\")\s*:(\s*[-+]?(?i:nan|inf)\w*)(?=\s*[,}\]])')  # behind a key
 _DEEP: Final = re.compile(r"(?:[^\[{]*+[\[{]){500}")  # nested deeper than the decoder can go
 _AT_BYTE: Final = re.compile(r"\(byte (\d+)\)")
-_HEX: Final = np.isin(np.arange(256), list(b"0123456789abcdefABCDEF"))
+_NO_ESCAPE: Final = re.compile(rb'\\(?!["/bfnrt]|u[0-9a-fA-F]{4})')
 _CONTROL_TO_SPACE: Final = bytes.maketrans(bytes(range(32)), b" " * 32)
 
 # Finds the end of a value, which msgspec cannot; the value itself is not used.
@@ -346,21 +345,9 @@ def _repaired(text: bytes) -> bytes:
     text = text.translate(_CONTROL_TO_SPACE)
     if not text.isascii():
         text = text.decode(errors="surrogateescape").encode(errors="replace")
-    if b"\\" in text:
-        text = _without_false_escapes(text)
+    # with escaped backslashes out of the way, every other one begins an escape
+    text = _NO_ESCAPE.sub(b"/", text.replace(b"\\\\", b"\0\0")).replace(b"\0\0", b"\\\\")
     return _NOT_A_NUMBER.sub(lambda match: match[0].removesuffix(match[1]) + b'""'.rjust(len(match[1])), text)
-
-
-def _without_false_escapes(text: bytes) -> bytes:
-    """The text, which has no control characters, with a slash for each backslash that JSON does not allow."""
-    text = text.replace(b"\\\\", b"\0\0")  # every backslash left begins an escape
-    padded = np.frombuffer(text + bytes(5), np.uint8)
-    at = np.flatnonzero(padded == ord("\\"))
-    escapes = np.isin(padded[at + 1], list(b'"/bfnrt'))
-    escapes |= (padded[at + 1] == ord("u")) & np.all([_HEX[padded[at + n]] for n in range(2, 6)], axis=0)
-    repaired = bytearray(text)
-    np.frombuffer(repaired, np.uint8)[at[~escapes]] = ord("/")
-    return bytes(repaired).replace(b"\0\0", b"\\\\")
 
 
 def _end_of(pattern: re.Pattern[bytes], text: bytes, at: int = 0) -> int:

@@ -31,7 +31,6 @@ from lightning_forge_profiling.record.reader import read_rank, read_run
 from lightning_forge_profiling.record.writer import RecordWriter, Segments
 from lightning_forge_profiling.report.run_table import print_run
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
-from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import StepWork
 from tests.models import Classifier, Fails, Manual, every_step, loader, quiet_trainer
 from tests.outcomes import logged
@@ -408,10 +407,8 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
     trainer = make_trainer(logger=False)
     trainer.fit(Classifier(), loader(16))  # the settings are a real Trainer's
     timer = StepTimer(CUDATimerCollection((), device="cpu"), warmup_steps=10, bucket=bucket)
-    ledger = LedgerClock(time.perf_counter_ns())
-
     monitor = SimpleNamespace(
-        step_timer=timer, ledger=ledger, readings=HostReadings(timer, ledger), log=None, trace=lambda: None
+        step_timer=timer, ledger=timer.ledger, readings=HostReadings(timer), log=None, trace=lambda: None
     )
     record = RunRecorder(
         trainer,
@@ -419,7 +416,6 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
         timer,
         report=partial(run_report, trainer, monitor),
         metrics=lambda: timer.totals.steady().metrics(),
-        ledger=ledger,
     )
     timer.start()
     for step in range(100_000):

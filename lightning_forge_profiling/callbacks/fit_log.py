@@ -98,9 +98,7 @@ class FitLog(Guarded):
 
     def _start_record(self, trainer: Trainer, folder: RecordFolder, report: Callable[[], RunReport]) -> None:
         try:
-            self._run_record = RunRecorder(
-                trainer, folder, self._step_timer, report=report, metrics=self.summary, ledger=self._ledger
-            )
+            self._run_record = RunRecorder(trainer, folder, self._step_timer, report=report, metrics=self.summary)
         except Exception as exc:
             _log.warning("This run will have no record: %s: %s", type(exc).__name__, exc)
             _log.debug("", exc_info=exc)

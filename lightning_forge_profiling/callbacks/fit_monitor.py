@@ -71,7 +71,7 @@ class FitMonitor(Guarded):
         self._previous_sink: RegionSink | None = None
         self._counter: WorkCounter | None = None
         self._ledger_parts: LedgerParts | None = None
-        self.readings = HostReadings(self.step_timer, self.ledger)
+        self.readings = HostReadings(self.step_timer)
         self._ended_batch = -1
         self._kind_of_step = (False, True)
         self._automatic = True

@@ -25,7 +25,6 @@ from lightning_forge_profiling.profiler.config import ACTIVITIES, ProfilingConfi
 from lightning_forge_profiling.profiler.paths import writable_folder_problem
 from lightning_forge_profiling.profiler.session import TraceSession
 from lightning_forge_profiling.results.trace_report import TraceReport
-from lightning_forge_profiling.timing.ledger import LedgerClock
 
 if TYPE_CHECKING:  # which makes the window
     from lightning_forge_profiling.callbacks.forge_profiler import ForgeProfilerCallback
@@ -38,10 +37,8 @@ class FitWindow(Guarded):
 
     called = "ForgeProfilerCallback"
 
-    def __init__(
-        self, trainer: Trainer, settings: "ForgeProfilerCallback", step_timer: StepTimer, ledger: LedgerClock
-    ) -> None:
-        self._settings, self._step_timer, self._ledger = settings, step_timer, ledger
+    def __init__(self, trainer: Trainer, settings: "ForgeProfilerCallback", step_timer: StepTimer) -> None:
+        self._settings, self._step_timer = settings, step_timer
         self._deferred = False
         self._session: TraceSession | None = None
         self._memory: MemorySnapshot | None = None
@@ -214,9 +211,9 @@ class FitWindow(Guarded):
     def _mark(self, session: TraceSession, began_ns: int) -> None:
         """Enter into the ledger when the window was recorded, without the time that stopping takes."""
         if session.recording:
-            self._ledger.open_span(WINDOW)
+            self._step_timer.ledger.open_span(WINDOW)
         else:
-            self._ledger.close_span(WINDOW, began_ns)
+            self._step_timer.ledger.close_span(WINDOW, began_ns)
 
     def _skip(self, reason: str) -> None:
         no_memory = "" if self._settings.memory_snapshot is None else reason

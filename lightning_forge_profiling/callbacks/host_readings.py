@@ -9,14 +9,13 @@ from lightning_forge_profiling.callbacks.run_settings import find_switches
 from lightning_forge_profiling.callbacks.stack_sampler import StackSampler, WorkerStacks
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.results.run import WORKER_LINES, CpuUse, SampledLine, Switches
-from lightning_forge_profiling.timing.ledger import LedgerClock
 
 
 class HostReadings:
     """Reads the host between steps, and hands over what it found."""
 
-    def __init__(self, step_timer: StepTimer, ledger: LedgerClock) -> None:
-        self._step_timer, self._ledger = step_timer, ledger
+    def __init__(self, step_timer: StepTimer) -> None:
+        self._step_timer = step_timer
         self._cpu: CpuAccount | None = None
         self._stacks: StackSampler | None = None
         self.workers = WorkerStacks()
@@ -43,7 +42,7 @@ class HostReadings:
         if cpu is None or not cpu.due(now_s, counts=counts):
             return
         if self._stacks is None and counts and not self._step_timer.host_is_ahead:
-            self._stacks = StackSampler(self._ledger.innermost, cpu.clock)
+            self._stacks = StackSampler(self._step_timer.ledger.innermost, cpu.clock)
             self._stacks.start()
         with self._step_timer.own_work():
             cpu.read(counts=counts)

@@ -35,7 +35,6 @@ from lightning_forge_profiling.record.writer import RecordWriter, Segments
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySeries, TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
-from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.run_totals import StepBlock
 
@@ -181,10 +180,9 @@ class RunRecorder(Guarded):
         *,
         report: Callable[[], RunReport],
         metrics: Callable[[], Mapping[str, float]],
-        ledger: LedgerClock,
     ) -> None:
         self._step_timer = step_timer
-        self._report, self._metrics, self._ledger = report, metrics, ledger
+        self._report, self._metrics, self._ledger = report, metrics, step_timer.ledger
         self._logged: Mapping[str, float] = {}
         self._logger_step = 0
         self._parts_before: Mapping[str, float] = {}

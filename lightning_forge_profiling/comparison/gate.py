@@ -155,21 +155,14 @@ def _more_steps(ratio: Ratio, scatter: float, steps: int, limit_pct: float) -> s
     text = (
         f"Repeat each side {REPEATS} times: that decides a limit of {limit_pct:g} % where equal runs differ by "
         f"{100 * tolerable_scatter(REPEATS, limit_pct):.1f} % or less (one standard deviation); with "
-        f"{100 * scatter:.1f} %, as assumed here, it needs {_runs(scatter, limit_pct)}"
+        f"{100 * scatter:.1f} %, as assumed here, it needs {runs_needed(scatter, limit_pct) or 'over 100'}"
     )
     return f"{text}, or train about {needed:,} steps a side" if needed is not None and needed > steps else text
 
 
-def _runs(scatter: float, limit_pct: float) -> str:
-    needed = runs_needed(scatter, limit_pct)
-    return "over 100" if needed is None else f"{needed}"
-
-
 def _more_runs(scatter: float, runs: int, limit_pct: float) -> str:
     needed = runs_needed(scatter, limit_pct)
-    text = (
-        f"Runs of a side scatter by {100 * scatter:.1f} %: a limit of {limit_pct:g} % needs "
-        f"{_runs(scatter, limit_pct)} a side"
-    )
+    words = f"a limit of {limit_pct:g} % needs {needed or 'over 100'} a side"
     close = needed is not None and needed <= runs
-    return f"{text}; the difference is close to the limit, so more repeats are needed" if close else text
+    but = "; the difference is close to the limit, so more repeats are needed" if close else ""
+    return f"Runs of a side scatter by {100 * scatter:.1f} %: {words}{but}"

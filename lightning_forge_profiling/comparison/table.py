@@ -82,9 +82,8 @@ def _metric_table(comparison: Comparison) -> Table:
             continue
         style = "" if metric.outcome in {"same", None} else _STYLES.get(metric.outcome, "yellow")
         title = _TITLES.get(metric.name) or f"{metric_title(metric.name)} {metric.unit}"
-        table.row(
-            title, _number(metric.a), _number(metric.b), *_change_cells(metric), Text(metric.outcome or "", style)
-        )
+        sides = ("" if value is None else digits(value) for value in (metric.a, metric.b))
+        table.row(title, *sides, *_change_cells(metric), Text(metric.outcome or "", style))
     return table
 
 
@@ -109,10 +108,6 @@ def _change_cells(metric: Metric) -> tuple[str, str]:
     return change, f"{percent(ratio.low)} to {percent(ratio.high)}"
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else digits(value)
-
-
 def _other_tables(comparison: Comparison, width: int) -> Iterator[tuple[str, Table]]:
     parts = [change for change in comparison.ledger if _share(change, comparison) >= _LEAST_PART]
     if parts:
@@ -124,7 +119,7 @@ def _other_tables(comparison: Comparison, width: int) -> Iterator[tuple[str, Tab
     if comparison.gpu:
         table = Table("", "before", "now", "change")
         for mean in comparison.gpu[: 2 * _ROWS]:
-            table.row(mean.name, _number(mean.a), _number(mean.b), f"{mean.pct:+.1f} %" if mean.pct is not None else "")
+            table.row(mean.name, digits(mean.a), digits(mean.b), f"{mean.pct:+.1f} %" if mean.pct is not None else "")
         yield "GPU, means of the run, not tested", table
     causes = tuple(replace(change, name=IDLE_WORDS.get(change.name, change.name)) for change in comparison.idle)
     for title, changes in (

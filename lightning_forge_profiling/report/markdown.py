@@ -64,7 +64,10 @@ def _lines(analysis: Analysis) -> Iterator[str]:
         yield from ("", f"{prose(note)}.")
     if analysis.ranks:
         yield from _breakdown(analysis.ranks)
-        yield from _collectives(analysis)
+        if any(rank.comm.ms_per_step for rank in analysis.ranks):
+            yield from ("", "## Communication")
+            for block in communication_tables(analysis):
+                yield from table(block)
         yield from _efficiency(analysis.ranks)
     yield from _run(analysis)
     yield from _findings(analysis)
@@ -104,39 +107,22 @@ def _section(title: str, block: Rows, note: str = "") -> Iterator[str]:
 def _breakdown(ranks: Sequence[RankSummary]) -> Iterator[str]:
     yield from ("", "## Time breakdown")
     if len(ranks) > 1:
-        yield from (
-            "",
-            "Times in milliseconds, shares in percent of the step:",
-            *table(ranks_table(ranks, causes=True)),
-        )
+        yield from ("", "Times in milliseconds, shares in percent of the step:")
+        yield from table(ranks_table(ranks, causes=True))
     rank = slowest_rank(ranks)
     yield from ("", f"Rank {rank.rank}{slowest(ranks)}, {code(rank.file)}: {prose(steps_of(rank))}")
     yield from table(step_table(rank, kinds=True))
 
 
-def _collectives(analysis: Analysis) -> Iterator[str]:
-    if any(rank.comm.ms_per_step for rank in analysis.ranks):
-        yield from (
-            "",
-            "## Communication",
-            *(line for block in communication_tables(analysis) for line in table(block)),
-        )
-
-
 def _efficiency(ranks: Sequence[RankSummary]) -> Iterator[str]:
-    said = [
-        where + text
-        for say in (efficiency, cpu_threads, linked)
-        for where, text in by_text(((rank.rank, _of_file(rank, say(rank))) for rank in ranks), several=len(ranks) > 1)
-        if text
-    ]
-    yield from ("", "## Efficiency", "", *(f"- {prose(text)}" for text in said))
+    yield from ("", "## Efficiency", "")
+    for say in (efficiency, cpu_threads, linked):
+        texts = (
+            (rank.rank, text + "; of a file that is cut off" * rank.cut_off) for rank in ranks if (text := say(rank))
+        )
+        yield from (f"- {prose(where + text)}" for where, text in by_text(texts, several=len(ranks) > 1))
     if any(map(used_gpu, ranks)):
         yield from table(efficiency_table(ranks))
-
-
-def _of_file(rank: RankSummary, text: str) -> str:
-    return f"{text}; of a file that is cut off" if text and rank.cut_off else text
 
 
 def _details(ranks: Sequence[RankSummary]) -> Iterator[str]:

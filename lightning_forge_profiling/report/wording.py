@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import repeat
 from types import MappingProxyType
 from typing import Final
 
@@ -126,8 +125,8 @@ def linked(rank: RankSummary) -> str:
 def step_on_host(rank: RankSummary) -> Iterator[tuple[str, float, float, int]]:
     """Name, ms, percent and depth of the parts of a step without GPU work. The user's regions overlap the others."""
     step = rank.step_ms.mean
-    names = (f"your {region.name}" if region.user else region.name for region in rank.regions)
-    parts = [("step", step, 0), *zip(names, (region.host_ms_per_step for region in rank.regions), repeat(1))]
+    parts = [("step", step, 0)]
+    parts += [(f"your {one.name}" if one.user else one.name, one.host_ms_per_step, 1) for one in rank.regions]
     if rank.cpu is not None:
         parts.append(("operators, without data and optimizer", rank.cpu.operators_ms_per_step, 0))
         parts.append(("Python between operators", rank.cpu.python_ms_per_step, 0))

@@ -24,7 +24,7 @@ from lightning_forge_profiling.diagnosis.ranks import (
     with_waits,
 )
 from lightning_forge_profiling.diagnosis.rule import COMPUTE, MIN_STEPS, share_pct
-from lightning_forge_profiling.diagnosis.verdict import by_gain, certain_first, decide, is_certain, with_intervals
+from lightning_forge_profiling.diagnosis.verdict import by_gain, decide, is_certain, with_intervals
 from lightning_forge_profiling.diagnosis.where import located, with_lines
 from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, Analysis, Finding, RunEvidence
 
@@ -134,7 +134,8 @@ def merge_findings(findings: Sequence[Finding], ledger: Sequence[Finding], run: 
 def _ranked(findings: Sequence[Finding], run: _Run) -> tuple[Finding, ...]:
     """The findings, with intervals and lines: first those that may be the verdict, by what their fixes gain."""
     known = with_lines(with_intervals(findings, run.all), run.all)
-    return certain_first(by_gain(known, in_steps_pct=in_steps_pct(run.all)))
+    ranked = by_gain(known, in_steps_pct=in_steps_pct(run.all))
+    return tuple(sorted(ranked, key=lambda finding: not is_certain(finding)))
 
 
 def _with_verdict(

@@ -75,12 +75,7 @@ def _worst(rule: Rule[RuleContext], contexts: Sequence[RuleContext], *, on_gpu: 
     context = contexts[costs.index(worst_pct)]
     rank, alone = context.rank, over == 1 < len(contexts)
     finding = as_finding(
-        rule,
-        context,
-        step_ms=rank.step_ms.mean,
-        share_pct=mean_pct,
-        source="trace",
-        rank=rank.rank if alone else None,
+        rule, context, step_ms=rank.step_ms.mean, share_pct=mean_pct, source="trace", rank=rank.rank if alone else None
     )
     finding = located(finding, rank)
     where = "" if alone or len(contexts) == 1 else f"on rank {rank.rank} "

@@ -356,10 +356,6 @@ def blocked_ms(run: RunEvidence, *regions: str) -> float:
     return sum(run.cpu.blocked_pct(name) * region(run, name).device_ms / 100 for name in regions)
 
 
-def _blocked_ms(name: str, run: RunEvidence) -> float:
-    return blocked_ms(run, name)
-
-
 def _explain_blocked(name: str, run: RunEvidence) -> Explanation:
     waits_ms, what = blocked_ms(run, name), {"forward": "the module's training_step"}.get(name, name)
     return Explanation(
@@ -378,7 +374,7 @@ GPU_RULES: Final = (
 CPU_RULES: Final = (Rule("python-bound", lambda context: context.cpu.python_ms_per_step, _explain_python),)
 RUN_RULES: Final = (
     Rule("between-regions", _between_regions_ms, _explain_between_regions),  # of which a trace has no mark
-    Rule("blocked-forward", partial(_blocked_ms, "forward"), partial(_explain_blocked, "forward")),
-    Rule("blocked-backward", partial(_blocked_ms, "backward"), partial(_explain_blocked, "backward")),
+    Rule("blocked-forward", lambda run: blocked_ms(run, "forward"), partial(_explain_blocked, "forward")),
+    Rule("blocked-backward", lambda run: blocked_ms(run, "backward"), partial(_explain_blocked, "backward")),
     Rule("launch-bound", _launching_in_run_ms, _explain_launching_in_run, _host_paced_ms),
 )

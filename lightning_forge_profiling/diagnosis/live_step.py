@@ -203,11 +203,7 @@ def _bounded_by_region(finding: Finding, steps: RecordedSteps) -> Finding:
 
 
 def _measured(
-    code: str,
-    recorded: Sequence[Finding],
-    traced: Sequence[Finding],
-    live: Mapping[str, Finding],
-    steps: RecordedSteps,
+    code: str, recorded: Sequence[Finding], traced: Sequence[Finding], live: Mapping[str, Finding], steps: RecordedSteps
 ) -> tuple[list[Finding], list[str]]:
     """The trace's findings, or the run's, of a wait that both measure; and where they differ."""
     of_trace = [finding for finding in traced if finding.code == code]

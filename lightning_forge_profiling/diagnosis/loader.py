@@ -82,11 +82,7 @@ def _traced_wait(context: RuleContext) -> LoaderWait:
 def _run_wait(run: RunEvidence) -> LoaderWait:
     data = region(run, "data")
     return LoaderWait(
-        host_ms=data.host_ms,
-        exposed_ms=data.device_ms,
-        step_ms=run.step_ms.mean,
-        on_gpu=run.on_device,
-        cpu=run.cpu,
+        host_ms=data.host_ms, exposed_ms=data.device_ms, step_ms=run.step_ms.mean, on_gpu=run.on_device, cpu=run.cpu
     )
 
 

@@ -64,11 +64,7 @@ def _exposed(run: RunEvidence, pct: float) -> float:
 
 
 def _finding(
-    code: str,
-    explain: Callable[[RunEvidence, CpuUse, str], Explanation],
-    pct: float,
-    run: RunEvidence,
-    cpu: CpuUse,
+    code: str, explain: Callable[[RunEvidence, CpuUse, str], Explanation], pct: float, run: RunEvidence, cpu: CpuUse
 ) -> Finding:
     interval = cpu.gil if code == GIL_HELD else cpu.waits
     step_ms, waits_ms = run.step_ms.mean, pct * run.step_ms.mean / 100

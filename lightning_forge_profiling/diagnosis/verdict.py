@@ -34,11 +34,6 @@ def by_gain(findings: Iterable[Finding], *, in_steps_pct: float = 100.0) -> tupl
     return tuple(sorted(findings, key=gain, reverse=True))
 
 
-def certain_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings with those that may be the verdict before the others."""
-    return tuple(sorted(findings, key=lambda finding: not is_certain(finding)))
-
-
 def order_note(findings: Sequence[Finding]) -> str:
     """Why a finding is below one that costs less; "" where the shares descend."""
     findings = [finding for finding in findings if is_certain(finding) and finding.code not in MACHINE]

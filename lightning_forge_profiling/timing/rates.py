@@ -109,12 +109,7 @@ class Rates:
         return None if amount is None or total_ms <= 0 else amount / total_ms * 1e3
 
     def metrics(
-        self,
-        *,
-        replicas: int = 1,
-        on_device: bool = False,
-        devices_per_batch: int = 1,
-        peak_flops: float | None = None,
+        self, *, replicas: int = 1, on_device: bool = False, devices_per_batch: int = 1, peak_flops: float | None = None
     ) -> dict[str, float]:
         """The rates as metrics."""
         metrics: dict[str, float] = {}

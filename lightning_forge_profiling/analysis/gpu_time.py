@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Final
 
@@ -242,14 +242,15 @@ def _activity(recording: Recording, thread: int) -> tuple[Spans, Ints]:
         (trace.operators, trace.operators.thread == thread),
         (trace.calls, calls),
     ]
-    columns = ("start", "end", "name", "thread")
-    spans = Spans(**{name: np.concatenate([getattr(table, name)[rows] for table, rows in tables]) for name in columns})
-    spans.name[:] *= len(trace.names) + 1
-    spans.name[len(spans) - calls.sum() :] += take(trace.operators.name, recording.links.call_operator[calls]) + 1
-    spans = spans.at(np.lexsort((-spans.end, spans.start)))
-    nesting = Nesting(spans)
-    end = nesting.least_around(spans.end)  # after a clock jump a range may end after the one around it
-    return replace(spans, start=np.minimum(spans.start, end), end=end), nesting.parent
+    columns = ("start", "end", "name")
+    start, end, kind = (np.concatenate([getattr(table, name)[rows] for table, rows in tables]) for name in columns)
+    kind *= len(trace.names) + 1
+    kind[len(kind) - calls.sum() :] += take(trace.operators.name, recording.links.call_operator[calls]) + 1
+    order = np.lexsort((-end, start))
+    start, end, kind = start[order], end[order], kind[order]
+    nesting = Nesting(Spans(start=start, end=end, thread=np.zeros(len(start), np.int64)))
+    end = nesting.least_around(end)  # after a clock jump a range may end after the one around it
+    return Spans(start=np.minimum(start, end), end=end, name=kind), nesting.parent
 
 
 def _parts(

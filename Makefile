@@ -91,7 +91,7 @@ lowest: $(READY) $(LOWEST)/.ready  ## quick tests that go through Lightning agai
 	$(call pytest,$(QUICK),PYTHONPATH=$(LOWEST),--through-lightning)
 
 docs: $(READY)  ## build the documentation into site/; any warning is an error
-	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) build dist site demo_runs *.egg-info

@@ -3,7 +3,6 @@
 Lightning imports this module in every script of the environment, so it imports only the standard library.
 """
 
-import json
 import os
 from typing import Any, Final
 
@@ -21,6 +20,8 @@ def callbacks() -> list[object]:
     options = os.environ.get(RUN_OPTIONS)
     if not options:
         return []
+    import json  # noqa: PLC0415  (every script of the environment imports this module)
+
     from lightning_forge_profiling.callbacks.forge_profiler import ForgeProfilerCallback  # noqa: PLC0415  (loads torch)
     from lightning_forge_profiling.callbacks.throughput import ThroughputCallback  # noqa: PLC0415
     from lightning_forge_profiling.plain_text import plain_logger  # noqa: PLC0415

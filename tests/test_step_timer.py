@@ -5,7 +5,7 @@ import torch
 
 from lightning_forge_profiling.callbacks import fit_monitor
 from lightning_forge_profiling.callbacks.step_timer import MAX_USER_REGIONS, StepTimer
-from lightning_forge_profiling.names import PROFILER, REGIONS
+from lightning_forge_profiling.names import FIRST_STEP, PROFILER, REGIONS, STEPS
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEventSource
 from lightning_forge_profiling.timing.ledger import LedgerClock
@@ -421,6 +421,21 @@ def test_what_is_slow_at_the_ends_of_a_log_entry_is_in_one_part_once(device):
     assert ledger_ms[PROFILER] == pytest.approx(5)
     assert sum(ledger_ms.values()) == pytest.approx(1e-6 * device.host_ns)
     assert min(ledger_ms.values()) >= 0
+
+
+def test_own_time_at_the_end_of_the_first_step_is_not_taken_from_the_second(device):
+    ledger = LedgerClock(0, FIRST_STEP, clock_ns=device.host_clock_ns)
+    step_timer = recorder_on(device, ledger=ledger)
+    step_timer.start()
+    device.pass_host_time(ms=20)
+    device.record_ns = 5_000_000
+    step_timer.end_step(StepWork(), began_ns=device.host_ns)
+    device.record_ns = 0
+    device.pass_host_time(ms=1)
+    step_timer.end_step(StepWork(), began_ns=device.host_ns)
+    step_timer.finish(wait=True)
+    ledger_ms = {part: 1e3 * seconds for part, seconds in ledger.read().parts.items()}
+    assert ledger_ms == {FIRST_STEP: pytest.approx(20), PROFILER: pytest.approx(5), STEPS: pytest.approx(1)}
 
 
 def test_time_of_log_entries_is_own_time_per_step_too(device):

@@ -139,6 +139,7 @@ class StepTimer(Guarded):
         self.is_split = True  # whether the current step is split into regions
         self._chosen = True
         self._own_ns = self._stepped_ns = self._before_fetch_ns = 0
+        self._charged_ns = 0  # of `_own_ns`, what the ledger has already
         # whether the GPU had work left at the end of the last split step, as far as is known
         self.host_is_ahead = False
         self._clock_ns = clock_ns
@@ -353,7 +354,11 @@ class StepTimer(Guarded):
                 own_ns = 0 if self.host_is_ahead else self._own_ns
                 self._budget.add(step_ns=began_ns - self._stepped_ns, own_ns=own_ns, split=split)
             self._stepped_ns = self._since.host_ns
-            self.ledger.begin_step(following, own_ns=self._own_ns, last_counts=left_out is None)
+            # the first step is a part of its own, which ends here
+            charged_ns = self._clock_ns() - began_ns if following == 1 else 0
+            own_ns = self._own_ns - self._charged_ns + charged_ns
+            self.ledger.begin_step(following, own_ns=own_ns, last_counts=left_out is None)
+            self._charged_ns = charged_ns
             self._own_ns = self._before_fetch_ns = 0
             self.step = timers.tag = following
             if following >= self._deliver_at or (split and timers.backlog > _DELIVER_ABOVE):

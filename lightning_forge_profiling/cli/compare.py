@@ -1,6 +1,7 @@
 """`forge-profiling compare`: differences between two sides of runs, and a gate for CI."""
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +22,13 @@ _MOST_RANKS = 64  # of more ranks, only the first is read: a run of 1,000 ranks 
 _START_BYTES = 4096
 _MOST_BYTES = 64 << 20
 
-_EXAMPLES = """\
+_METRICS = """\
+metrics of runs (default: step): step, median, p95, samples, tokens, a region (data, transfer, forward, backward,
+optimizer, other), last_fifth, validation, checkpoint, startup, goodput, rank1, rank2, ...
+metrics of traces (default: step): step, busy, idle, matmul, comm, memory, other
+metric of results of benchmark(): call"""
+
+_EXAMPLES = f"""\
 examples:
   forge-profiling compare main/ branch/
   forge-profiling compare main/ branch/ --fail-over 5
@@ -32,15 +39,18 @@ examples:
 exit codes of --fail-over: 0 same or faster, 1 slower by more than the limit, 2 bad input, 3 too noisy or too short to
 decide (1 with --fail-undecided)
 
-metrics of runs (default: step): step, median, p95, samples, tokens, a region (data, transfer, forward, backward,
-optimizer, other), last_fifth, validation, checkpoint, startup, goodput, rank1, rank2, ...
-metrics of traces (default: step): step, busy, idle, matmul, comm, memory, other
-metric of results of benchmark(): call
+{_METRICS}
 
 Runs are compared by all of their counted steps, read from the records that ThroughputCallback writes (the newest in a
 folder). With one run a side, the scatter between equal runs is assumed (--scatter); repeats measure it, best in turns.
 Traces are compared by the medians of their whole steps, of which each side needs five.
 """
+
+
+def _metric(name: str) -> str:
+    if re.search(rf"\b{re.escape(name)}\b", _METRICS) is None and re.fullmatch(r"rank\d+", name) is None:
+        raise argparse.ArgumentTypeError(f"{name!r} is not a metric")
+    return name
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -70,7 +80,11 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     parser.add_argument("--fail-undecided", action="store_true", help="exit with 1 instead of 3 if that is undecided")
     parser.add_argument(
-        "--metric", action="append", metavar="NAME", help="metric of --fail-over; may be repeated; see below"
+        "--metric",
+        action="append",
+        type=_metric,
+        metavar="NAME",
+        help="metric of --fail-over; may be repeated; see below",
     )
     parser.add_argument(
         "--scatter",

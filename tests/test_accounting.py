@@ -138,6 +138,7 @@ def check_against_oracle(result, steps):
     assert all(ns(one[2] / 1e3) == ns(following[1] / 1e3) for one, following in pairwise(timeline.steps))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(trace=traces())
 def test_any_trace_is_accounted_for_to_the_nanosecond(tmp_path, trace):
@@ -151,6 +152,7 @@ def test_any_trace_is_accounted_for_to_the_nanosecond(tmp_path, trace):
 
 
 # Painting a quarter of a second, as its steps with a validation take, needs more memory than it is worth.
+@pytest.mark.slow
 @pytest.mark.parametrize("case", sorted({*CASES} - {"validation_inside"}))
 def test_real_traces_are_accounted_for_to_the_nanosecond(case):
     file = TRACES / case / "rank0.trace.json.gz"

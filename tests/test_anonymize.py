@@ -143,12 +143,14 @@ def test_reports_for_others_tell_nothing(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", *sorted(path.name for path in files.values())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["input_bound", "sync_stack", "ddp", "cuda_graph", "compiled", "validation_inside"])
 def test_the_analysis_of_copies_is_that_of_the_traces(case, tmp_path):
     assert forge("anonymize", TRACES / case, "--out", tmp_path).returncode == 0
     assert figures(tmp_path) == figures(TRACES / case)
 
 
+@pytest.mark.slow
 def test_a_real_run_s_copy_names_neither_the_machine_nor_its_folders(make_trainer, tmp_path):
     window = ForgeProfilerCallback(start_step=2, end_step=4, trace_dir=tmp_path / "traces", with_stack=True)
 
@@ -216,6 +218,7 @@ def test_a_long_name_takes_no_long_time():
         assert identities_in(name) == set()
 
 
+@pytest.mark.slow
 def test_windows_and_ranks_are_told_apart_as_before(tmp_path):
     for name in ("host_1.1700000000000.pt.trace.json.gz", "host_1.1700000009000.pt.trace.json.gz"):
         (tmp_path / "a").mkdir(exist_ok=True)

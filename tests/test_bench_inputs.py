@@ -372,6 +372,7 @@ def test_it_runs_in_a_thread_and_in_several_at_once():
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_the_users_profiler_continues():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         benchmark(torch.add, VECTOR, 1, **QUICK)

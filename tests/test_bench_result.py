@@ -159,6 +159,7 @@ def test_a_real_difference_is_shown_with_an_interval_around_it():
     assert json.loads(comparison.to_json())["ratios"][0]["verdict"] == "faster"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drift", [0.0, 0.001])
 def test_no_difference_is_shown_where_there_is_none(drift):
     random = np.random.default_rng(4)
@@ -187,6 +188,7 @@ def test_a_verdict_takes_five_runs_of_either(runs, verdict):
     assert compare_benchmarks([*[first] * 9, *[second] * runs]).ratios[0].verdict == verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [1, 20])
 def test_five_runs_that_differ_by_chance_alone_have_a_verdict_in_less_than_5_of_100_cases(samples):
     random = np.random.default_rng(6)

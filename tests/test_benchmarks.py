@@ -38,6 +38,7 @@ def rows(text, names):
     return [found[name] for name in names]
 
 
+@pytest.mark.slow
 def test_steps_after_a_window_are_compared_with_those_before(capsys):
     asked = ["--quick", "--pairs", "1", "--workloads", "small", "--contenders", "window"]
     assert after_window.main(asked) == 0
@@ -69,6 +70,7 @@ def test_false_alarms_of_compare_are_counted_on_simulated_and_on_real_runs(capsy
     ]
 
 
+@pytest.mark.slow
 def test_overhead_is_compared_with_no_callback(capsys):
     asked = ["--quick", "--turns", "1", "--only", "small", "--contenders", "throughput,devicestats"]
     assert overhead.main(asked) == 0
@@ -121,12 +123,14 @@ def test_the_difference_is_of_each_kind_of_step_by_how_many_there_are():
     assert 0 < error < 1
 
 
+@pytest.mark.slow
 def test_recording_is_compared_by_option(capsys):
     assert recording.main(["--quick", "--rounds", "1", "--models", "small"]) == 0
     shown = rows(capsys.readouterr().out, ["CPU and CUDA", "record_shapes", "shapes, memory, flops", "with_stack"])
     assert all(float(row.split(" | ")[2]) > 0 for row in shown)
 
 
+@pytest.mark.slow
 def test_what_we_cost_is_compared_with_no_callback(capsys):
     assert own_cost.main(["--quick", "--pairs", "1", "--cores", "1", "--together", "2"]) == 0
     none, both = rows(capsys.readouterr().out, ["none", "both callbacks"])
@@ -177,6 +181,7 @@ def test_every_other_turn_is_in_reverse_order(capsys):
     assert order == ["turn 1, a", "turn 1, b", "turn 2, b", "turn 2, a"]
 
 
+@pytest.mark.slow
 def test_a_ledger_sums_to_the_wall_time_of_its_process(capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert ledger.main(["--quick", "--turns", "1"]) == 0

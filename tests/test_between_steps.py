@@ -86,6 +86,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_what_comes_between_a_batch_and_its_validation_is_the_steps(tmp_path, make_trainer, case):
     later, options = CASES[case]
@@ -188,6 +189,7 @@ class LateStart(L.Callback):
         time.sleep(LONG_MS / 1e3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "data", "options", "anew"),
     [
@@ -210,6 +212,7 @@ def test_making_the_loaders_iterator_anew_is_data(make_trainer, kind, data, opti
     assert throughput.analysis().run.worker_restarts is None, "there are no workers"
 
 
+@pytest.mark.slow
 def test_the_budget_does_not_spread_it_over_other_steps(tmp_path, make_trainer):
     """Steps that are not split are taken to divide as others do, and not as the first of an epoch."""
     throughput = every_step(warmup_steps=0)

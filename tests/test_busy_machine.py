@@ -54,6 +54,7 @@ def trained(steps=300, *, before=None):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_processes_on_the_same_core_are_the_verdict():
     core = min(os.sched_getaffinity(0))
     with burners(2, core):
@@ -67,6 +68,7 @@ def test_processes_on_the_same_core_are_the_verdict():
     assert run["evidence"]["involuntary_switches_per_s"] > 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.access(CPU_GROUPS, os.W_OK), reason="no control group (v1) for CPU quotas can be made here")
 def test_a_quota_that_stops_training_is_the_verdict():
     group = CPU_GROUPS / f"forge-test-{os.getpid()}"
@@ -82,6 +84,7 @@ def test_a_quota_that_stops_training_is_the_verdict():
     assert run["evidence"]["throttled_pct"] > 5
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_for_seconds_blames_no_code():
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.scripts.busy", "1500"], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
@@ -112,6 +115,7 @@ def fitted(model, steps=60, **options):
     return callback.analysis()
 
 
+@pytest.mark.slow
 def test_a_thread_that_keeps_the_interpreter_lock_is_named():
     over = threading.Event()
 
@@ -141,6 +145,7 @@ def test_a_thread_that_keeps_the_interpreter_lock_is_named():
     assert analysis.verdict in MACHINE
 
 
+@pytest.mark.slow
 def test_a_thread_that_computes_without_the_lock_is_not_blamed():
     over = threading.Event()
 
@@ -207,6 +212,7 @@ class Slow(Samples):
         return super().__getitem__(index)
 
 
+@pytest.mark.slow
 def test_the_line_that_a_worker_makes_batches_in_is_named():
     loop = worker._worker_loop
     callback = ThroughputCallback(warmup_steps=2, record=False)
@@ -223,6 +229,7 @@ def test_the_line_that_a_worker_makes_batches_in_is_named():
     assert worker._worker_loop is loop
 
 
+@pytest.mark.slow
 def test_a_spawned_worker_trains_on_unsampled():
     callback = ThroughputCallback(warmup_steps=2, record=False)
     data = DataLoader(Slow(4 * 10), 4, num_workers=1, multiprocessing_context="spawn")

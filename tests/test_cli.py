@@ -147,6 +147,7 @@ def test_names_of_choices_are_those_of_the_analysis():
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_is_one_line_and_exit_code_2(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "empty.json").touch()
@@ -182,6 +183,7 @@ def harmless(done):
     return done
 
 
+@pytest.mark.slow
 def test_no_name_of_a_file_steers_the_terminal(tmp_path):
     folder = tmp_path / HARM
     folder.mkdir()
@@ -226,6 +228,7 @@ def test_json_on_a_terminal_cannot_steer_it_and_says_the_same(tmp_path):
     assert "Köln" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -251,6 +254,7 @@ def test_wrong_arguments_are_exit_code_2_with_usage(arguments):
     assert done.stderr.startswith("usage: forge-profiling")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["", "analyze", "compare", "tensorboard", "view", "anonymize", "schema"])
 def test_help_has_examples_of_commands_that_parse(command):
     done = forge(*command.split(), "--help")
@@ -298,6 +302,7 @@ def runs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_compare_without_a_limit_only_shows(runs):
     done = forge("compare", runs / "base.json.gz", runs / "slow.json.gz")
     assert done.returncode == 0, done.stderr
@@ -305,6 +310,7 @@ def test_compare_without_a_limit_only_shows(runs):
     assert "limit" not in done.stdout.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_a_slower_run_fails_the_gate_and_one_that_is_not_passes(runs):
     slower = forge("compare", runs / "base.json.gz", runs / "slow.json.gz", "--fail-over", "15")
     assert slower.returncode == 1, slower.stdout + slower.stderr
@@ -321,6 +327,7 @@ def test_three_steps_are_too_few_to_tell_which_has_an_exit_code_of_its_own():
     assert "Too few steps for an interval: each side needs 5" in done.stdout
 
 
+@pytest.mark.slow
 def test_compare_writes_what_github_action_benchmark_reads(runs):
     done = forge("compare", runs / "base.json.gz", runs / "slow.json.gz", "--format", "github", "--fail-over", "15")
     assert done.returncode == 1, done.stderr
@@ -333,6 +340,7 @@ def test_compare_writes_what_github_action_benchmark_reads(runs):
     assert entries["step"]["extra"].startswith("slower: step slower by ")
 
 
+@pytest.mark.slow
 def test_results_of_benchmark_are_compared(tmp_path):
     for name, us in (("a", 10.0), ("b", 13.0)):
         samples = tuple(us + 0.01 * (sample % 7) for sample in range(50))
@@ -345,6 +353,7 @@ def test_results_of_benchmark_are_compared(tmp_path):
     assert fails(done, "is a result of benchmark()")
 
 
+@pytest.mark.slow
 def test_compare_as_json_holds_the_decision_and_all_kernels(runs):
     done = forge(
         "compare", runs / "base.json.gz", runs / "slow.json.gz",
@@ -361,6 +370,7 @@ def test_compare_as_json_holds_the_decision_and_all_kernels(runs):
 # --- tensorboard -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tensorboard_copies_each_rank_of_a_folder_and_leaves_it_alone(tmp_path):
     source = tmp_path / "traces"
     source.mkdir()
@@ -381,6 +391,7 @@ def test_tensorboard_copies_each_rank_of_a_folder_and_leaves_it_alone(tmp_path):
     assert {path.name: path.read_bytes() for path in source.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_tensorboard_takes_the_rank_from_the_name_and_never_replaces_a_trace(tmp_path):
     trace = tmp_path / "rank3.pt.trace.json.gz"
     trace.write_bytes(INPUT_BOUND.read_bytes())
@@ -401,6 +412,7 @@ def browser(tmp_path):
     return {"BROWSER": str(script), "TMPDIR": str(tmp_path)}, tmp_path / "opened"
 
 
+@pytest.mark.slow
 def test_view_opens_the_report_that_is_there_or_makes_one(browser, tmp_path):
     environment, opened = browser
     folder = tmp_path / "forge"
@@ -426,6 +438,7 @@ def test_view_of_a_folder_of_runs_opens_the_newest_report(tmp_path):
     assert done.stdout == f"{window / 'report.html'}\n", "which tells of the whole run, as one made anew could not"
 
 
+@pytest.mark.slow
 def test_view_of_a_run_makes_its_page_unless_the_one_of_its_window_has_the_run(tmp_path):
     run = tmp_path / "logs" / "version_0"
     MadeRun(began=1.7e9, outcome="finished").write(run)
@@ -449,6 +462,7 @@ def test_view_of_a_run_makes_its_page_unless_the_one_of_its_window_has_the_run(t
     assert viewed(window) == page
 
 
+@pytest.mark.slow
 def test_no_browser_opens_none(browser):
     environment, opened = browser
     made = Path(forge("view", INPUT_BOUND, "--no-browser", environment=environment).stdout.strip())
@@ -473,6 +487,7 @@ def loaded(*arguments):
     return set(done.stderr.splitlines()[-1].split())
 
 
+@pytest.mark.slow
 def test_help_loads_nothing_heavy_and_analysing_needs_no_torch(tmp_path):
     assert loaded("--help") == set()
     assert loaded("analyze", "--help") == set()
@@ -480,6 +495,7 @@ def test_help_loads_nothing_heavy_and_analysing_needs_no_torch(tmp_path):
     assert "torch" not in loaded("compare", INPUT_BOUND, INPUT_BOUND)
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_reading_is_no_error():
     read, write = os.pipe()
     os.close(read)
@@ -490,6 +506,7 @@ def test_a_reader_that_stops_reading_is_no_error():
     os.close(write)
 
 
+@pytest.mark.slow
 def test_a_terminal_without_unicode_gets_what_looks_like_it():
     done = forge("analyze", INPUT_BOUND, environment={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0, done.stderr

@@ -209,6 +209,7 @@ def run(tmp_path, program):
     return done.returncode, log.read_text().split() if log.exists() else [], done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "status"),
     [

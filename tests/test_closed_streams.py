@@ -58,12 +58,14 @@ def without(*descriptors):
     return close
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_reader_that_has_gone_is_exit_code_141_and_the_files_are_there(name, run, unread):
     code, said, files = run(COMMANDS[name], stdout=unread, stderr=subprocess.PIPE)
     assert (code, said, files) == (141, [], WRITTEN.get(name, set()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_closed_stdout_is_exit_code_2_and_nothing_is_written(name, run):
     code, said, files = run(COMMANDS[name], stderr=subprocess.PIPE, preexec_fn=without(1))
@@ -71,6 +73,7 @@ def test_a_closed_stdout_is_exit_code_2_and_nothing_is_written(name, run):
     assert said == ["forge-profiling: standard output is closed: redirect it to a file or to /dev/null"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_full_disk_behind_stdout_is_exit_code_2_and_the_files_are_there(name, run):
     with Path("/dev/full").open("w") as full:
@@ -79,6 +82,7 @@ def test_a_full_disk_behind_stdout_is_exit_code_2_and_the_files_are_there(name, 
     assert files == WRITTEN.get(name, set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [(2,), (0, 2)], ids=["stderr", "stdin and stderr"])
 def test_a_closed_stderr_changes_nothing(closed, run, tmp_path):
     arguments = COMMANDS["analyze"]
@@ -91,6 +95,7 @@ def test_a_closed_stderr_changes_nothing(closed, run, tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.glob("r.*")} == pages
 
 
+@pytest.mark.slow
 def test_errors_and_progress_that_cannot_be_written_change_no_exit_code(run, unread, tmp_path):
     assert run(["bogus"], stderr=unread)[0] == 2
     assert run(["analyze", "none"], stderr=unread)[0] == 2

@@ -124,6 +124,7 @@ def test_of_several_gates_the_worst_decides(outcomes, expected):
     assert overall(gates) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1.0, 0.5])
 def test_equal_runs_with_the_steps_that_are_said_to_be_needed_pass_in_four_of_five_comparisons(limit):
     """By simulation: a binomial count of 200 scatters by 6 % at two standard deviations."""

@@ -108,6 +108,7 @@ def test_on_a_gpu_the_advice_stays():
     assert found(combine(None, run))["slow-optimizer"].advice.startswith("Give the optimizer fused=True")
 
 
+@pytest.mark.slow
 def test_a_fit_knows_its_optimizer_and_its_use_of_the_cores(make_trainer):
     callback = every_step(2)
     make_trainer(callback, logger=False).fit(Classifier(), loader(200, slow="data"))
@@ -133,6 +134,7 @@ class Waits(Dataset):
         return torch.ones(8), index % 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_loader_that_waits_may_have_more_workers_than_cores(make_trainer, monkeypatch, workers):
     def read(processes):  # a core is free, and nobody waits for one
@@ -149,6 +151,7 @@ def test_a_loader_that_waits_may_have_more_workers_than_cores(make_trainer, monk
     assert COMMAND not in advice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_that_computes_has_no_more_workers_than_cores(make_trainer, workers):
     callback = every_step(2)

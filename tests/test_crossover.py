@@ -349,6 +349,7 @@ def h200():
     return read_crossover(H200)
 
 
+@pytest.mark.slow
 def test_plots_have_the_format_of_their_name_and_are_reproducible(h200):
     before = dict(mpl.rcParams)
     png, svg = (draw_result(h200, LIGHT, kind) for kind in ("png", "svg"))
@@ -370,6 +371,7 @@ def test_plots_have_the_colours_of_the_page(h200):
 LONG = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition $ MIG 1g.24gb"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [{}, {"gpu": LONG, "cpu": LONG}, {"gpu": "W" * 99, "cpu": "W" * 99}])
 @pytest.mark.parametrize("count", [1, 2])
 def test_nothing_is_cut_off_at_the_edge_of_a_plot(h200, count, names):

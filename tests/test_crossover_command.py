@@ -46,6 +46,7 @@ def test_the_names_of_choices_are_those_of_the_operations():
     assert all(isinstance(getattr(torch, name), torch.dtype) for name in command.DTYPES)
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so_and_gives_the_cpus_times(tmp_path):
     written = [tmp_path / name for name in ("c.json", "c.html", "c.png", "c.svg")]
     files = [part for path in written for part in (f"--{path.suffix[1:]}", path)]
@@ -67,6 +68,7 @@ def test_without_a_gpu_it_says_so_and_gives_the_cpus_times(tmp_path):
     assert [point["size"] for point in found["operations"][0]["curves"][0]["points"]] == [16, 32, 64]
 
 
+@pytest.mark.slow
 def test_json_can_be_alone_on_stdout():
     done = forge("crossover", *ONE_POINT, "--json", "-", environment=NO_GPU)
     assert done.returncode == 0, done.stderr
@@ -111,6 +113,7 @@ def test_a_noisy_time_and_a_single_sample_are_marked_in_the_table(crossover, tmp
     assert done.stdout.count("~ known to no better than 10 %, or a single sample\n") == 1
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_matplotlib_is_loaded_where_it_is_not_needed(tmp_path):
     program = (
         "import sys; from lightning_forge_profiling.cli.main import main; main(sys.argv[1:]);"
@@ -164,6 +167,7 @@ def test_what_would_fail_after_the_measuring_is_refused_before(crossover, tmp_pa
     assert fails(crossover("--from", H200, "--sizes", "64"), "--from measures nothing")
 
 
+@pytest.mark.slow
 def test_a_file_that_another_would_overwrite_is_refused(crossover, tmp_path, monkeypatch):
     copy, link = tmp_path / "c.json", tmp_path / "link"
     copy.write_bytes(H200.read_bytes())
@@ -176,6 +180,7 @@ def test_a_file_that_another_would_overwrite_is_refused(crossover, tmp_path, mon
     assert crossover("--from", copy, "--png", "/dev/null", "--svg", "/dev/null").returncode == 0
 
 
+@pytest.mark.slow
 def test_two_files_of_which_one_has_the_others_name_and_an_ending_are_both_written(crossover, tmp_path):
     page, numbers = tmp_path / "b", tmp_path / "b.tmp"
     done = crossover("--from", H200, "--html", page, "--json", numbers)
@@ -185,12 +190,14 @@ def test_two_files_of_which_one_has_the_others_name_and_an_ending_are_both_writt
     assert sorted(tmp_path.iterdir()) == [page, numbers]
 
 
+@pytest.mark.slow
 def test_the_largest_size_is_one_that_does_not_fit():
     done = forge("crossover", "--ops", "add", "--sizes", "8,16,1000000000", *QUICK, environment=NO_GPU)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^CPU: no larger size: .*1000000000", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_first_call_that_takes_too_long_ends_its_curve():
     done = forge("crossover", "--ops", "add", "--sizes", "2048,4096", "--max-time", "1e-6", environment=NO_GPU)
     assert done.returncode == 0, done.stderr
@@ -198,6 +205,7 @@ def test_a_first_call_that_takes_too_long_ends_its_curve():
     assert not re.search(r"^ *4096 ", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_written_takes_nothing_else_with_it(tmp_path):
     page, numbers = tmp_path / "c.html", tmp_path / "c.json"
     full = forge("crossover", *ONE_POINT, "--json", "/dev/full", "--html", page, environment=NO_GPU)
@@ -214,6 +222,7 @@ def test_a_file_that_cannot_be_written_takes_nothing_else_with_it(tmp_path):
     assert read_crossover(numbers) == read_crossover(H200)
 
 
+@pytest.mark.slow
 def test_files_are_written_although_the_reader_of_the_table_stops(tmp_path):
     page = tmp_path / "c.html"
     line = [*COMMAND, "crossover", "--from", H200, "--html", page]
@@ -282,6 +291,7 @@ def test_a_file_that_is_missing_or_no_json_is_one_line(crossover, tmp_path):
     assert fails(crossover("--from", tmp_path / "c.json"), "not what crossover --json wrote")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_signals_act")
 def test_control_c_writes_nothing_and_exits_with_130(tmp_path):
     line = [
@@ -304,6 +314,7 @@ def test_control_c_writes_nothing_and_exits_with_130(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_one_line_that_counts():
     terminal, end = pty.openpty()
     line = [*COMMAND, "crossover", "--ops", "add,softmax", "--sizes", "8:16", "--max-time", "0.5"]

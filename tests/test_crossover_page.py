@@ -30,6 +30,7 @@ def hostile():
     return CrossoverResult(setting=setting, operations=(OperationCurves(name=HOSTILE, meaning=HOSTILE, curves=curves),))
 
 
+@pytest.mark.slow
 def test_it_needs_nothing_from_elsewhere_and_is_always_the_same():
     page = crossover_page(H200)
     outside = re.sub(r"data:image/svg\+xml;base64,[\w+/=]*", "", page)
@@ -41,6 +42,7 @@ def test_it_needs_nothing_from_elsewhere_and_is_always_the_same():
     assert len(page) < 2_000_000
 
 
+@pytest.mark.slow
 def test_what_is_said_of_an_operation_stands_under_its_way():
     """Also where the first was not run in each: in a file, that may be."""
     first, second, *_ = H200.operations
@@ -77,6 +79,7 @@ class Page:
 
 @pytest.mark.browser
 class TestPage:
+    @pytest.mark.slow
     def test_the_crossovers_come_first_with_where_they_were_measured(self, browser, tmp_path):
         page = Page(browser, tmp_path, H200)
         assert page.texts("h1") == ["The size from which the GPU is faster"]
@@ -147,6 +150,7 @@ class TestPage:
         assert shown[1].endswith(b64encode(drawn).decode())
         assert page.run("return document.documentElement.scrollWidth") <= width
 
+    @pytest.mark.slow
     def test_without_a_gpu_it_says_so_and_shows_the_cpu(self, browser, tmp_path):
         page = Page(browser, tmp_path, without_gpu())
         assert page.texts("h1")[0].lower().startswith("no gpu")
@@ -154,6 +158,7 @@ class TestPage:
         assert "5.48 µs" in page.texts(".operation table")[0]
         assert "CPU / GPU" not in page.texts("body")[0]
 
+    @pytest.mark.slow
     def test_names_from_a_file_are_text(self, browser, tmp_path):
         page = Page(browser, tmp_path, hostile())
         assert page.run("return typeof hacked") == "undefined"

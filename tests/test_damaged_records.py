@@ -98,6 +98,7 @@ def test_names_that_are_nearly_a_record_s_are_ignored(tmp_path, other):
     assert (set(codes) <= {0, 3}, errors) == (True, "")
 
 
+@pytest.mark.slow
 def test_no_damage_makes_a_command_fail_with_a_traceback(tmp_path, other):
     dice = random.Random(0)  # noqa: S311
     run = MadeRun(ranks=2, rows=6, began=LONG_AGO, outcome="failed")
@@ -239,6 +240,7 @@ def test_a_failed_run_reads_failed_whatever_its_exception_says(tmp_path, make_tr
     assert [event.text for event in record.events] == ["ValueError: bad ?"]
 
 
+@pytest.mark.slow
 def test_an_argument_that_is_not_utf_8_leaves_a_whole_record(tmp_path):
     done = script("recorded.py", tmp_path, "steps=20", "note=\udcff", cwd=tmp_path)
     assert done.returncode == 0

@@ -66,6 +66,7 @@ def finished(request, tmp_path_factory):
     return folder, done
 
 
+@pytest.mark.slow
 def test_both_ranks_write_into_one_folder(finished):
     folder, _ = finished
     [first], [second] = traces(folder, 0), traces(folder, 1)
@@ -130,6 +131,7 @@ def test_the_work_of_both_ranks_comes_to_rank_0(finished):
         assert in_step == pytest.approx(work["step_ms"], rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_rank_that_spends_more_outside_of_its_steps_is_named(tmp_path):
     done = run(tmp_path, "ddp", "validates")
     assert done.returncode == 0, done.stderr
@@ -138,6 +140,8 @@ def test_a_rank_that_spends_more_outside_of_its_steps_is_named(tmp_path):
     assert said[0] in (traces(tmp_path, 0)[0].parent / "summary.md").read_text()
 
 
+@pytest.mark.smoke
+@pytest.mark.slow
 def test_one_rank_alone_may_record(tmp_path):
     done = run(tmp_path, "ddp", "rank0")
     assert done.returncode == 0, done.stderr
@@ -147,6 +151,7 @@ def test_one_rank_alone_may_record(tmp_path):
     assert tables(done.stdout) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "rank"), [("ddp", 0), ("ddp", 1), ("ddp_spawn", 0), ("ddp_fork", 1)])
 def test_an_exception_on_one_rank_ends_the_job_as_without_the_callbacks(tmp_path, strategy, rank):
     (tmp_path / "plain").mkdir()
@@ -165,6 +170,7 @@ def test_an_exception_on_one_rank_ends_the_job_as_without_the_callbacks(tmp_path
         assert waited(trace) < OTHERS_WAIT_S, "it waited for the trace of a rank that cannot come"
 
 
+@pytest.mark.slow
 def test_no_rank_of_a_job_that_comes_down_waits_for_its_trace(tmp_path):
     with two_ranks("distributed.py", "ddp", tmp_path, "fails=1", "stopped") as (first, second):
         try:
@@ -181,6 +187,7 @@ def test_no_rank_of_a_job_that_comes_down_waits_for_its_trace(tmp_path):
         assert recorded_steps(read_trace(traces(tmp_path, rank)[0])) == [2, 3]
 
 
+@pytest.mark.slow
 def test_all_ranks_refuse_a_folder_that_rank_0_cannot_write(tmp_path):
     done = run(tmp_path, "ddp", "file")
     assert done.returncode != 0

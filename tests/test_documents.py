@@ -139,6 +139,7 @@ def test_the_documents_import_public_names_only():
     assert {(name, module) for name, module in modules if module not in homes} == set()
 
 
+@pytest.mark.slow
 def test_the_examples_in_docstrings_run():
     attempted = 0
     failing = []

@@ -77,6 +77,7 @@ def test_a_loop_alone_has_its_rates(make_trainer, tmp_path, loop):
     assert ours.ledger() is None
 
 
+@pytest.mark.slow
 def test_each_validation_of_a_fit_has_its_rates(make_trainer, tmp_path, capsys):
     ours = ThroughputCallback(warmup_steps=0)
     model = Evaluated()

@@ -40,6 +40,7 @@ def gpt(tmp_path_factory):
     return folder, example("train_gpt.py", *options, cwd=folder)
 
 
+@pytest.mark.slow
 def test_train_gpt_prints_one_table_whose_regions_add_up(gpt):
     folder, out = gpt
     assert tables(out) == 1
@@ -75,6 +76,7 @@ def test_train_gpt_logs_for_tensorboard(gpt):
     assert {"throughput/samples_per_sec", "throughput/tokens_per_sec", "time/step_ms", "time/attention_ms"} <= found
 
 
+@pytest.mark.slow
 def test_plain_pytorch_harvests_its_times_and_records_its_window(tmp_path):
     out = example("plain_pytorch.py", "--steps", 14, "--out", "traces", cwd=tmp_path)
     assert out.startswith("mean of 4 steps")
@@ -87,12 +89,14 @@ def test_plain_pytorch_harvests_its_times_and_records_its_window(tmp_path):
     assert recorded_steps(read_trace(path)) == [5, 6, 7]
 
 
+@pytest.mark.slow
 def test_plain_pytorch_says_so_when_its_window_never_came(tmp_path):
     out = example("plain_pytorch.py", "--steps", 3, "--out", "traces", cwd=tmp_path)
     assert "trace: the run ended after 3 steps, before steps 5-7" in out
     assert traces(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_analyze_trace_finds_the_slow_loader_of_its_loop(tmp_path):
     out = example("analyze_trace.py", "--out", "here", cwd=tmp_path)
     assert re.search(r"^verdict {4}input-bound$", out, re.MULTILINE)

@@ -139,6 +139,7 @@ def stops(tmp_path):
         os.kill(stops.pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [OddError("mine"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
 def test_a_child_process_that_is_not_done_goes_on_alone(tmp_path, make_trainer, capsys, stops, error):
     forge = ForgeProfilerCallback(3, 5)
@@ -234,6 +235,7 @@ class NeverDone:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "seconds"), [(1, 4), (2, 1)])
 def test_a_gpu_that_stays_busy_is_given_up(monkeypatch, world_size, seconds):
     monkeypatch.setattr(torch, "Event", NeverDone)

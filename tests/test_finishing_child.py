@@ -45,6 +45,7 @@ def record(package, tmp_path, *options, cwd=None, flags=()):
 STANDARD = ("argparse", "gzip", "shutil", "select", "pathlib", "sitecustomize", "usercustomize")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "flags"), [((), ("-P",)), (("here",), ())], ids=["-P", "PYTHONPATH"])
 def test_modules_in_the_working_directory_are_not_run(tmp_path, options, flags):
     here, marker = tmp_path / "here", tmp_path / "marker"
@@ -54,6 +55,7 @@ def test_modules_in_the_working_directory_are_not_run(tmp_path, options, flags):
     assert not marker.exists(), marker.read_text()
 
 
+@pytest.mark.slow
 def test_what_is_installed_beside_the_package_does_not_take_the_place_of_the_standard_library(tmp_path):
     installed, marker = tmp_path / "installed", tmp_path / "marker"
     shutil.copytree(PACKAGE, installed / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -62,6 +64,7 @@ def test_what_is_installed_beside_the_package_does_not_take_the_place_of_the_sta
     assert not marker.exists(), marker.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "option"), [("link", ("hook",)), ("archive", ())], ids=["link-hook", "archive"])
 def test_it_finds_the_package_where_the_training_did(tmp_path, kind, option):
     if kind == "link":

@@ -463,6 +463,7 @@ class WantsMore(nn.Linear):
 INSIDE = r"count the network inside: count_flops\(module.net, inputs\)\.$"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "message"),
     [
@@ -649,6 +650,7 @@ class Measured(Lit):
         return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     [

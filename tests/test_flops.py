@@ -349,6 +349,7 @@ shapes = st.lists(st.integers(-1, 9) | st.integers(), max_size=5)
 texts = st.sampled_from(["", "1", "True", "False", "[True, True, False]", "[1, 1]", "[0, 0]", "[]"]) | st.text()
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     name=st.sampled_from(sorted(COUNTED)),

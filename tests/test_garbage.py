@@ -161,6 +161,7 @@ def _some_objects():
     gc.unfreeze()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_some_objects")
 @pytest.mark.parametrize("overhead", [None, 1e-6], ids=["every step split", "most steps unsplit"])
 def test_a_run_that_mostly_collects_is_told_so(make_trainer, capsys, overhead):
@@ -177,6 +178,7 @@ def test_a_run_that_mostly_collects_is_told_so(make_trainer, capsys, overhead):
     assert "gc-bound" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_some_objects")
 @pytest.mark.parametrize("overhead", [None, 1e-6], ids=["every step split", "most steps unsplit"])
 def test_a_slow_step_of_a_fit_names_the_collections_in_it(make_trainer, capsys, overhead):
@@ -234,6 +236,7 @@ def test_only_functions_of_c_run_in_a_collection_and_none_is_left(make_trainer):
     assert gc.callbacks == before
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_collection_ends_the_run(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(

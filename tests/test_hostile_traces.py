@@ -75,6 +75,7 @@ def in_proportion(measure, small, large):
     return any(measure(large) < 8 * max(measure(small), 0.05) for _ in range(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_four_times_the_events_take_four_times_as_long(kind, tmp_path):
     def measure(count):
@@ -185,6 +186,7 @@ def sound_s_per_mb(tmp_path_factory):
     return max(spent(path) for _ in range(2)) / path.stat().st_size * 1e6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_flood_takes_about_as_long_as_a_sound_trace_of_its_size(kind, sound_s_per_mb, tmp_path):
     """Up to five times as long; it was nine to seventy."""

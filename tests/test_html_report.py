@@ -149,6 +149,7 @@ def page(browser, tmp_path):
 
 @pytest.mark.browser
 class TestContent:
+    @pytest.mark.smoke
     def test_the_verdict_comes_first_and_the_rest_in_order(self, page):
         assert page.texts("#verdict-code") == ["input-bound"]
         assert page.texts("h1") == ["the GPU waits 8.5 ms of each step for the data loader"]
@@ -470,6 +471,7 @@ class TestTimeline:
             start, end = page.view()
             assert end - start < 7000, "the step is shown, not what lies before it"
 
+    @pytest.mark.slow
     def test_a_label_that_does_not_fit_loses_its_time_not_some_of_its_digits(self, browser, tmp_path):
         timeline = sample_timeline()
         for width in range(390, 800, 30):
@@ -672,6 +674,7 @@ class TestLooks:
         assert background() == light
         wait_until(lambda: pixel() == light_pixel, "the timeline is drawn in light colours")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_text_has_contrast(self, browser, tmp_path, scheme):
         analysis = replace(sample_analysis(2), run=RUN, differences=("the trace is slower",))

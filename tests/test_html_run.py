@@ -122,6 +122,7 @@ def test_markup_in_names_is_text(show):
     assert page.run("return window.hacked") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone_and_has_contrast(show, scheme):
     page = show(analysis(), width=400, scheme=scheme)

@@ -217,6 +217,7 @@ def part_of_axis(ledger, series, second):
     return (training_s + second) / max(ledger["wall_s"] - fit_s, training_s + series["seconds"][-1])
 
 
+@pytest.mark.slow
 def test_a_fit_leaves_a_page_that_draws_what_the_sensors_said(report, browser):
     path, series, ledger = report
     page = TelemetryPage.of_file(browser, path)
@@ -280,6 +281,7 @@ def test_pointing_reads_all_charts_at_one_time_and_leaving_ends_it(show):
     assert not page.one("#telemetry .cursor").is_displayed()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 400])
 def test_what_is_said_of_a_moment_lies_on_no_label_of_the_axis(show, width):
     page = show(telemetry(busy(50, throttles=lambda number: ("power cap",))), width=width)
@@ -435,6 +437,7 @@ def test_a_memory_clock_that_varies_is_drawn(show):
     assert len(steady.all("#telemetry svg.chart")[3].find_elements(By.CSS_SELECTOR, "path.line")) == 1
 
 
+@pytest.mark.slow
 def test_a_run_on_an_h200_tells_its_phases_apart(show):
     """A run of 52 s: at the power limit, validating from 14.2 to 21.9 s, slowed by its loader to 31.4 s."""
     run = msgspec.json.decode(H200_RUN.read_bytes(), type=RunEvidence)
@@ -508,6 +511,7 @@ def test_its_text_has_contrast(show, scheme):
     assert page.faint_texts() == []
 
 
+@pytest.mark.slow
 def test_a_print_shows_the_charts_and_no_cursor(show):
     page = show(telemetry(busy()))
     page.one("#telemetry .scrubber").send_keys(Keys.END)

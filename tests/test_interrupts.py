@@ -38,8 +38,10 @@ def ended(process):
     return process.returncode, out, err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("at", "steps"), [(0, []), (1, []), (2, [2]), (4, [2, 3, 4]), (9, [2, 3, 4])],
+    ("at", "steps"),
+    [(0, []), (1, []), (2, [2]), pytest.param(4, [2, 3, 4], marks=pytest.mark.smoke), (9, [2, 3, 4])],
     ids=["before", "warm-up", "first", "last", "after"],
 )  # fmt: skip
 def test_ctrl_c_ends_the_run_with_the_trace_of_what_there_was(tmp_path, at, steps):
@@ -59,6 +61,7 @@ def test_ctrl_c_ends_the_run_with_the_trace_of_what_there_was(tmp_path, at, step
         assert "no trace    not reached" in out
 
 
+@pytest.mark.slow
 def test_ctrl_c_without_the_callbacks_ends_with_the_same_code(tmp_path):
     with announced("without", 3, tmp_path / "traces") as process:
         process.send_signal(signal.SIGINT)
@@ -66,6 +69,7 @@ def test_ctrl_c_without_the_callbacks_ends_with_the_same_code(tmp_path):
     assert code == 1, err
 
 
+@pytest.mark.slow
 def test_ctrl_c_from_a_terminal_reaches_the_whole_group_and_the_trace_is_written_all_the_same(tmp_path):
     with announced("with", 6, tmp_path / "traces", start_new_session=True) as process:
         os.killpg(process.pid, signal.SIGINT)  # the child that compresses may still be at work
@@ -75,6 +79,7 @@ def test_ctrl_c_from_a_terminal_reaches_the_whole_group_and_the_trace_is_written
     assert recorded_steps(the_trace(tmp_path)) == [2, 3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 3])
 def test_sigterm_ends_the_run_as_it_does_without(tmp_path, at):
     codes = {}
@@ -88,6 +93,8 @@ def test_sigterm_ends_the_run_as_it_does_without(tmp_path, at):
         assert recorded_steps(the_trace(tmp_path)) == [2, 3]
 
 
+@pytest.mark.smoke
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_process_and_no_half_written_trace(tmp_path):
     with announced("with", 6, tmp_path / "traces") as process:
         process.kill()

@@ -99,6 +99,7 @@ def alive(held):
     return [name for name, ref in held.items() if ref() is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_signals_act")
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("options", [{}, {"flops_per_batch": 1e6}], ids=["module's flops", "a number"])
@@ -108,6 +109,7 @@ def test_callbacks_keep_nothing_alive(tmp_path, ending, options):
     assert callbacks[0].trace_report().status in {"written", "not reached"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ["validate", "test"])
 def test_evaluation_after_the_fit_is_not_kept_alive_either(tmp_path, entry):
     callbacks = both()
@@ -131,6 +133,7 @@ def unpickled(callbacks):
     return pickle.loads(packed)  # noqa: S301  (our own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["success", "an exception"])
 def test_they_pickle_before_between_and_after_fits_and_the_results_come_with_them(tmp_path, ending):
     callbacks = unpickled(both(flops_per_batch=1e6))
@@ -184,6 +187,7 @@ def test_a_fit_whose_exception_no_hook_tells_them_of_is_ended_all_the_same(tmp_p
     assert callbacks[1].summary()["time/attention_ms"] > 0
 
 
+@pytest.mark.slow
 def test_spawned_processes_fit_after_a_fit_of_this_one(tmp_path):
     done = script("refit.py", tmp_path, cwd=tmp_path, env={**os.environ, "MASTER_PORT": str(free_port())})
     assert done.returncode == 0, done.stderr
@@ -220,6 +224,7 @@ HOW = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("copier_first", [True, False])
 def test_a_copy_in_the_middle_of_a_run_changes_nothing(tmp_path, make_trainer, capsys, how, copier_first):

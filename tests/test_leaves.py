@@ -141,6 +141,7 @@ class BeforeTransfer(Plain):
         return batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "part"),
     [
@@ -189,6 +190,7 @@ def _slow_count(batch):
     return len(batch[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "name", "part"),
     [
@@ -215,6 +217,7 @@ class SlowFinalize(CSVLogger):
         time.sleep(1.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "part", "code"),
     [

@@ -83,6 +83,7 @@ def sums_up(ledger):
     return sum(ledger.parts.values()) + ledger.unexplained_s == pytest.approx(ledger.wall_s, abs=1e-8)
 
 
+@pytest.mark.slow
 def test_what_is_planted_is_found_in_its_part(make_trainer, tmp_path):
     planted = Planted()
     logger = SlowLogger(tmp_path)
@@ -121,6 +122,7 @@ def started(cwd, *command):
     return began, json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"took_s"')))
 
 
+@pytest.mark.slow
 def test_the_time_before_the_first_step_is_split(tmp_path):
     began, run = started(tmp_path, str(SCRIPTS / "startup.py"))
 
@@ -134,6 +136,7 @@ def test_the_time_before_the_first_step_is_split(tmp_path):
     assert abs(run["unexplained_s"]) < 0.005 * run["wall_s"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="run replaces its process")
 def test_imports_and_script_are_one_part_if_the_callbacks_are_added_later(tmp_path):
     run_it = "-m", "lightning_forge_profiling", "run", "--no-window"
@@ -211,6 +214,7 @@ class SlowAroundModule(Classifier):
         self.planted("module/on_train_start", 5 * SLOW_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profiler", [None, "simple"])
 def test_what_is_planted_before_and_after_the_loop_is_found_in_its_part(make_trainer, tmp_path, profiler):
     first = make_trainer(max_epochs=1)
@@ -255,6 +259,7 @@ def test_a_set_up_that_fails_leaves_nothing(make_trainer, hook, before_ours, err
     assert not {"_restore_modules_and_callbacks", "restore_training_state"} & {*vars(trainer._checkpoint_connector)}
 
 
+@pytest.mark.slow
 def test_rare_work_in_a_hook_of_each_batch_is_counted_and_not_estimated(make_trainer, tmp_path, monkeypatch):
     class Rarely(Callback):
         def on_train_batch_end(self, trainer, *_):

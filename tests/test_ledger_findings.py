@@ -151,6 +151,7 @@ def saves_often(path):
     return [ModelCheckpoint(path, every_n_train_steps=10)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "part", "model", "options"),
     [
@@ -280,6 +281,7 @@ class SleepsInUpdate(Classifier):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_sleep_within_the_update_is_blamed_once(make_trainer, tmp_path):
     ours, forge = ThroughputCallback(warmup_steps=2, overhead=None), ForgeProfilerCallback(20, 31, trace_dir=tmp_path)
     make_trainer(ours, forge, logger=False).fit(SleepsInUpdate(), loader(4 * 40))

@@ -39,6 +39,7 @@ class Slow(Callback):
         self.calls += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options"),
     [
@@ -98,6 +99,7 @@ class SlowWrites(TorchCheckpointIO):
         self.took_s += time.perf_counter() - began
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", [False, True])
 def test_writing_a_checkpoint_counts_as_far_as_it_blocks(make_trainer, tmp_path, beside):
     writes, saves = SlowWrites(), ModelCheckpoint(tmp_path)

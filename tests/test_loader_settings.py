@@ -75,6 +75,7 @@ def test_the_workers_that_are_advised_are_no_more_than_torch_has_cores_for(make_
     assert "pin_memory" not in advice, "there is no GPU to copy to"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_core")
 def test_on_one_core_a_loader_with_a_worker_gets_other_advice(make_trainer):
     without = the("input-bound", trained(make_trainer, loader(200, slow="data")))

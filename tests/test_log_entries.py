@@ -110,6 +110,7 @@ def test_what_is_left_at_the_end_is_in_the_summary(make_trainer):
     assert throughput.analysis().run.steps == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("accumulate", "hint"), [(4, False), (1, True)])
 def test_steps_are_uneven_among_those_like_them(make_trainer, accumulate, hint):
     """Each fourth step is long: that is no news where each fourth step alone has an optimizer."""

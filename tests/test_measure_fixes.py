@@ -37,6 +37,7 @@ def test_each_page_of_a_finding_that_has_a_fix_has_its_pair():
     assert {"outside-the-step" if name == "gc-bound" else name for name in CASES} == pages - WITHOUT_CASE
 
 
+@pytest.mark.slow
 def test_a_case_ends_in_a_line_and_in_the_file(tmp_path):
     out = tmp_path / "fixes.json"
     done = run("--quick", "--cases", "slow-optimizer", "--limit", HANGS_S - 20, "--out", out)
@@ -47,6 +48,7 @@ def test_a_case_ends_in_a_line_and_in_the_file(tmp_path):
     assert min(figures["before"]["optimizer"], figures["after"]["optimizer"]) > 0
 
 
+@pytest.mark.slow
 def test_a_case_that_takes_too_long_is_ended_and_the_next_one_tried(tmp_path):
     out = tmp_path / "fixes.json"
     done = run("--quick", "--cases", "slow-optimizer,sync-bound", "--limit", "0.2", "--out", out)
@@ -54,6 +56,7 @@ def test_a_case_that_takes_too_long_is_ended_and_the_next_one_tried(tmp_path):
     assert json.loads(out.read_text()) == dict.fromkeys(("slow-optimizer", "sync-bound"), "no result within 0.2 s")
 
 
+@pytest.mark.slow
 def test_a_case_that_is_none_is_refused(tmp_path):
     done = run("--cases", "slow-optimiser", "--out", tmp_path / "fixes.json")
     assert done.returncode == 1

@@ -58,6 +58,7 @@ class Tags(HTMLParser):
         self.text += data
 
 
+@pytest.mark.slow
 def test_the_table_at_the_end_of_a_fit_is_one_output(outputs):
     [table] = outputs[0]
     assert table.count("Where a step goes") == 1

@@ -105,6 +105,7 @@ class Collections(Callback):
         self.counts[info["generation"]] += phase == "stop" and self.step >= 20
 
 
+@pytest.mark.slow
 def test_a_fit_has_hardly_more_collections_than_without_us(tmp_path):
     fit(tmp_path / "without", without := Collections(), steps=2000)
     ours = ForgeProfilerCallback(5, 8, trace_dir=tmp_path), ThroughputCallback()
@@ -132,6 +133,7 @@ class Kept(Callback):
         gc.enable()
 
 
+@pytest.mark.slow
 def test_a_step_leaves_nothing_for_the_collector(tmp_path):
     kept = Kept()
     try:
@@ -200,6 +202,7 @@ print(path.exists(), path.with_name("report.html").exists())
 """
 
 
+@pytest.mark.slow
 @posix
 def test_where_no_core_is_free_the_trace_is_analysed_once_training_is_over(tmp_path):
     assert run_python(BUSY, tmp_path) == ["False", "True", "True"]

@@ -95,6 +95,7 @@ def test_the_link_is_another_each_time():
         assert one.path.split("/")[1] != other.path.split("/")[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "headers",
     [

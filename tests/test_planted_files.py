@@ -83,6 +83,7 @@ def test_a_file_of_another_user_is_refused_where_its_owner_counts(tmp_path):
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_training_does_not_wait_for_git(tmp_path):
     plant(tmp_path / ".git" / "HEAD", "pipe")
@@ -94,6 +95,7 @@ def test_training_does_not_wait_for_git(tmp_path):
     assert (record.end.outcome, record.begin.commit) == ("finished", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [".git", ".git/HEAD", ".git/commondir", ".git/packed-refs", ".git/refs/heads/main"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_file_of_git_is_waited_for(tmp_path, kind, name):
@@ -128,6 +130,7 @@ def test_a_deep_line_in_a_neighbour_s_record_costs_no_record(tmp_path, make_trai
     assert (record.end.outcome, record.begin.continues) == ("finished", "")
 
 
+@pytest.mark.slow
 def test_training_goes_on_while_the_disk_with_git_hangs(tmp_path, make_trainer, monkeypatch, caplog):
     released = threading.Event()
     monkeypatch.setattr(run_record, "git_commit", lambda _: released.wait(60) or "")
@@ -179,6 +182,7 @@ def test_a_repository_of_another_user_does_not_count(tmp_path, theirs):
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("command", ["summary", "watch", "report", "compare"])
 def test_bad_rank_files_are_said_in_one_line_and_the_others_are_read(tmp_path, command):

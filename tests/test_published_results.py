@@ -43,6 +43,7 @@ def two_runs(tmp_path_factory):
     return folder, [tracked("wandb", folder, "profile")[0] for _ in range(2)]
 
 
+@pytest.mark.slow
 def test_wandb_gets_the_page_and_the_means_of_the_run_as_its_summary(two_runs):
     folder, (found, _) = two_runs
     summary, trace = found["summary"], traces(folder)[0]
@@ -63,6 +64,7 @@ def test_each_run_of_wandb_has_its_own_folder_which_summary_json_names(two_runs)
     assert names[0] != names[1]
 
 
+@pytest.mark.slow
 def test_with_a_prefix_and_without_a_trace_the_page_is_of_the_run_alone(tmp_path):
     found, _ = tracked("wandb-prefix", tmp_path)
     summary = found["summary"]
@@ -72,6 +74,7 @@ def test_with_a_prefix_and_without_a_trace_the_page_is_of_the_run_alone(tmp_path
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 
+@pytest.mark.slow
 def test_with_publish_false_a_tracker_gets_rows_only(tmp_path):
     found, _ = tracked("wandb", tmp_path, "quiet")
     assert found["summary"]["time/step_ms"] > 0
@@ -82,6 +85,7 @@ def test_with_publish_false_a_tracker_gets_rows_only(tmp_path):
 # -- MLflow ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_mlflow_gets_the_reports_as_artifacts_and_the_means_as_metrics_of_their_own(tmp_path):
     found, _ = tracked("mlflow-sqlite", tmp_path, "profile")
     means = {f"run/{name}": value for name, value in found["means"].items()}
@@ -95,6 +99,7 @@ def test_mlflow_gets_the_reports_as_artifacts_and_the_means_as_metrics_of_their_
     assert trace.parents[2].name == found["tracked"][0][2]
 
 
+@pytest.mark.slow
 def test_the_listing_of_mlflows_file_store_is_whole_with_a_trace_beside_it(tmp_path):
     for count in (1, 2):
         found, done = tracked("mlflow-files", tmp_path, "profile")
@@ -105,6 +110,7 @@ def test_the_listing_of_mlflows_file_store_is_whole_with_a_trace_beside_it(tmp_p
     assert len({trace.parents[2] for trace in traces(tmp_path)}) == 2
 
 
+@pytest.mark.slow
 def test_a_failed_fit_has_its_result_too_and_its_own_exception(tmp_path):
     found, _ = tracked("mlflow-sqlite", tmp_path, "fails")
     assert found["failed"] == "mine"
@@ -112,6 +118,7 @@ def test_a_failed_fit_has_its_result_too_and_its_own_exception(tmp_path):
     assert found["metrics"]["run/time/step_ms"] == pytest.approx(found["means"]["time/step_ms"])
 
 
+@pytest.mark.slow
 def test_a_store_that_is_gone_costs_one_warning(tmp_path):
     done = script("tracked.py", "mlflow-gone", tmp_path, cwd=tmp_path, env={**os.environ, **OFFLINE})
     assert tables(done.stdout) == 1
@@ -146,6 +153,7 @@ def test_tensorboard_gets_the_summary_as_text(board):
     assert events.Tags()["scalars"], "and the rows are there"
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_text_tab_shows_verdict_and_tables(board):
     folder, throughput = board

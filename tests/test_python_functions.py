@@ -179,6 +179,7 @@ def test_times_are_those_of_the_events():
         assert call.self_ms_per_step + callees[place] <= call.ms_per_step + 1e-6
 
 
+@pytest.mark.slow
 def test_run_records_stacks_for_an_unchanged_script(tmp_path):
     arguments = ["--stacks", "--window", "8:11", "--trace-dir", str(tmp_path), "--warmup-steps", "3"]
     command = [sys.executable, "-m", "lightning_forge_profiling", "run", *arguments, SCRIPTS / "blocking_call.py", "60"]

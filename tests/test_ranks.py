@@ -51,6 +51,7 @@ def shown(command, record, capsys):
     return unwrapped(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "leaf"),
     [
@@ -84,6 +85,7 @@ def test_the_rank_and_the_leaf_that_the_others_wait_for_are_named(tmp_path, caps
     assert title in shown(["watch", "--once"], tmp_path, capsys)
 
 
+@pytest.mark.slow
 def test_a_window_on_a_waiting_rank_does_not_blame_python(tmp_path):
     _, analysis = trained(tmp_path, "callback", "window")
     assert analysis["verdict"] in {"straggler", *MACHINE}
@@ -92,6 +94,7 @@ def test_a_window_on_a_waiting_rank_does_not_blame_python(tmp_path):
     assert shares["straggler"] > 50 > others, "the 20 ms count once"
 
 
+@pytest.mark.slow
 def test_ranks_that_are_slow_alike_have_the_finding_of_a_single_one(tmp_path):
     said, analysis = trained(tmp_path, "data", "both")
     assert analysis["verdict"] in {"input-bound", *MACHINE}
@@ -100,6 +103,7 @@ def test_ranks_that_are_slow_alike_have_the_finding_of_a_single_one(tmp_path):
     assert found["rank"] is None, "it is of all ranks"
 
 
+@pytest.mark.slow
 def test_equal_ranks_have_no_straggler(tmp_path):
     _, analysis = trained(tmp_path, "none")
     assert analysis["verdict"] != "straggler"

@@ -166,6 +166,7 @@ def test_with_a_gradient_penalty_it_cannot_be_told(tmp_path, module):
     assert counted_again(step, tmp_path) is None
 
 
+@pytest.mark.slow
 def test_without_autograds_engine_in_the_trace_it_cannot_be_told(tmp_path):
     """With compiled autograd the backward pass is one graph."""
     block, x = Block(), rows()

@@ -192,6 +192,7 @@ def test_the_shipped_schema_is_the_one_of_the_code():
     assert SHIPPED.read_bytes() == record_schema_json(), renew
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_entry")
 @pytest.mark.parametrize("module", [Classifier, Manual])
 @pytest.mark.parametrize("overhead", [None, 0.005])
@@ -402,6 +403,7 @@ def test_a_failure_of_its_own_is_logged_once_and_ends_the_record(tmp_path, make_
 # -- its size ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_entry")
 def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact(tmp_path, make_trainer):
     trainer = make_trainer(logger=False)

@@ -86,6 +86,7 @@ def test_whenever_a_process_is_killed_its_record_is_whole_up_to_then(tmp_path, w
     assert rotated > KILLS // 10, "kills should also hit records of several segments"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [3, 40])
 def test_a_killed_training_leaves_its_totals(tmp_path, steps):
     command = [sys.executable, SCRIPTS / "recorded.py", tmp_path]
@@ -117,6 +118,7 @@ def whole(tmp_path_factory):
     return path, path.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_record_cut_at_any_byte_is_read_up_to_its_last_whole_line(tmp_path, whole):
     _, content = whole
     lines = [decode_line(line) for line in content.splitlines()]
@@ -146,12 +148,14 @@ def undisturbed(tmp_path_factory):
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_weights_are_those_of_a_run_without_a_record(tmp_path, undisturbed):
     done = script("recorded.py", tmp_path, "steps=30", cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == undisturbed
     assert warnings(done) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 500, 4000])
 def test_a_full_disk_costs_one_warning_and_the_rest_of_the_record(tmp_path, undisturbed, room):
     done = script("recorded.py", tmp_path, "steps=30", f"largest={room}", cwd=tmp_path)
@@ -165,6 +169,7 @@ def test_a_full_disk_costs_one_warning_and_the_rest_of_the_record(tmp_path, undi
         assert read_rank(path).problems == ("rank0.jsonl: the last line is incomplete, as after a crash",)
 
 
+@pytest.mark.slow
 def test_a_disk_without_space_costs_one_warning_and_the_rest_of_the_record(tmp_path, small_disk, undisturbed):
     disk = small_disk(FEW_LINES)
     done = script("recorded.py", disk, "steps=30", cwd=tmp_path)
@@ -175,6 +180,7 @@ def test_a_disk_without_space_costs_one_warning_and_the_rest_of_the_record(tmp_p
     assert read_rank(disk / "forge_record" / "rank0.jsonl").begin.rank == 0
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_read_only_costs_one_warning_and_the_record(tmp_path, small_disk, undisturbed):
     disk = small_disk(FEW_LINES)
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
@@ -186,6 +192,7 @@ def test_a_disk_that_is_read_only_costs_one_warning_and_the_record(tmp_path, sma
     assert "Read-only file system" in warning
 
 
+@pytest.mark.slow
 def test_when_one_of_two_ranks_is_killed_the_records_of_both_are_read(tmp_path):
     with two_ranks("recorded.py", tmp_path, "ranks=2") as (first, second):
         for rank in range(2):

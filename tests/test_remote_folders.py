@@ -58,6 +58,7 @@ LOGGERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LOGGERS)
 def test_traces_of_a_remote_logger_lie_beside_its_rows(memory, staging, make_trainer, capsys, kind):
     callback = ForgeProfilerCallback(5, 7)
@@ -231,6 +232,7 @@ def test_plain_pytorch_takes_a_file_url_and_refuses_a_remote_folder(tmp_path):
     assert (tmp_path / "mine" / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_two_ranks_copy_each_its_own(tmp_path):
     done = script("remote_ranks.py", tmp_path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

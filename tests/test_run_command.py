@@ -127,6 +127,7 @@ def test_the_exit_code_is_the_scripts(tmp_path, tells, exits, code):
     assert with_run.stderr.splitlines()[1:] == without.stderr.splitlines()
 
 
+@pytest.mark.smoke
 def test_the_installed_command_does_the_same(tmp_path, tells):
     tells("3")
     done = output_of([INSTALLED, "run", "tells.py"], tmp_path, input=b"x")
@@ -168,6 +169,7 @@ def test_signals_reach_the_script(tmp_path, sent, handler, code):
     assert process.returncode == code, err
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_training_with_its_trace_and_table(tmp_path):
     script = [str(SCRIPTS / "interrupted.py"), "without", "9", "unused"]
     command = [*COMMAND, "--window", "2:5", "--trace-dir", "traces", *script]
@@ -185,6 +187,7 @@ def test_ctrl_c_ends_a_training_with_its_trace_and_table(tmp_path):
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -330,6 +333,7 @@ class Subclass(ForgeProfilerCallback):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("under_run")
 @pytest.mark.parametrize(
     ("own", "steps"),
@@ -352,6 +356,7 @@ def test_callbacks_that_the_module_configures_stay(tmp_path, make_trainer, capsy
     assert recorded_steps(the_trace(tmp_path)) == [5]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("under_run")
 def test_trainers_that_share_a_list_of_callbacks_each_have_one_table(tmp_path, capsys):
     shared = []  # Lightning extends it in place
@@ -367,6 +372,7 @@ def test_trainers_that_share_a_list_of_callbacks_each_have_one_table(tmp_path, c
     assert ours(trainer) == BOTH * 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("under_run")
 def test_each_fit_of_each_trainer_has_its_table_and_trace(tmp_path, make_trainer, capsys):
     first, second = make_trainer(), make_trainer()
@@ -447,6 +453,7 @@ def test_options_of_another_version_do_not_stop_the_script(make_trainer, monkeyp
 # --- several processes, and other ways to start them -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_changes_nothing_in_a_script_for_lightnings_command_line(tmp_path):
     fit = [SCRIPTS / "cli.py", "fit", "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"]
     done = forge_run("--window", "2:4", "--warmup-steps", "1", *fit, cwd=tmp_path)
@@ -467,6 +474,7 @@ STARTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="starts processes that find each other with gloo")
 @pytest.mark.parametrize("start", STARTS)
 def test_every_rank_is_profiled_and_one_says_so(tmp_path, start):

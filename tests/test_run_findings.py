@@ -430,6 +430,7 @@ def test_a_short_run_says_why_there_is_no_verdict(make_trainer, capsys):
     assert "verdict     not enough steps: 0 after warm-up, at least 5 needed" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_both_callbacks_give_one_verdict_also_where_no_trace_is_recorded(make_trainer, capsys, tmp_path):
     throughput, forge = ThroughputCallback(warmup_steps=2), ForgeProfilerCallback(90, 93, trace_dir=tmp_path / "t")
     make_trainer(throughput, forge, logger=False).fit(Classifier(), loader(200, 20, slow="data"))

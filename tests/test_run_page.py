@@ -190,6 +190,7 @@ def test_the_command_writes_the_page_and_says_of_which_run(tmp_path):
     assert file.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_or_written_is_refused_before_anything_is_written(tmp_path):
     record = MadeRun(began=LONG_AGO, rows=2).write(tmp_path)
     assert fails(forge("report", record, "--html", tmp_path / "no" / "run.html"), "there is no folder ")
@@ -216,6 +217,7 @@ def show(browser, tmp_path):
     assert browser.get_log("browser") == []
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 400])
@@ -276,6 +278,7 @@ def test_what_a_run_lacks_is_left_out(show, tmp_path):
     assert empty.all("#over-time, #events, #ranks") == []
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_markup_in_an_event_runs_nothing(show, tmp_path):
     record = MadeRun(began=LONG_AGO, rows=4).write(tmp_path)

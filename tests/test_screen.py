@@ -36,6 +36,7 @@ def on_terminal(columns, *arguments, **environment):
     return written.decode().replace("\r\n", "\n").splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 80, 120])
 def test_on_a_terminal_nothing_is_wider_than_it_and_no_sentence_loses_a_word(columns):
     lines = on_terminal(columns, "analyze", INPUT_BOUND)

@@ -48,6 +48,7 @@ def test_a_window_is_half_open_with_one_warm_up_step_before_it(window, phases):
     assert [window.phase(step) for step in range(len(phases))] == [Phase(phase) for phase in phases]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [(2, 5), (1, 2), (0, 2)])
 def test_exactly_the_window_is_recorded(tmp_path, window):
     config = ProfilingConfig(enable=True, start_step=window[0], end_step=window[1], trace_dir=tmp_path)
@@ -92,6 +93,7 @@ def test_a_trace_dir_that_is_a_file_is_refused_before_the_loop(tmp_path):
         build_profiler(config)
 
 
+@pytest.mark.slow
 def test_two_runs_into_one_folder_get_a_folder_each(tmp_path):
     config = ProfilingConfig(enable=True, start_step=1, end_step=2, trace_dir=tmp_path)
     first, second = (train(build_profiler(config), steps=3) for _ in range(2))
@@ -115,6 +117,7 @@ def test_an_exception_goes_through_and_what_there_was_is_written(tmp_path):
     assert annotated(profiler.report) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_training_process_that_is_killed_in_the_window_leaves_no_raw_trace(tmp_path):
     script = f"""
 import os, signal, torch

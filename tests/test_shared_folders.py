@@ -90,6 +90,7 @@ def assert_written_whole(report):
     assert recorded_steps(read_trace(report.path)) == list(report.steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 @pytest.mark.parametrize("names", [GUESSED, [name for name in GUESSED if name not in {WRITTEN[0], ".rank0.raw.json"}]])
 def test_nothing_planted_in_the_windows_folder_is_followed_or_waited_for(shared, victim, kind, names):
@@ -98,6 +99,7 @@ def test_nothing_planted_in_the_windows_folder_is_followed_or_waited_for(shared,
     assert_written_whole(record(shared))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_nothing_planted_while_a_fit_runs_is_followed_or_waited_for(shared, victim, kind, make_trainer):
     """The folder has a random name, which others see once it is there."""
@@ -121,6 +123,7 @@ def test_nothing_planted_while_a_fit_runs_is_followed_or_waited_for(shared, vict
     assert callback.analysis().run is not None, "read from what this run wrote"
 
 
+@pytest.mark.slow
 @needs_root
 @pytest.mark.parametrize("kind", ["folder", "link to a folder", "file", "pipe"])
 def test_a_folder_of_another_users_is_not_used(shared, tmp_path, kind):
@@ -247,6 +250,7 @@ def test_the_tensorboard_command_leaves_a_file_of_a_users_beside_the_copy(tmp_pa
 # --- whether the folder can be written to ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "pipe", "folder"])
 def test_what_another_process_left_behind_does_not_stop_a_fit(shared, make_trainer, kind):
     left = shared / f".forge_probe_{os.getpid()}"
@@ -339,6 +343,7 @@ ODD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ODD)
 def test_a_folder_may_have_any_name(tmp_path, name):
     report = record(tmp_path / name)

@@ -31,6 +31,7 @@ def _time_passes_in_slow_places(monkeypatch):
     monkeypatch.setattr(models, "busy", lambda ms=SLOW_MS: clock.pass_time(ms))
 
 
+@pytest.mark.slow
 @pytest.mark.two_clocks
 @pytest.mark.usefixtures("_time_passes_in_slow_places")
 @pytest.mark.parametrize(
@@ -90,6 +91,7 @@ def test_the_regions_tile_the_step_without_gap_or_overlap(tmp_path, make_trainer
     assert before.read[-1] - after.read[0] <= total + rows <= after.read[-1] - before.read[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [2, 3, 8])
 def test_validation_is_no_part_of_a_step(tmp_path, make_trainer, interval):
     before, after, throughput = Clock(), Clock(), every_step(warmup_steps=1)
@@ -150,6 +152,7 @@ SITUATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_every_step_and_every_sample_is_counted(tmp_path, make_trainer, capsys, situation):
     kind, data, options, steps, samples = SITUATIONS[situation]

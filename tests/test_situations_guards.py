@@ -170,6 +170,7 @@ def test_it_stands_aside_for_another_torch_profiler_of_the_process(tmp_path, mak
 
 
 # theirs waits in step 0, warms up in steps 1 to 3 and records steps 4 and 5; theirs and ours would meet
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [(1, 2), (2, 4), (3, 9), (4, 6)], ids=str)
 def test_it_stands_aside_for_a_profiler_that_has_a_schedule_and_records_later(tmp_path, window):
     done = script("two_profilers.py", *window, cwd=tmp_path)
@@ -235,6 +236,7 @@ class Tunable(Classifier):
         return torch.optim.AdamW(self.parameters(), lr=self.lr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tune", ["lr_find", "scale_batch_size"])
 def test_a_tuner_before_the_fit_leaves_the_window_to_the_fit(tmp_path, make_trainer, capsys, tune):
     callback = ForgeProfilerCallback(1, 3)
@@ -248,6 +250,7 @@ def test_a_tuner_before_the_fit_leaves_the_window_to_the_fit(tmp_path, make_trai
     assert tables(capsys.readouterr().out) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "finder",
     [LearningRateFinder(num_training_steps=8), BatchSizeFinder(steps_per_trial=2, max_trials=2)],
@@ -285,6 +288,7 @@ def files(folder):
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
 def test_a_full_disk_costs_the_trace_and_nothing_else(tmp_path, undisturbed):
     weights, size = undisturbed
@@ -296,6 +300,7 @@ def test_a_full_disk_costs_the_trace_and_nothing_else(tmp_path, undisturbed):
     assert files(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_while_compressing_costs_the_trace_and_nothing_else(tmp_path, undisturbed, small_disk):
     weights, size = undisturbed
     disk = small_disk(size * 104 // 100)  # room for the raw trace, but not for its compressed copies as well

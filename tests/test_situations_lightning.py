@@ -52,6 +52,7 @@ def test_the_users_profiler_counts_every_action_as_often_as_without(make_trainer
     assert counts["with"] == counts["without"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profiler", [None, SimpleProfiler()], ids=["none", "simple"])
 @pytest.mark.parametrize("at", [0, 3, 7])
 def test_the_users_profiler_is_back_in_place_after_an_exception(make_trainer, profiler, at):
@@ -122,6 +123,7 @@ def test_the_order_of_the_callbacks_does_not_matter(tmp_path, make_trainer, caps
     assert len(logged(tmp_path)) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save", [{"every_n_epochs": 1}, {"every_n_train_steps": 3}], ids=["end of epoch", "mid-epoch"])
 def test_a_resumed_fit_counts_its_own_steps_and_logs_on_at_lightnings(tmp_path, make_trainer, save):
     saver = ModelCheckpoint(tmp_path / "checkpoints", save_top_k=-1, save_last=True, **save)
@@ -190,6 +192,7 @@ def train(make_trainer, kind, *callbacks, **options):
     return model.state_dict(), states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Dropout, models.GAN, models.LBFGS, models.ManualClosure, Compiled])
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}], ids=["", "clip"])
 def test_weights_and_random_states_are_the_same_bit_by_bit(make_trainer, kind, options):
@@ -224,6 +227,7 @@ def test_a_module_compiled_as_a_whole_trains_and_is_recorded(tmp_path, make_trai
 # -- ways to start -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["before", "after", "lightning-first"])
 def test_pytorch_lightning_by_its_other_name(tmp_path, order):
     done = script("other_name.py", order, cwd=tmp_path)
@@ -232,6 +236,7 @@ def test_pytorch_lightning_by_its_other_name(tmp_path, order):
     assert recorded_steps(the_trace(tmp_path)) == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_one_callback_alone_needs_no_list(tmp_path, order):
     done = script("other_name.py", order, "alone", cwd=tmp_path)
@@ -239,6 +244,7 @@ def test_one_callback_alone_needs_no_list(tmp_path, order):
     assert recorded_steps(the_trace(tmp_path)) == [1, 2]
 
 
+@pytest.mark.slow
 def test_lightning_cli_takes_both_from_a_yaml_file(tmp_path):
     (tmp_path / "config.yaml").write_text(
         f"""
@@ -270,6 +276,7 @@ def test_lightning_cli_takes_both_from_a_yaml_file(tmp_path):
     assert len(traces(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_lightning_cli_refuses_a_bad_window_before_anything_starts(tmp_path):
     callback = '{"class_path": "lightning_forge_profiling.ForgeProfilerCallback", "init_args": {"end_step": 2}}'
     done = script("cli.py", "fit", "--trainer.callbacks", f"[{callback}]", cwd=tmp_path)

@@ -53,6 +53,7 @@ def test_with_a_token_count_there_are_tokens_per_second(tmp_path, make_trainer):
         assert not any(name.startswith("throughput/device/") for name in row), "one device: it would say the same"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 3, 4])
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 2])

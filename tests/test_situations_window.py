@@ -66,6 +66,7 @@ def test_the_trace_holds_operators_the_built_in_regions_and_the_users_own(tmp_pa
     assert inside_a_step(trace, "forge.forward")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("window", "steps"),
     [((0, 1), [0]), ((0, 3), [0, 1, 2]), ((1, 2), [1]), ((7, 8), [7]), ((3, 30), list(range(3, 8)))],
@@ -79,6 +80,7 @@ def test_exactly_the_steps_of_the_window_that_there_were_are_recorded(tmp_path, 
     assert trace["forge_profiling"]["recorded_steps"] == steps
 
 
+@pytest.mark.slow
 def test_a_window_may_cross_the_end_of_an_epoch_with_validation_and_checkpoint(tmp_path, make_trainer):
     saver = ModelCheckpoint(tmp_path / "checkpoints", every_n_epochs=1)
     trainer = make_trainer(ForgeProfilerCallback(3, 6), saver, max_epochs=2, enable_checkpointing=True)
@@ -129,6 +131,7 @@ def test_without_tensorboard_the_first_loggers_folder_is_taken(tmp_path, make_tr
     assert f"tensorboard --logdir {tmp_path / 'one' / 'version_0'} " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [str, lambda path: path])
 def test_trace_dir_is_taken_as_it_is(tmp_path, make_trainer, kind):
     callback = ForgeProfilerCallback(1, 2, trace_dir=kind(tmp_path / "my" / "traces"))
@@ -165,6 +168,7 @@ def test_without_the_plugins_copy_there_is_no_tensorboard_folder(tmp_path, make_
     assert "tensorboard --logdir" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_without_the_analysis_there_are_no_reports_and_the_runs_verdict_stays(tmp_path, make_trainer, capsys):
     callback = ForgeProfilerCallback(1, 2, analyze=False)
     make_trainer(callback, every_step(warmup_steps=2)).fit(Classifier(), loader(200, slow="data"))
@@ -174,6 +178,7 @@ def test_without_the_analysis_there_are_no_reports_and_the_runs_verdict_stays(tm
     assert "verdict     input-bound" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_reports_tell_of_the_trace_and_of_the_whole_run(tmp_path, make_trainer, capsys):
     callback = ForgeProfilerCallback(4, 7)
     make_trainer(callback, every_step(warmup_steps=2)).fit(Classifier(), loader(200, slow="data"))
@@ -217,6 +222,7 @@ class OddError(Exception):
     """One that nobody else raises."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "steps"), [(0, ()), (4, ()), (5, (5,)), (6, (5, 6)), (8, (5, 6, 7)), (11, (5, 6, 7))])
 def test_an_exception_comes_out_as_it_is_and_the_trace_holds_what_there_was(tmp_path, make_trainer, capsys, at, steps):
     error = OddError("mine")

@@ -75,6 +75,7 @@ def test_a_region_that_makes_a_step_slow_is_named_with_it(make_trainer):
     assert slow.regions_ms["forward"] == pytest.approx(1e3 * model.took_s, rel=0.1)
 
 
+@pytest.mark.slow
 def test_steps_that_do_not_count_and_what_is_outside_a_step_make_none_slow(make_trainer):
     class Validates(Classifier):
         def validation_step(self, batch):
@@ -122,6 +123,7 @@ def test_the_ledger_knows_when_epochs_validations_and_the_window_took_place(make
     assert sum(one["seconds"] for one in spans["validation"]) == pytest.approx(ledger["parts"]["validation"], rel=0.1)
 
 
+@pytest.mark.slow
 def test_the_list_of_spans_does_not_grow_with_the_run():
     log = SpanLog()
     for number in range(100_000):

@@ -71,6 +71,7 @@ class SlowAtFirst(Callback):
         self.now_ns += 60_000_000 if trainer.global_step <= self.slow_steps else 8_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.two_clocks
 @pytest.mark.parametrize(
     ("slow_steps", "until"),

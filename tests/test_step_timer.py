@@ -366,6 +366,7 @@ def weights_of(*callbacks, model=Classifier, **options):
     return [value.clone() for value in trained.state_dict().values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [Classifier, ManualClosure])
 def test_a_fit_whose_timing_fails_at_any_event_trains_as_one_without_us(tmp_path, monkeypatch, caplog, capsys, model):
     options = {"val_check_interval": 2, "default_root_dir": tmp_path}
@@ -467,6 +468,7 @@ def test_boundaries_outside_the_training_loop_are_ignored(device):
     assert step_timer.step == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("regions", "counted"), [(400, 20), (9000, 0)])
 def test_many_regions_a_step_are_all_counted_or_the_step_is_not(device, regions, counted):
     step_timer = recorder_on(device)

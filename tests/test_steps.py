@@ -384,6 +384,7 @@ def test_the_live_regions_are_the_recorded_ones():
                 )
 
 
+@pytest.mark.slow
 def test_the_profilers_annotations_on_the_gpu_add_nothing(tmp_path):
     events = json.loads(gzip.decompress((TRACES / "validation_inside" / "rank0.trace.json.gz").read_bytes()))
     kept = [event for event in events["traceEvents"] if event.get("cat") != "gpu_user_annotation"]

@@ -33,6 +33,7 @@ def summary_json(path):
 # --- how a run stands ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "says"),
     [
@@ -55,11 +56,13 @@ def test_the_first_line_says_which_run_it_is_and_how_it_stands_and_the_table_fol
     assert (done.stderr, "\x1b" in done.stdout) == ("", False)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_after_its_last_totals_has_a_table_of_the_steps_until_then(tmp_path):
     text = summary(MadeRun(began=LONG_AGO, rows=24).write(tmp_path)).stdout
     assert "; killed or stalled\nthe table covers the first 1,000 steps\n" in text
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_its_first_totals_shows_the_pace_that_it_had(tmp_path):
     record = MadeRun(began=LONG_AGO, rows=3, states=False).write(tmp_path)
     text = summary(record).stdout
@@ -76,6 +79,7 @@ def test_a_run_that_has_not_come_to_its_first_row_says_so(tmp_path):
     assert "no step was timed yet" in text
 
 
+@pytest.mark.slow
 def test_a_rank_that_died_is_named_while_the_others_go_on(tmp_path):
     run = MadeRun(ranks=3, quiet=1, rows=200)
     text = summary(run.write(tmp_path)).stdout
@@ -117,6 +121,7 @@ def test_ranks_of_the_same_pace_have_none_that_is_late(tmp_path):
 # --- which record ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_of_a_folder_with_several_records_the_newest_is_taken_and_said(tmp_path):
     for age, name in enumerate(("version_0", "version_1")):
         record = MadeRun(began=LONG_AGO + age, outcome="finished", run=name).write(tmp_path / name)
@@ -150,6 +155,7 @@ def test_a_record_that_was_moved_elsewhere_is_read_under_its_new_name(tmp_path):
 # --- damage and wrong input -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_torn_last_line_is_one_line_on_stderr_and_the_rest_is_shown(tmp_path):
     record = MadeRun(began=LONG_AGO).write(tmp_path)
     path = record / "rank0.jsonl"
@@ -163,6 +169,7 @@ def test_a_torn_last_line_is_one_line_on_stderr_and_the_rest_is_shown(tmp_path):
         assert summary(record, "--json").stdout.startswith("{")
 
 
+@pytest.mark.slow
 def test_names_in_a_record_cannot_write_to_the_terminal(tmp_path):
     run = MadeRun(began=LONG_AGO, run="\x1b[2Jevil")
     record = run.write(tmp_path)
@@ -174,6 +181,7 @@ def test_names_in_a_record_cannot_write_to_the_terminal(tmp_path):
         assert "\x1b" not in summary(record, *options).stdout
 
 
+@pytest.mark.slow
 def test_what_is_no_record_is_refused_with_what_to_do(tmp_path):
     assert fails(forge("summary", tmp_path / "nothing"), "nothing does not exist")
     assert fails(forge("summary", tmp_path), "no record of a run in ")
@@ -207,6 +215,7 @@ def test_a_folder_without_permission_is_said(tmp_path):
 # --- the process -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("summary",), ("summary", "--json"), ("watch", "--once"), ("report", "--html")])
 def test_commands_on_records_load_neither_torch_nor_numpy(tmp_path, arguments):
     record = MadeRun(began=LONG_AGO, outcome="finished").write(tmp_path)

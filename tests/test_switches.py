@@ -145,6 +145,7 @@ def test_another_torch_profiler(make_trainer):
     assert codes(analysis) == ["other-profiler"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="starts processes that find each other with gloo")
 def test_the_debug_level_of_several_processes(tmp_path):
     environment = {**os.environ, "MASTER_PORT": str(free_port()), "TORCH_DISTRIBUTED_DEBUG": "INFO"}

@@ -187,6 +187,7 @@ class Recorded(Waiting):
         return Classifier.training_step(self, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("validates", [False, True])
 @pytest.mark.parametrize("profiler_first", [False, True])
 def test_steps_under_the_profiler_do_not_count(make_trainer, gpu, profiler_first, validates):

@@ -28,6 +28,7 @@ def test_there_are_traces_to_test_with():
     assert {path.parent.name for path in TRACES} == set(CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", TRACES, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_real_traces_change_in_the_stated_events_and_nowhere_else(source, tmp_path):
     trace = load(source)
@@ -62,6 +63,7 @@ def test_the_source_is_only_read(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"rank0.trace.json.gz", "rank0.pt.trace.json.gz"}
 
 
+@pytest.mark.slow
 def test_plain_and_gzipped_compact_and_pretty_sources_give_the_same_copy(tmp_path):
     trace = load(TRACES[0])
     (tmp_path / "pretty.json").write_text(json.dumps(trace, indent=4))

@@ -63,6 +63,7 @@ def board(run):
         yield server
 
 
+@pytest.mark.slow
 def test_the_scalars_are_there(board):
     expected = {
         "throughput/samples_per_sec",
@@ -97,6 +98,7 @@ def test_the_plugin_counts_our_steps_and_our_data_time(board, run):
         assert 4 * SLOW_MS <= mean <= fmean(keep.between_ms[5:8])
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_profiler_tab_opens_and_offers_the_run(board, run):
     with chromium() as browser:

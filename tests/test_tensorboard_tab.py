@@ -107,6 +107,7 @@ def average(overview, part):
     return value
 
 
+@pytest.mark.slow
 def test_the_tab_lists_each_folder_with_copies_and_nothing_else(board):
     assert board.profiler_runs() == sorted(run_name(case) for case in CASES)
     for case, workers in WORKERS.items():
@@ -226,6 +227,7 @@ def test_recorded_modules_cost_no_operators(board, logdir):
         assert row["calls"] == sum(event["name"] == operator for event in events) > 2
 
 
+@pytest.mark.slow
 @EACH_WORKER
 def test_each_kernel_has_its_time(board, logdir, case, worker):
     table = board.profile("kernel/table", run_name(case), worker, group_by="Kernel")["data"]
@@ -248,6 +250,7 @@ def raw_board(tmp_path_factory):
         yield board, run
 
 
+@pytest.mark.slow
 def test_without_the_copy_the_numbers_are_wrong_as_documented(raw_board):
     board, run = raw_board
     overview = board.profile("overview", run, "rank0")
@@ -258,6 +261,7 @@ def test_without_the_copy_the_numbers_are_wrong_as_documented(raw_board):
     assert {row["device_total_duration"] for row in table["data"]} == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_page_offers_the_runs_and_the_workers(board):
     """The selectors only: every view waits for a script from the internet before it shows anything."""

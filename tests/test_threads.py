@@ -71,6 +71,7 @@ def test_fits_in_two_threads_have_their_own_regions_and_one_of_them_records(tmp_
     assert tables(capsys.readouterr().out) == 2
 
 
+@pytest.mark.slow
 def test_fits_in_two_threads_record_one_after_the_other(tmp_path, make_trainer):
     callbacks = [ForgeProfilerCallback(2, 4, trace_dir=tmp_path / name) for name in "ab"]
     for callback in callbacks:

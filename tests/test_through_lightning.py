@@ -19,6 +19,7 @@ def collected(*arguments):
     return [line for line in answer.stdout.splitlines() if "::" in line]
 
 
+@pytest.mark.slow
 def test_tests_that_go_through_lightning_are_known_without_a_list():
     names = ("situations_lightning", "interrupts", "examples", "reports", "steps", "table", "crossover_command")
     chosen = collected(TESTS / "test_kept.py", *(TESTS / f"test_{name}.py" for name in names), "--through-lightning")

@@ -134,6 +134,7 @@ def test_users_regions_and_spans_follow_the_same_rhythm():
     assert step_timer.open_region("block") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log_every", [1, 5])
 def test_on_a_real_run_the_step_is_exact_and_regions_are_left_out_where_none_were_timed(
     tmp_path, make_trainer, capsys, log_every

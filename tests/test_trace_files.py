@@ -48,6 +48,7 @@ def closed(tmp_path):
         (runs / name).chmod(0o755)
 
 
+@pytest.mark.slow
 def test_a_subfolder_that_cannot_be_read_is_skipped_and_named_in_one_line(closed, tmp_path):
     if closed is None:
         pytest.skip("root, and nothing takes from it that permissions do not stop it")
@@ -147,6 +148,7 @@ def test_the_work_grows_as_the_number_of_files_does(folder, tmp_path):
     assert calls[1] < 6 * calls[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rank0\n.trace.json", "a\r\nb.json", "host\n1.1700000000000.pt.trace.json"])
 def test_a_trace_whose_name_holds_a_line_break_is_found(name, tmp_path):
     trace_in(tmp_path, name)

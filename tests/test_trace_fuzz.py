@@ -19,6 +19,8 @@ from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.page import report_page
 from tests import trace_builder as made
 
+pytestmark = pytest.mark.slow
+
 # The same examples in each run, so that a red one is red for all; FUZZ_EXAMPLES=5000 looks further.
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 fuzzed = settings(

@@ -120,6 +120,7 @@ def test_the_layout_of_the_json_does_not_matter(age, layout, tmp_path):
     assert dataclasses.replace(rank, file="") == dataclasses.replace(plain, file="")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("age", AGES)
 def test_a_bare_list_of_events_is_a_trace_even_if_nobody_closed_it(age, tmp_path):
     events = json.dumps(age()["traceEvents"])
@@ -271,6 +272,7 @@ def test_a_name_may_look_like_json(tmp_path):
         assert found.warnings == ()
 
 
+@pytest.mark.slow
 def test_events_of_any_size_are_read(tmp_path):
     trace = made.today()
     longest = {"ph": "X", "cat": "cpu_op", "name": "x" * 9_000_000, "ts": trace["traceEvents"][-1]["ts"], "dur": 1}
@@ -412,6 +414,7 @@ ABSURD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", [4_350_599_000_000.125, 1_753_861_234_567_890])
 @pytest.mark.parametrize("absurd", ABSURD)
 def test_an_event_that_cannot_be_is_left_out_with_one_warning(absurd, base, tmp_path, capsys):
@@ -510,6 +513,7 @@ NO_TRACES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", NO_TRACES)
 def test_a_file_that_is_no_trace_is_one_line_and_exit_code_2(case, tmp_path, capsys):
     content, complaint = NO_TRACES[case]
@@ -631,6 +635,7 @@ def check_cut(path, content, ends, *, damaged=False):
     assert len(trace.warnings) == (damaged or not is_json(content))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", TEXTS)
 def test_a_trace_cut_at_any_byte_gives_the_whole_events_before(layout, tmp_path):
     content = TEXTS[layout].encode()
@@ -731,6 +736,7 @@ def run_limited(code, *arguments):
     return int(done.stdout.split()[-1]) / 1024, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", [b" ", EVENT], ids=["spaces", "events"])
 @pytest.mark.parametrize("command", [["analyze"], ["tensorboard", "--out", "out"]], ids=lambda words: words[0])
 def test_a_small_gzip_that_unpacks_without_end_is_stopped(command, piece, tmp_path):
@@ -773,6 +779,7 @@ def large_trace(path, megabytes):
     return path
 
 
+@pytest.mark.slow
 def test_reading_holds_little_beyond_the_columns(tmp_path):
     path = large_trace(tmp_path / "trace.json", 60)
     read = "from lightning_forge_profiling.kineto.reader import read_trace; from pathlib import Path"
@@ -782,6 +789,7 @@ def test_reading_holds_little_beyond_the_columns(tmp_path):
     assert memory_mb - idle_mb < 60
 
 
+@pytest.mark.slow
 def test_eight_ranks_are_read_in_processes_of_their_own_within_limits(tmp_path):
     path = large_trace(tmp_path / "rank0.trace.json", 12)
     for rank in range(1, 8):

@@ -216,6 +216,7 @@ class SlowLogger(CSVLogger):
             self.entries += 1
 
 
+@pytest.mark.slow
 @pytest.mark.two_clocks
 @pytest.mark.parametrize("overhead", [None, TIGHT], ids=["every step split", "few steps split"])
 def test_log_entries_are_the_profilers_and_no_steps(make_trainer, tmp_path, clock, overhead):

@@ -151,6 +151,7 @@ def test_a_wait_for_data_that_is_hidden_is_not_found():
     assert rank.idle["data"].ms_per_step < 0.01 * rank.step_ms.mean
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", THREE_STEPS)
 def test_the_last_two_steps_give_the_same_verdict(case):
     whole = analyze(TRACES / case).analysis
@@ -158,6 +159,7 @@ def test_the_last_two_steps_give_the_same_verdict(case):
     assert analyze(TRACES / case, steps=(last - 1, last + 1)).analysis.verdict == whole.verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", THREE_STEPS)
 def test_the_first_two_steps_give_the_same_verdict(case):
     whole = analyze(TRACES / case).analysis
@@ -165,6 +167,7 @@ def test_the_first_two_steps_give_the_same_verdict(case):
     assert analyze(TRACES / case, steps=(first, first + 2)).analysis.verdict == whole.verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", THREE_STEPS)
 def test_a_machine_of_half_the_speed_gives_the_same_verdict(case, tmp_path):
     def twice_as_long(event):

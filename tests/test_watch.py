@@ -126,6 +126,7 @@ def test_a_terminal_without_unicode_gets_other_bars(tmp_path):
 # --- live ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_it_shows_what_is_written_and_ends_with_the_run_and_its_table(growing):
     record, later = growing
     with watched(record) as shown:

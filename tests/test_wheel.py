@@ -84,6 +84,7 @@ print(importlib.metadata.version("{PROJECT["name"]}"))
     assert versions == [PROJECT["version"]] * 2
 
 
+@pytest.mark.smoke
 def test_importing_it_loads_neither_torch_nor_lightning(installed, tmp_path):
     program = f"import {PACKAGE}\nprint(*{{'torch', 'lightning', 'pytorch_lightning'}} & set(sys.modules))"
     assert run_away_from_the_checkout(installed, program, tmp_path) == [""]
@@ -114,6 +115,7 @@ def test_make_lowest_takes_the_lowest_lightning_asked_for(wheel):
     assert f">={floor}" in {str(part) for part in lightning.specifier}
 
 
+@pytest.mark.slow
 def test_every_public_name_can_be_used(installed, tmp_path):
     program = f"""
 import importlib
@@ -198,6 +200,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_installing_it_changes_nothing_about_lightning(lightning_alone, lightning_and_wheel, wheel, tmp_path):
     assert "rich" not in {Requirement(text).name.lower() for text in requirements_of(wheel)}
     before, after = (

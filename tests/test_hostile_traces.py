@@ -111,7 +111,8 @@ def test_four_times_the_damage_takes_four_times_as_long(kind, tmp_path):
         begin = time.process_time()
         found = read_trace(path)
         assert len(found.gpu) == 1
-        assert "not JSON and left out" in found.warnings[0]
+        if kind != "nested with an end" or sys.version_info < (3, 12):  # from then on, 3,000 levels can be decoded
+            assert "not JSON and left out" in found.warnings[0]
         return time.process_time() - begin
 
     assert in_proportion(measure, 6_000, 24_000)

@@ -9,7 +9,7 @@ from operator import mul
 from statistics import fmean
 from typing import Final
 
-from lightning_forge_profiling.comparison.ratio import Outcome, Ratio, decide, geometric_mean, ratio_of
+from lightning_forge_profiling.comparison.ratio import PLAUSIBLE, Outcome, Ratio, decide, geometric_mean, ratio_of
 from lightning_forge_profiling.comparison.source import Conditions, Source, mean_amount
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS
@@ -27,6 +27,7 @@ _NONE: Final = (0.0, 0.0)
 _ONCE: Final = ("startup", "sanity_check", "teardown")  # parts of the ledger that do not grow with the run
 _RATES: Final = frozenset({"samples", "tokens", "goodput"})
 OF_THE_RUN: Final = frozenset({"validation", "checkpoint", "startup", "goodput"})
+_PLAUSIBLE_ONCE: Final = 10.0  # one value a run: with cold caches a start-up takes four times as long
 _UNITS: Final = {
     "samples": "/s",
     "tokens": "/s",
@@ -188,7 +189,8 @@ def _metric(name: str, sides: Sequence[Sources], scatter: float, limit_pct: floa
     if [len(side) for side in estimates] != [len(side) for side in sides]:
         return metric
     ratio = ratio_of(estimates[0], estimates[1], scatter, in_turns=in_turns)
-    outcome = decide(ratio, limit_pct, more_is_better=metric.more_is_better)
+    plausible = _PLAUSIBLE_ONCE if name in OF_THE_RUN else PLAUSIBLE
+    outcome = decide(ratio, limit_pct, more_is_better=metric.more_is_better, plausible=plausible)
     if outcome == "too short" and name in OF_THE_RUN:
         outcome = "too noisy"
     return replace(metric, ratio=ratio, pct=100 * (ratio.ratio - 1), outcome=outcome)

@@ -14,7 +14,7 @@ Outcome = Literal["faster", "same", "slower", "too noisy", "too short"]
 
 SAME_WITHIN_PCT: Final = 5.0  # without a limit, sides are the same if the whole interval is within this percentage
 # equal runs differ by less than this factor: a larger ratio is a difference, also where no error is known
-_PLAUSIBLE: Final = 2.0
+PLAUSIBLE: Final = 2.0
 _MOST_RUNS: Final = 100
 
 # Student's t by degrees of freedom, interpolated linearly in their inverse: within 0.2 % from one degree on
@@ -78,14 +78,19 @@ def _interval(difference: float, error: float, degrees: float, scatter: float, *
     )
 
 
-def decide(ratio: Ratio, limit_pct: float | None, *, more_is_better: bool = False) -> Outcome:
-    """Outcome that a ratio supports, by one-sided tests at 2.5 % against the limit and against no difference."""
+def decide(
+    ratio: Ratio, limit_pct: float | None, *, more_is_better: bool = False, plausible: float = PLAUSIBLE
+) -> Outcome:
+    """Outcome that a ratio supports, by one-sided tests at 2.5 % against the limit and against no difference.
+
+    Without an interval, a factor above `plausible` decides.
+    """
     limit = 1 + (limit_pct or 0.0) / 100
     if ratio.low is None or ratio.high is None:
         worse = 1 / ratio.ratio if more_is_better else ratio.ratio
-        if worse > _PLAUSIBLE * limit:
+        if worse > plausible * limit:
             return "slower"
-        return "faster" if worse < 1 / _PLAUSIBLE else "too short"
+        return "faster" if worse < 1 / plausible else "too short"
     low, high = (1 / ratio.high, 1 / ratio.low) if more_is_better else (ratio.low, ratio.high)
     if low > limit:
         return "slower"

@@ -20,6 +20,8 @@ pytest = $(2) OMP_NUM_THREADS=1 $(RUN) -m pytest -m "not gpu and not multi_gpu a
 # `slow` takes many seconds or starts processes, `real_time` needs a machine with a free core, `browser` needs Chromium;
 # `smoke` is one of each kind.
 QUICK := smoke or not (slow or real_time or browser)
+# with the lowest Lightning: all but what takes long
+LOW := smoke or not (slow or browser)
 REST := not smoke and (slow or real_time or browser)
 
 PYTHONS ?= 3.12 3.13
@@ -88,7 +90,7 @@ lowest: $(READY) $(LOWEST)/.ready  ## quick tests that go through Lightning agai
 	@PYTHONPATH=$(LOWEST) $(RUN) -c 'import lightning, pytorch_lightning; \
 	  found = lightning.__version__, pytorch_lightning.__version__; print("Lightning", *found); \
 	  assert found == ("$(FLOOR)", "$(FLOOR)")'
-	$(call pytest,$(QUICK),PYTHONPATH=$(LOWEST),--through-lightning)
+	$(call pytest,$(LOW),PYTHONPATH=$(LOWEST),--through-lightning)
 
 docs: $(READY)  ## build the documentation into site/; any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict

@@ -13,6 +13,8 @@ from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from tests.models import Classifier, Samples, loader
 from tests.outcomes import logged
 
+pytestmark = pytest.mark.real_time  # what is planted is compared with a clock of the test
+
 STEP_S = 0.01
 LOOPS = {"validation": "validate", "test": "test", "predict": "predict"}
 

@@ -18,6 +18,8 @@ from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks.wrapped_methods import WrappedLoggerMethod
 from tests.models import Samples, quiet_trainer
 
+pytestmark = pytest.mark.real_time  # what is planted is compared with a clock of the test
+
 STEP_S = 0.010
 STEPS = 24
 

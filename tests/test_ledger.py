@@ -20,6 +20,8 @@ from lightning_forge_profiling.timing.ledger import LedgerClock
 from tests.models import Classifier, Fails, loader
 from tests.outcomes import HANGS_S, SCRIPTS, tables
 
+pytestmark = pytest.mark.real_time  # what is planted is compared with a clock of the test
+
 SLOW_S = 0.02
 
 

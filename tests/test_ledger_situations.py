@@ -13,6 +13,8 @@ from lightning_forge_profiling.names import FIRST_STEP, STEPS
 from tests import models
 from tests.models import Classifier, Manual, loader
 
+pytestmark = pytest.mark.real_time  # what is planted is compared with a clock of the test
+
 SLOW_S = 0.03
 
 

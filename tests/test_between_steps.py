@@ -13,7 +13,7 @@ from lightning_forge_profiling.pipeline import analyze
 from tests.models import Classifier, FromIterator, Samples, Stream, every_step, loader
 from tests.outcomes import PARTITION, excluded_s, logged, the_trace, traces
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
+pytestmark = [pytest.mark.real_time, pytest.mark.filterwarnings("ignore::UserWarning:lightning")]
 
 PLANTED_MS = 60.0
 LONG_MS = 400.0

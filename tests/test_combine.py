@@ -11,6 +11,7 @@ from lightning_forge_profiling.diagnosis.verdict import by_gain
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunRegion
 from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.results.run import CpuUse
 from tests.samples import sample_analysis
 
 TRACES = Path(__file__).parent / "data" / "traces"
@@ -323,3 +324,5 @@ def test_without_a_gpu_what_comes_between_epochs_is_no_share_of_the_recorded_ste
     assert share["slow-optimizer"] == pytest.approx(100 * update / (3 * step), abs=1)
     assert sum(share.values()) <= 101
     assert any("lacks what happens only in some steps" in said for said in both.differences)
+    busy = replace(live, cpu=CpuUse(cores=1.0, used=0.5, waits_pct=40.0))
+    assert any(": live ones also waited for a core; " in said for said in combine(recorded, busy).differences)

@@ -76,7 +76,7 @@ def test_one_run_a_side_that_differs_little_is_too_noisy_and_it_is_said_what_wou
     )
     said = " ".join(out.split())
     assert "Repeat each side 3 times: that decides a limit of 5 % where equal runs differ by 1.6 % or less" in said
-    assert re.search(r"with 4.\d %, as assumed here, it needs 1[2-9]", said)
+    assert re.search(r"if they differ by 4.\d %, as is expected of these, it needs 1[2-9]", said)
     assert "too few runs to show how much equal runs differ. Assumed: 4 % (one standard deviation; one run" in said
 
 
@@ -168,6 +168,30 @@ def test_unsteady_runs_are_expected_to_differ_by_their_drift_and_by_their_slow_s
     step, median = Estimate(value=10.0, log_drift=0.12), Estimate(value=7.0)
     assert unsteadiness(step, median) == pytest.approx(np.hypot(0.12, 0.3 * 0.3))
     assert unsteadiness(Estimate(value=10.0), Estimate(value=11.0)) == 0
+    assert unsteadiness(step, median, waits=0.4) == pytest.approx(np.sqrt(0.12**2 + 0.09**2 + 0.4**2))
+
+
+@pytest.mark.parametrize(("waits_pct", "outcome"), [(0, "slower"), (40, "too noisy")])
+def test_a_run_that_waited_for_a_core_decides_less(records, forge, waits_pct, outcome):
+    findings = [("cpu-starved", waits_pct)] if waits_pct else []
+    a, b = records("a"), records("b", 13.0, seed=1, ledger={"steps": 13.0}, findings=findings)
+    code, out, _ = forge("compare", a, b, "--fail-over", "5")
+    assert out.startswith(f"{outcome}: ")
+    assert code == {"slower": 1, "too noisy": 3}[outcome]
+    said = "now: cpu-starved, 40 % of the step: repeat the run on a free machine"
+    assert (said in " ".join(out.split())) == bool(waits_pct)
+
+
+def test_a_median_that_got_slower_is_the_headline_where_nothing_else_is_decided(records, forge):
+    """A hundredth of the steps takes half of the time and varies, so that the mean is undecided."""
+    sides = []
+    for number, ms in enumerate((10.0, 20.0)):
+        random = np.random.default_rng(number)
+        spikes = 2000 * (random.random(1000) < 0.01) * random.random(1000)
+        sides.append(records(f"side{number}"))
+        write_record(sides[-1], step_times(ms, seed=number) + spikes, shares={"step": 1.0})
+    _, out, _ = forge("compare", *sides, "--scatter", "0", "--fail-over", "5")
+    assert re.match(r"too noisy: median step slower by \S+ % .*; the step is undecided: step", " ".join(out.split()))
 
 
 def test_drift_is_what_blocks_differ_by_beyond_independent_steps():

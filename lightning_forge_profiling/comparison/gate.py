@@ -76,17 +76,19 @@ def headline(comparison: Comparison, decided: Gate) -> str:
 
 
 def _standing_out(comparison: Comparison, decided: Gate) -> Metric | None:
-    """The region or category that got slower by the most time, beyond the limit and what is called the same."""
+    """What got slower beyond the limit and what is called the same: the part with the most time, else the median."""
     if decided.outcome in {"slower", "faster"}:
         return None
     beyond = 1 + max(decided.limit_pct or 0.0, SAME_WITHIN_PCT) / 100
     slower = [
         metric
         for metric in comparison.metrics.values()
-        if metric.name in {*REGIONS, *CATEGORIES} and metric.ratio is not None and metric.share_pct >= 1
+        if metric.name in {*REGIONS, *CATEGORIES, "median"} and metric.ratio is not None and metric.share_pct >= 1
         if metric.ratio.low is not None and metric.ratio.low > beyond
     ]
-    return max(slower, key=lambda metric: (metric.b or 0.0) - (metric.a or 0.0), default=None)
+    return max(
+        slower, key=lambda metric: (metric.name != "median", (metric.b or 0.0) - (metric.a or 0.0)), default=None
+    )
 
 
 def metric_title(name: str) -> str:
@@ -154,8 +156,8 @@ def _more_steps(ratio: Ratio, scatter: float, steps: int, limit_pct: float) -> s
         return f"The steps vary: a limit of {limit_pct:g} % needs about {needed:,} steps a side"
     text = (
         f"Repeat each side {REPEATS} times: that decides a limit of {limit_pct:g} % where equal runs differ by "
-        f"{100 * tolerable_scatter(REPEATS, limit_pct):.1f} % or less (one standard deviation); with "
-        f"{100 * scatter:.1f} %, as assumed here, it needs {runs_needed(scatter, limit_pct) or 'over 100'}"
+        f"{100 * tolerable_scatter(REPEATS, limit_pct):.1f} % or less (one standard deviation); if they differ by "
+        f"{100 * scatter:.1f} %, as is expected of these, it needs {runs_needed(scatter, limit_pct) or 'over 100'}"
     )
     return f"{text}, or train about {needed:,} steps a side" if needed is not None and needed > steps else text
 

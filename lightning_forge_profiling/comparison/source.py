@@ -9,13 +9,14 @@ from typing import Final, Literal
 
 from lightning_forge_profiling.bench.result import BenchmarkResult
 from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, BlockBootstrap, Estimate, median_estimate
+from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.names import REGIONS, STARTUP
 from lightning_forge_profiling.record.histogram import PRECISION
 from lightning_forge_profiling.record.lines import Begin, Block, IntervalLine
 from lightning_forge_profiling.record.reader import RankRecord, RecordError, RunRecord
 from lightning_forge_profiling.report.run_status import mean_metrics, sums
-from lightning_forge_profiling.results.analysis import NO_VERDICT, Analysis, RunLedger
+from lightning_forge_profiling.results.analysis import NO_VERDICT, Analysis, Finding, RunLedger
 from lightning_forge_profiling.results.rank import CATEGORIES, Kernel, Kind, Step
 
 TRACE_METRICS: Final = ("step", "busy", "idle", *CATEGORIES)  # of a trace: medians over whole steps
@@ -96,7 +97,7 @@ def record_source(record: RunRecord) -> Source:
         began_s=begin.at,
         ended_s=rank.lines[-1].at,
         metrics=metrics | _run_metrics(rank, ledger, ledger_s) | steps_of_others,
-        unsteadiness=unsteadiness(metrics["step"], metrics.get("median")),
+        unsteadiness=unsteadiness(metrics["step"], metrics.get("median"), waits=_machine_share(findings)),
         amounts={
             "ledger": {part: (seconds, 0.0) for part, seconds in ledger_s.items()},
             "findings": {finding.code: (finding.share_pct, 0.0) for finding in reversed(findings)},  # the largest last
@@ -112,14 +113,19 @@ def record_source(record: RunRecord) -> Source:
         host=begin.host,
         commit=begin.commit,
         settings=_settings(begin),
-        notes=(*_ended(rank, steps), *record.problems),
+        notes=(*_ended(rank, steps), *_waited(findings), *record.problems),
     )
 
 
-def unsteadiness(step: Estimate, median: Estimate | None) -> float:
-    """What changes within a run, and what slow steps take, also differs between runs."""
+def unsteadiness(step: Estimate, median: Estimate | None, *, waits: float = 0.0) -> float:
+    """What changes within a run, and what slow steps and waits for a core take, also differs between runs."""
     in_slow_steps = max(1 - median.value / step.value, 0.0) if median is not None else 0.0
-    return hypot(step.log_drift, _SLOW_STEPS * in_slow_steps)
+    return hypot(step.log_drift, _SLOW_STEPS * in_slow_steps, waits)
+
+
+def _machine_share(findings: Iterable[Finding]) -> float:
+    """The share of the step that the run waited for a core or the interpreter lock, of 1."""
+    return max((finding.share_pct for finding in findings if finding.code in MACHINE), default=0.0) / 100
 
 
 def _pieces(rank: RankRecord) -> Sequence[Block | IntervalLine]:
@@ -244,6 +250,12 @@ def _ended(rank: RankRecord, steps: int) -> Iterable[str]:
         yield f"{so_far:,} steps so far; the run is still going on, or was killed"
     elif rank.end.outcome == "failed":
         yield f"the run failed after {so_far:,} steps"
+
+
+def _waited(findings: Iterable[Finding]) -> Iterable[str]:
+    for finding in findings:
+        if finding.code in MACHINE:
+            yield f"{finding.code}, {finding.share_pct:.0f} % of the step: repeat the run on a free machine"
 
 
 def _ledger_s(ledger: RunLedger | None, intervals: Sequence[IntervalLine]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.findings import CPU_RULES
 from lightning_forge_profiling.diagnosis.host_rules import blocked_ms
 from lightning_forge_profiling.diagnosis.ledger_costs import hooks_ms, self_times
+from lightning_forge_profiling.diagnosis.machine_rules import machine_findings
 from lightning_forge_profiling.diagnosis.ranks import HOST_WAITS
 from lightning_forge_profiling.diagnosis.rule import (
     NAMED_FROM_PCT,
@@ -33,6 +34,7 @@ DIFFER_BY_PCT: Final = 5.0
 
 _WAITS: Final = ("input-bound", "transfer-bound")  # what the run measures by itself
 
+_LACKS: Final = "the window lacks what happens only in some steps"
 _QUEUED_PCT: Final = 50.0
 _ROUNDING: Final = 1 + 1e-6
 
@@ -56,7 +58,7 @@ class RecordedSteps:
 
     @property
     def shortened(self) -> bool:
-        """Whether recorded steps are shorter: the window lacks what happens only in some steps."""
+        """Whether recorded steps are shorter than live ones."""
         return self.rank.step_ms.mean * SLOWED_FROM < self.run.step_ms.mean
 
     @property
@@ -68,7 +70,8 @@ class RecordedSteps:
             more = f"{100 * (recorded_ms / live_ms - 1):+.0f} %"
             return [f"{took} ({more}): recording slows the host; shares are of live steps"]
         if self.shortened:
-            return [f"{took}: the window lacks what happens only in some steps; shares are of live steps"]
+            why = "live ones also waited for a core" if machine_findings(self.run) else _LACKS
+            return [f"{took}: {why}; shares are of live steps"]
         return []
 
     @property

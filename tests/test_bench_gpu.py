@@ -353,7 +353,9 @@ def test_in_a_thread_it_reads_the_kernels_and_beside_a_profiler_in_another_it_do
     assert [one.method for one in found] == ["kernels", "graph"]
     assert any("another torch profiler" in warning for warning in found[1].warnings)
     assert any(event.key == "aten::sum" for event in profiler.key_averages())
-    assert found[0].median_us == pytest.approx(found[1].median_us, abs=0.5)
+    medians = [one.median_us for one in found]
+    print(f"kernels {medians[0]:.2f} us, graph {medians[1]:.2f} us")
+    assert medians[0] == pytest.approx(medians[1], abs=0.5)
 
 
 def test_an_error_of_a_later_call_reaches_the_user_and_leaves_the_gpu_usable(vector):

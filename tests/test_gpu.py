@@ -69,11 +69,12 @@ class Trace:
         return max(longest, end - reached)
 
     def region_ms_per_step(self, steps):
-        """By region: between its boundaries on the GPU's timeline, mean per step.
+        """By region: between its boundaries on the GPU's timeline, and how far those are unsure; means per step.
 
         The GPU reaches a boundary once the host has, and once all work launched before it has ended: where the GPU
         waits for a slow host, the wait ends a region that the host was still in and begins one that it had entered.
-        The host has once it records the event there, which on a slow one is some 20 us after the span's edge.
+        The host has once it records the event there, which on a slow one is some 20 us after the span's edge; an idle
+        GPU takes it up to 10 us later. So a boundary that an idle GPU waits for is unsure by that much.
         """
         recorded = sorted(event["ts"] / 1e3 for event in self.events if event["name"].startswith("cudaEventRecord"))
         edges = [(*span, name) for name in ("forward", "backward", "optimizer") for span in self.spans(f"forge.{name}")]
@@ -84,6 +85,7 @@ class Trace:
             at[edge] = mark if mark < min(following, edge + 0.2) else edge  # else it has none of its own
         spans = [(at[start], at[end], name) for start, end, name in edges]
         boundaries = sorted({time for start, end, _ in spans for time in (start, end)})
+        recording = {boundary: boundary - edge + 0.01 for edge, boundary in at.items()}
         ended, works = 0.0, iter(sorted((launch, end) for _, end, launch in self.gpu if launch))
         reached = []
         work = next(works, None)
@@ -91,12 +93,14 @@ class Trace:
             while work is not None and work[0] < boundary:
                 ended, work = max(ended, work[1]), next(works, None)
             reached.append(max(boundary, ended))
-        totals = defaultdict(float)
+        totals, unsure = defaultdict(float), defaultdict(float)
         for (left, right), (begin, finish) in zip(pairwise(boundaries), pairwise(reached), strict=True):
             around = [(start, name) for start, end, name in spans if start <= left and right <= end]
             if around:
-                totals[max(around)[1]] += finish - begin  # the innermost is the latest to start
-        return {name: total / steps for name, total in totals.items()}
+                _, name = max(around)  # the innermost is the latest to start
+                totals[name] += finish - begin
+                unsure[name] += sum(recording[edge] for edge, at in ((left, begin), (right, finish)) if edge == at)
+        return {name: (total / steps, unsure[name] / steps) for name, total in totals.items()}
 
 
 class Keep(Callback):
@@ -230,11 +234,12 @@ def test_region_times_agree_with_the_kernels_of_the_same_steps(tmp_path):
     train(tmp_path, GPT(), random_tokens(40), 32, [forge, every, keep], precision="bf16-true")
     truth = Trace(forge.trace_report().path).region_ms_per_step(6)
     ours = {name: keep.mean(name, range(20, 26)) for name in truth}
-    for name in truth:
-        off = 100 * (ours[name] / truth[name] - 1)
-        print(f"{name}: kernels {truth[name]:.3f} ms, ours {ours[name]:.3f} ms, {off:+.2f} %")
+    for name, (kernels, unsure) in truth.items():
+        off = 100 * (ours[name] / kernels - 1)
+        print(f"{name}: kernels {kernels:.3f} +- {unsure:.3f} ms, ours {ours[name]:.3f} ms, {off:+.2f} %")
     for name in ("forward", "backward", "optimizer"):
-        assert ours[name] == pytest.approx(truth[name], rel=0.02)
+        kernels, unsure = truth[name]
+        assert abs(ours[name] - kernels) <= 0.02 * kernels + unsure
 
 
 def test_the_data_region_is_the_gpus_idle_gap_around_the_fetch(tmp_path):

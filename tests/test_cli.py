@@ -232,8 +232,8 @@ def test_json_on_a_terminal_cannot_steer_it_and_says_the_same(tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["nonsense"],
+        ["analyze", "x", "--stepz"],
         ["analyze"],
         ["analyze", "x", "--steps", "8:5"],
         ["analyze", "x", "--steps", "5"],
@@ -254,6 +254,32 @@ def test_wrong_arguments_are_exit_code_2_with_usage(arguments):
     assert done.stderr.startswith("usage: forge-profiling")
 
 
+def test_the_bare_command_prints_its_help():
+    done = forge()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == forge("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "usage", "message"),
+    [
+        (["sumary", "x"], "[-h]", "error: unknown command 'sumary': did you mean summary?"),
+        (["xyz"], "[-h]", "error: unknown command 'xyz', not one of run, summary, watch,"),
+        (["--verson"], "[-h]", "error: unknown option '--verson': did you mean --version?"),
+        (["summary", "x", "--jsn"], "summary [-h]", "summary: error: unknown option '--jsn': did you mean --json?"),
+        (["run", "--windw=1:2", "x"], "run [options]", "run: error: unknown option '--windw=1:2': did you mean"),
+        (["compare", "a", "--fail-over", "5", "b"], "compare [-h]", "unexpected 'b': give all files and folders"),
+        (["compare", "a"], "compare [-h]", "error: two runs are needed: compare BEFORE AFTER, or"),
+    ],
+)
+def test_a_mistyped_argument_is_answered_by_its_own_command(capsys, arguments, usage, message):
+    assert main.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"usage: forge-profiling {usage}")
+    assert message in err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["", "analyze", "compare", "tensorboard", "view", "anonymize", "schema"])
 def test_help_has_examples_of_commands_that_parse(command):
@@ -265,7 +291,7 @@ def test_help_has_examples_of_commands_that_parse(command):
     assert examples
     for words in examples:
         arguments = words[1 : next((i for i, word in enumerate(words) if word in {"|", ">"}), len(words))]
-        assert callable(main._parser().parse_args(arguments).run)
+        assert callable(main._parser()[0].parse_args(arguments).run)
 
 
 # --- compare ---------------------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "(customSmallerIsBetter)",
     )
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
-    parser.set_defaults(run=_run, usage_error=parser.error)
+    parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -115,7 +115,7 @@ def _run(args: argparse.Namespace) -> int:
 
     paths = _sides(args)
     if args.fail_undecided and args.fail_over is None:
-        args.usage_error("--fail-undecided takes --fail-over PCT")
+        args.parser.error("--fail-undecided takes --fail-over PCT")
     with Progress() as progress:
         before, after = _sources(paths, progress)
         differs = differences(before, after)
@@ -148,7 +148,7 @@ def _sides(args: argparse.Namespace) -> tuple[Sequence[Path], Sequence[Path]]:
         if 0 < middle < len(paths) - 1:
             return paths[:middle], paths[middle + 1 :]
     if len(paths) != 2:  # noqa: PLR2004
-        args.usage_error(f"two runs, or repeats on both sides of {_AGAINST!r}: got {len(paths)} without it")
+        args.parser.error("two runs are needed: compare BEFORE AFTER, or compare BEFORE... --against AFTER...")
     return paths[:1], paths[1:]
 
 

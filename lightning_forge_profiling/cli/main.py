@@ -8,8 +8,9 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any, NoReturn, TextIO
 
 from lightning_forge_profiling.cli import (
@@ -89,12 +90,27 @@ def _exit_code(argv: Sequence[str] | None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    parser, commands = _parser()
+    given = sys.argv[1:] if argv is None else argv
     try:
-        args = _parser().parse_args(argv)
+        if given and not given[0].startswith("-") and given[0] not in commands:
+            alike = _did_you_mean(given[0], commands) or f", not one of {', '.join(commands)}"
+            parser.error(f"unknown command {given[0]!r}{alike}")
+        args, unknown = parser.parse_known_args(given)
+        if unknown:
+            args.parser.refuse(unknown[0])
+        if "run" not in args:
+            parser.print_help()
+            return 0
+        code: int = args.run(args)
     except SystemExit as exc:  # argparse has printed the help or an error
         return int(exc.code or 0)
-    code: int = args.run(args)
     return code
+
+
+def _did_you_mean(given: str, known: Iterable[str]) -> str:
+    alike = get_close_matches(given, known, n=1)
+    return f": did you mean {alike[0]}?" if alike else ""
 
 
 def _fail(*messages: str) -> int:
@@ -114,6 +130,13 @@ class _Parser(argparse.ArgumentParser):
         """Print an error; arguments in it may be file names with terminal escapes."""
         super().error(plain(message))
 
+    def refuse(self, argument: str) -> NoReturn:
+        """Print an error on an argument that this parser does not have."""
+        if argument.startswith("-"):
+            known = (name for action in self._actions for name in action.option_strings)
+            self.error(f"unknown option {argument!r}{_did_you_mean(argument.partition('=')[0], known)}")
+        self.error(f"unexpected {argument!r}: give all files and folders together, before or after the options")
+
 
 def _discard_unwritten(stream: TextIO) -> None:
     """Drop output that could not be written: Python would try again at exit, and return 120."""
@@ -123,7 +146,8 @@ def _discard_unwritten(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[_Parser, Sequence[str]]:
+    """The parser, and the names of the commands."""
     parser = _Parser(
         prog="forge-profiling",
         description="Find what bounds a PyTorch run, from its record or from traces of torch.profiler, "
@@ -131,7 +155,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {_VERSION}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.set_defaults(parser=parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in (run, summary, watch, report, analyze, compare, tensorboard, view, anonymize, crossover, schema):
         command.add_to(commands)
-    return parser
+    for command_parser in commands.choices.values():
+        command_parser.set_defaults(parser=command_parser)
+    return parser, tuple(commands.choices)

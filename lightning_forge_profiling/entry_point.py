@@ -4,10 +4,13 @@ Lightning imports this module in every script of the environment, so it imports 
 """
 
 import os
+from functools import partial
 from typing import Any, Final
 
 RUN_OPTIONS: Final = "FORGE_PROFILING_RUN"
 """Environment variable set by `run`: a JSON object with the arguments of each callback, by class name."""
+OWN_KINETO_LEVEL: Final = "_FORGE_PROFILING_KINETO"
+"""Environment variable set by `run` where it also sets `KINETO_LOG_LEVEL`, which Kineto reads as torch is imported."""
 
 
 def callbacks() -> list[object]:
@@ -26,13 +29,23 @@ def callbacks() -> list[object]:
     from lightning_forge_profiling.callbacks.throughput import ThroughputCallback  # noqa: PLC0415
     from lightning_forge_profiling.plain_text import plain_logger  # noqa: PLC0415
 
+    if os.environ.pop(OWN_KINETO_LEVEL, None):
+        os.environ.pop("KINETO_LOG_LEVEL", None)
     kinds: dict[str, Any] = {kind.__name__: kind for kind in (ForgeProfilerCallback, ThroughputCallback)}
     try:
-        added = [kinds[name](**arguments) for name, arguments in json.loads(options).items()]
+        chosen = json.loads(options)
+        logs, batch_size = chosen.pop("log", False), chosen.pop("batch_size", None)
+        added = [kinds[name](**arguments) for name, arguments in chosen.items()]
     except Exception as exc:
         message = "Nothing will be profiled: the options of `forge-profiling run` in %r: %s"
         plain_logger(__name__).warning(message, options, exc)
         return []
     for callback in added:
-        callback.added = True
+        callback.added, callback.logs = True, logs
+        if batch_size is not None:
+            callback.batch_size_fn = partial(_of_each_batch, batch_size)
     return added
+
+
+def _of_each_batch(size: int, _batch: object) -> int:
+    return size

@@ -1,5 +1,6 @@
 """Every name that is written to disk, logged, or put into a trace, once."""
 
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -194,3 +195,12 @@ def per_second(unit: str, *, device: bool = False, loop: str = "") -> str:
     """The metric for a rate: `samples`, `tokens`, `steps`, ... per second, of all devices or of one."""
     of = "device/" if device else f"{loop}/" if loop else ""
     return f"throughput/{of}{unit}_per_sec"
+
+
+_SWITCH: Final = "FORGE_PROFILING"
+SWITCHED_OFF: Final = f"{_SWITCH}=0"
+
+
+def switched_off() -> bool:
+    """Whether the environment variable `FORGE_PROFILING` is 0."""
+    return os.environ.get(_SWITCH) == "0"

@@ -88,6 +88,27 @@ def loader(collate=None, size=8, count=44, *, data=Made, **options):
     return DataLoader(data(count), size, collate_fn=collate, **options)
 
 
+class Tables:
+    """A loader of the user's own whose batches agree on their size, as of cells or time series."""
+
+    def __init__(self, make=lambda n: {"x": torch.zeros(n, 8), "label": torch.zeros(n, 1), "name": ["a"] * n}):
+        self.make = make
+
+    def __iter__(self):
+        return map(self.make, (8, 8, 8, 8, 8, 4))
+
+
+class Batched(Dataset):
+    """Batches of time series: past, covariates that are not there, future."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        size = 4 if i == 5 else 8
+        return torch.zeros(size, 24, 1), None, torch.zeros(size, 12, 1)
+
+
 # in each 44 samples, six batches of 8 of which the last has 4, unless said otherwise
 COUNTED = {
     "numbers": loader(),
@@ -124,6 +145,8 @@ COUNTED = {
         batch_sampler=[range(3), range(3, 40), range(40, 44)],
     ),
     "a combined loader of one": CombinedLoader(loader()),
+    "a loader that names no size": Tables(),
+    "a data set that makes batches": DataLoader(Batched(), batch_size=None),
 }  # fmt: skip
 TOTAL = {
     "two fields, two samples": 43,
@@ -163,6 +186,11 @@ UNKNOWN = {
     "no tensor at all": (loader(lambda n: {"count": len(n)}), "lengths: none"),
     "batches of the data set's own": (loader(size=None, count=6), "DataLoader.* has no batch_size"),
     "a loader of the user's own": (Own(), "Own.* has no batch_size"),
+    "images of the user's own": (Tables(lambda n: [torch.zeros(3, 8 + i, 8) for i in range(n)]), "has no batch_size"),
+    "a sample of the user's own": (
+        Tables(lambda n: {"image": torch.zeros(3, 8, 8), "mask": torch.zeros(3, 8, 8)}),
+        "has no batch_size",
+    ),
     "batch sampler and collate function": (
         DataLoader(Made(44), batch_sampler=[range(12), range(12, 44)], collate_fn=ids),
         "has no batch_size",

@@ -418,6 +418,16 @@ def test_a_run_that_gets_slower_is_compared_by_its_last_fifth(records, forge, tm
     assert re.search(r"(?m)^last / first fifth +[01]\.\d+ +1\.4\d +\+4\d %", out)
 
 
+@pytest.mark.parametrize("noisy", ["first", "last", "both"])
+def test_the_error_of_the_last_fifth_is_that_of_both_fifths(tmp_path, noisy):
+    times = step_times(10.0, noise=0.001)
+    alone = {"first": slice(200), "last": slice(800, None)}
+    for fifth in alone if noisy == "both" else (noisy,):
+        times[alone[fifth]] = step_times(10.0, noise=0.1, steps=200, seed=3)
+    error = record_source(read_run(write_record(tmp_path, times, blocks=50))).metrics["last_fifth"].log_error
+    assert error == pytest.approx(0.0173 * (2**0.5 if noisy == "both" else 1), rel=0.02)
+
+
 def test_a_tail_of_slow_steps_is_found_by_p95(records, forge, tmp_path):
     paces = (1.0, 1.01, 0.99)
     a = repeats(records, "a", 10.0, paces)

@@ -15,6 +15,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.tuner import Tuner
 
 import lightning_forge_profiling
@@ -199,7 +200,7 @@ def test_ctrl_c_ends_a_training_with_its_trace_and_table(tmp_path):
         (["--overhead", "5", "tells.py"], "'5' is not a share between 0 and 1"),
         (["--overhead", "nan", "tells.py"], "'nan' is not a share"),
         (["--warmup-steps", "-1", "tells.py"], "'-1' is not a whole number"),
-        (["--epochs", "3", "tells.py"], "unrecognized arguments: --epochs"),
+        (["--epochs", "3", "tells.py"], "unknown option '--epochs'"),
         ([], "required: SCRIPT"),
         (["-m"], "required: SCRIPT"),
     ],
@@ -245,6 +246,56 @@ def test_the_help_names_the_defaults_that_the_callbacks_have(tmp_path):
     assert f"record steps A to B-1 (default: {window})" in shown
     assert f"do not count (default: {throughput['warmup_steps'].default})" in shown
     assert f"timing may cost (default: {throughput['overhead'].default})" in shown
+
+
+# --- what it runs ----------------------------------------------------------------------------------------------------
+
+
+def test_a_command_of_this_environment_is_found_by_its_name(tmp_path):
+    done = forge_run("torchrun", "--help", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: torchrun")
+    done = forge_run("torchrunn", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "torchrunn: no such file, and no command of this environment" in done.stderr
+
+
+ENVIRONMENT_OF_A_FIT = """
+import os
+from lightning.pytorch import Trainer
+print(os.environ.get("KINETO_LOG_LEVEL"))
+Trainer(accelerator="cpu", logger=False)
+print(os.environ.get("KINETO_LOG_LEVEL"), os.environ.get("_FORGE_PROFILING_KINETO"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("given", "said"), [(None, ["6", "None None"]), ("2", ["2", "2 None"])])
+def test_kinetos_messages_are_off_while_torch_is_imported_unless_the_user_sets_their_level(tmp_path, given, said):
+    (tmp_path / "fit.py").write_text(ENVIRONMENT_OF_A_FIT)
+    environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
+    done = forge_run("fit.py", cwd=tmp_path, env=environment | ({} if given is None else {"KINETO_LOG_LEVEL": given}))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == said
+
+
+def test_switched_off_the_script_runs_alone(tmp_path, tells):
+    tells()
+    environment = {**os.environ, "FORGE_PROFILING": "0"}
+    done = forge_run("tells.py", cwd=tmp_path, env=environment, input=b"", text=False)
+    said = b"forge-profiling: FORGE_PROFILING=0: tells.py runs without profiling"
+    assert done.stderr.splitlines() == [said, b"complains"]
+
+
+def test_switched_off_callbacks_do_nothing_and_say_so_once(tmp_path, make_trainer, monkeypatch, caplog):
+    monkeypatch.setenv("FORGE_PROFILING", "0")
+    forge, throughput = ForgeProfilerCallback(2, 4), ThroughputCallback(warmup_steps=1)
+    for _ in range(2):
+        make_trainer(forge, throughput).fit(Classifier(), loader(48))
+    assert (throughput.summary(), throughput.ledger(), forge.trace_report()) == ({}, None, None)
+    assert not [path for path in tmp_path.rglob("*") if "forge" in path.name]
+    said = [record.message for record in caplog.records if "FORGE_PROFILING" in record.message]
+    assert said == ["FORGE_PROFILING=0: nothing is profiled in this process."]
 
 
 # --- without `run` the entry point costs nothing ---------------------------------------------------------------------
@@ -303,6 +354,50 @@ def test_the_table_is_on_standard_error_and_names_the_trace(tmp_path, make_train
     assert str(trace.parent) in err
     assert trace.name in err
     assert recorded_steps(the_trace(tmp_path)) == [2, 3]
+
+
+class Kept(Logger):
+    """A logger of the script's own."""
+
+    name, version = "kept", 0
+
+    def __init__(self):
+        super().__init__()
+        self.metrics = []
+
+    def log_metrics(self, metrics, step=None):
+        self.metrics.append(set(metrics))
+
+    def log_hyperparams(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_the_scripts_loggers_are_its_own_unless_asked_for(make_trainer, under_run, log, tmp_path):
+    under_run(**({"log": True} if log else {}))
+    kept = Kept()
+    make_trainer(logger=kept, log_every_n_steps=1).fit(Classifier(), loader(48))
+    ours_too = any("throughput/steps_per_sec" in metrics for metrics in kept.metrics)
+    assert ours_too == log
+    [record] = tmp_path.rglob("rank0.jsonl")
+    assert "throughput/steps_per_sec" in record.read_text(), "the record has them anyway"
+
+
+def test_a_batch_size_can_be_given(make_trainer, under_run, capsys):
+    class Batches:
+        """An iterable of batches that show no size."""
+
+        def __iter__(self):
+            return iter([{"inputs": torch.zeros(6, 8)}] * 12)
+
+    class Sums(Classifier):
+        def training_step(self, batch, batch_idx):
+            return self.head(batch["inputs"]).sum()
+
+    for size in (None, 6):
+        under_run(**({} if size is None else {"batch_size": size}))
+        make_trainer().fit(Sums(), Batches())
+        assert ("samples/s" in capsys.readouterr().err) == (size is not None)
 
 
 @pytest.mark.usefixtures("under_run")

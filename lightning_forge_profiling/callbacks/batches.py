@@ -38,6 +38,7 @@ class _Known(NamedTuple):
     size: int | None
     first: int | None  # samples in the first: fewer where the whole data set is smaller
     streams: bool  # whether a short batch may come before the last
+    unnamed: str = ""  # class of a loader that names no batch size: then the tensors of a batch have to agree on one
 
     def allows(self, size: int, *, ends_epoch: bool) -> bool:
         """Whether a batch may have this many samples."""
@@ -95,7 +96,7 @@ def _known(loaders: Sequence[Any]) -> _Known:
     size = getattr(sampler, "batch_size", None) if size is None else size
     if isinstance(size, int) and not isinstance(size, bool) and size > 0:
         return _Known(size, size if streams else min(size, _length(loader.sampler) or size), streams)
-    raise UnknownBatchSizeError(f"the loader ({type(loader).__name__}) has no batch_size")
+    return _Known(None, None, streams=True, unnamed=type(loader).__name__)
 
 
 def _length(sampler: Any) -> int | None:
@@ -107,6 +108,11 @@ def _length(sampler: Any) -> int | None:
 
 def _readers_of_size(batch: Any, known: _Known) -> list[_Size]:
     """What reads the loader's batch size off the first batch."""
+    if known.unnamed and not _agree(batch):
+        raise UnknownBatchSizeError(
+            f"the loader ({known.unnamed}) has no batch_size, and the first batch has no two tensors of different "
+            "shapes with the same first dimension, or others without it"
+        )
     sizes = list(islice(_sizes(batch, known.first, _DEPTH), _LOOKED_AT * _FOLLOWED))
     readers = [where for where, size in sizes if known.first in {None, size}][:_FOLLOWED]
     if readers:
@@ -116,6 +122,26 @@ def _readers_of_size(batch: Any, known: _Known) -> list[_Size]:
     raise UnknownBatchSizeError(
         f"the DataLoader{knows}, and the first batch has no tensor or list of that length (lengths: {shown})"
     )
+
+
+def _agree(batch: Any) -> bool:
+    """Whether all tensors of a batch have the same first dimension, and not all the same shape, as of one sample."""
+    shapes = list(islice(_shapes(batch, _DEPTH), _LOOKED_AT))
+    return len(set(shapes)) > 1 and len({shape[:1] for shape in shapes}) == 1
+
+
+def _shapes(part: Any, depth: int) -> Iterator[tuple[int, ...]]:
+    """The shapes of the tensors in a part of a batch; () for a list of tensors that may each be one sample."""
+    shape = getattr(part, "shape", None)
+    if isinstance(shape, tuple):
+        yield shape
+    elif depth:
+        parts = [each for _, each in islice(_inside(part), _LOOKED_AT)]
+        dimensions = {len(getattr(each, "shape", ())) for each in parts}
+        if type(part) in {list, tuple} and len(parts) > 1 and len(dimensions) == 1 and dimensions != {0}:
+            yield ()
+        for each in parts:
+            yield from _shapes(each, depth - 1)
 
 
 def _sizes(part: Any, size: int | None, depth: int) -> Iterator[tuple[_Size, int]]:

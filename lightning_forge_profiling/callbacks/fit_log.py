@@ -255,7 +255,7 @@ class FitLog(Guarded):
     @guarded_end
     def publish(self, trainer: Trainer, analysis: Analysis, trace: TraceReport | None, *, interrupted: bool) -> None:
         """Give the result to the loggers that hold more than scalars."""
-        if self._settings.publish:
+        if self._settings.publish and self._settings.logs:
             result = Result(
                 analysis,
                 self.summary(),
@@ -312,7 +312,7 @@ class FitLog(Guarded):
         self._summary |= metrics
         if MFU in metrics and recorded[0].peak.flops is not None:
             metrics[PEAK_TFLOPS] = recorded[0].peak.flops / 1e12
-        if metrics:
+        if metrics and self._settings.logs:
             self._loggers.log(trainer.loggers, metrics, lightning_api.last_logger_step(trainer))
             self._loggers.close()
 
@@ -362,7 +362,7 @@ class FitLog(Guarded):
         if MFU in metrics and not self._logged_peak and self._peak is not None and self._peak.flops:
             self._logged_peak = True
             metrics[PEAK_TFLOPS] = self._peak.flops / 1e12
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and self._settings.logs:
             self._loggers.log(trainer.loggers, metrics, step)
         if self._run_record is not None:
             self._run_record.log_entry(self._of_gpu | metrics, step)

@@ -171,7 +171,7 @@ class ThroughputCallback(TimedCallback):
         if any(self is one for one in taking_part(trainer.callbacks)):
             self._loop_rates = {} if stage == "fit" else self._loop_rates
             ledger = None if self.monitor is None else self.monitor.ledger
-            self._loops = EvaluationLoops(self.batch_size_fn, self.tokens_fn, ledger)
+            self._loops = EvaluationLoops(self.batch_size_fn, self.tokens_fn, ledger, logs=self.logs)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Close the fit, or whatever else the Trainer ran."""
@@ -248,7 +248,10 @@ class EvaluationLoops(Guarded):
         batch_size_fn: Callable[[Any], float] | None,
         tokens_fn: Callable[[Any], float] | None,
         ledger: LedgerClock | None = None,
+        *,
+        logs: bool = True,
     ) -> None:
+        self._logs = logs
         self._counter_of = partial(BatchCounter, batch_size_fn, tokens_fn, ledger)
         self._counters: dict[tuple[str, int], BatchCounter] = {}
         self._run: LoopRates | None = None
@@ -293,7 +296,7 @@ class EvaluationLoops(Guarded):
             return
         run = replace(run, seconds=(self._ns + perf_counter_ns() - self._since_ns) / 1e9)
         self.sums[run.loop] = self.sums[run.loop].plus(run) if run.loop in self.sums else run
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and self._logs:
             self._loggers.log(trainer.loggers, run.metrics(), lightning_api.logger_step(trainer))
 
     @guarded_end

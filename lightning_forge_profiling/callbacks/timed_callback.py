@@ -1,6 +1,7 @@
 """The base class of both callbacks: finds the monitor of the fit, and passes Lightning's hooks on to it."""
 
 from collections.abc import Callable, Collection, Iterable
+from functools import cache
 from time import perf_counter_ns
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from lightning_forge_profiling.callbacks.fit_results import FitResults
 from lightning_forge_profiling.callbacks.ledger_parts import SetUpParts, begin_ledger
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.names import REGIONS, SWITCHED_OFF, switched_off
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
@@ -40,6 +41,7 @@ class TimedCallback(Callback):
     enabled: bool = True
     # whether `forge-profiling run` added it: then it gives way to others of its kind, and refuses nothing
     added: bool = False
+    logs: bool = True  # whether the Trainer's loggers get anything: under `run` they are the script's
 
     monitor: FitMonitor | None = None  # of the fit that is running
     _begun: SetUpParts | None = None  # of a fit that has begun, until `setup`
@@ -202,6 +204,11 @@ class TimedCallback(Callback):
             self.__dict__.pop(name, None)
 
 
+@cache
+def _say_off() -> None:
+    _log.warning("%s: nothing is profiled in this process.", SWITCHED_OFF)
+
+
 def _are_twins(one: TimedCallback, other: TimedCallback) -> bool:
     return isinstance(one, type(other)) or isinstance(other, type(one))
 
@@ -210,6 +217,9 @@ def taking_part(callbacks: Iterable[Callback]) -> tuple[TimedCallback, ...]:
     """The enabled callbacks of this package: of each kind those of the script, else the first that `run` added."""
     # a script that gives one list to two Trainers has what was added to the first in the second, too
     ours = [callback for callback in callbacks if isinstance(callback, TimedCallback) and callback.enabled]
+    if ours and switched_off():
+        _say_off()
+        return ()
     chosen = [callback for callback in ours if not callback.added]
     for callback in ours:
         if callback.added and not any(_are_twins(callback, other) for other in chosen):

@@ -15,6 +15,9 @@ from lightning_forge_profiling import entry_point
 from lightning_forge_profiling.cli.arguments import at_least, share, step_range
 from lightning_forge_profiling.cli.output import warn
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.names import SWITCHED_OFF, switched_off
+
+_QUIET_KINETO = "6"  # above its warnings of a machine without a GPU and its notes on start and stop
 
 _EXAMPLES = """\
 examples:
@@ -23,6 +26,7 @@ examples:
   forge-profiling run -m torch.distributed.run --nproc-per-node 2 train.py     one line instead of torchrun
   torchrun --nproc-per-node 2 --no-python forge-profiling run train.py         the same
   srun forge-profiling run train.py
+  forge-profiling run chemprop train --data-path x.csv                         a command of this environment
 
 Options of this command come before the script; everything after it is passed to the script. The script replaces this
 process, so exit code, signals, input and output are its own. The table at the end of a fit goes to standard error.
@@ -59,6 +63,13 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument(
         "--overhead", type=share, metavar="SHARE", help="largest share of a step that timing may cost (default: 0.005)"
     )
+    parser.add_argument(
+        "--batch-size",
+        type=at_least(1),
+        metavar="N",
+        help="samples in a batch, where its tensors do not show it (default: by loader and batch)",
+    )
+    parser.add_argument("--log", action="store_true", help="write metrics and results to the script's own loggers too")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in `python -m MODULE`")
     parser.add_argument(
         "command",
@@ -70,20 +81,29 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _run(args: argparse.Namespace) -> int:
-    script, module = args.command[0], ["-m"] if args.module else []
-    if not args.module:
-        _refuse_unless_readable(script)
+    (script, *arguments), module = args.command, ["-m"] if args.module else []
+    started = script if args.module else _file_of(script)
     _refuse_unless_installed()
     chosen = _chosen(args)
+    environment = {**os.environ, entry_point.RUN_OPTIONS: json.dumps({**chosen, **_for_all(args)})}
+    does = f"adding {' and '.join(_calls(chosen))} to every Lightning Trainer of {script}"
+    if switched_off():
+        environment, does = dict(os.environ), f"{SWITCHED_OFF}: {script} runs without profiling"
+    elif "KINETO_LOG_LEVEL" not in environment:
+        environment |= {"KINETO_LOG_LEVEL": _QUIET_KINETO, entry_point.OWN_KINETO_LEVEL: "1"}
     if _is_first_rank(os.environ):
-        warn(f"adding {' and '.join(_calls(chosen))} to every Lightning Trainer of {script}")
+        warn(does)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(  # noqa: S606  (the script replaces this process)
-        sys.executable,
-        [sys.executable, *_interpreter_options(), *module, *args.command],
-        {**os.environ, entry_point.RUN_OPTIONS: json.dumps(chosen)},
+        sys.executable, [sys.executable, *_interpreter_options(), *module, started, *arguments], environment
     )
+
+
+def _for_all(args: argparse.Namespace) -> dict[str, Any]:
+    """What concerns all callbacks, for `entry_point`."""
+    batch_size = {} if args.batch_size is None else {"batch_size": args.batch_size}
+    return {**batch_size, **({"log": True} if args.log else {})}
 
 
 def _chosen(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -126,14 +146,19 @@ def _interpreter_options() -> list[str]:
     return [*subprocess._args_from_interpreter_flags(), *unbuffered]  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-def _refuse_unless_readable(script: str) -> None:
-    """Refuse a script that does not exist or cannot be read. Python itself reports one that is not Python."""
+def _file_of(script: str) -> str:
+    """The script, or the console script of that name; refuses what cannot be read. Python reports what is no Python."""
     if not Path(script).exists():
+        installed = Path(sys.executable).with_name(script)
+        if entry_points(group="console_scripts", name=script) and installed.exists():
+            return str(installed)
         raise ConfigurationError(
-            f"{script}: no such file. Give the script without `python` before it, or a module after `-m`"
+            f"{script}: no such file, and no command of this environment. Give the script without `python` before it, "
+            "or a module after `-m`"
         )
     if not os.access(script, os.R_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), script)
+    return script
 
 
 def _refuse_unless_installed() -> None:

@@ -329,6 +329,12 @@ def test_one_long_step_is_outside_of_the_interval_and_a_regular_one_inside():
     assert regular.low_pct > 40
 
 
+@pytest.mark.parametrize(("pieces", "steps", "typical"), [(8, 8, 10.0), (7, 8, None), (8, 7, None)])
+def test_what_a_typical_step_spends_there_takes_eight_blocks_of_eight_steps(pieces, steps, typical):
+    part = [1.0] * (pieces - 1) + [50.0]
+    assert share_interval(part, [10.0] * pieces, [steps] * pieces).typical_pct == typical
+
+
 # -- what the system says ----------------------------------------------------------------------------------------------
 
 

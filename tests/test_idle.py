@@ -157,6 +157,31 @@ def test_where_the_launching_thread_is_in_nothing_the_call_of_another_one_is_nam
     assert sum(ms for *_, ms in parts) == pytest.approx(79, abs=0.1)
 
 
+@pytest.mark.parametrize("calls", [("hipMalloc", "hipFree"), ("hipFree", "hipMalloc")])
+def test_calls_of_two_other_threads_are_two_kinds(calls, tmp_path):
+    """Each takes less than half of the time in which the launching thread is in nothing, both together more."""
+    trace = Synthetic()
+    trace.step(0, 0, 100)
+    trace.kernel(0, 10, launched=0)
+    trace.kernel(90, 100, launched=11, name=ADD, stream=20)
+    for at, name in enumerate(("hipMalloc", "hipFree")):  # in either order of their first calls
+        trace.call(name, 1 + at, 1.5 + at, WORKER)
+    trace.call(calls[0], 15, 50, WORKER)
+    trace.call(calls[1], 50, 85, WORKER + 1)
+    parts = [part.activity for part in trace.rank(tmp_path).idle_parts]
+    assert set(parts) == {"", "cudaLaunchKernel"}
+
+
+def test_time_in_which_no_thread_does_anything_is_named_by_the_kernel_after_its_longest_gap(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 100)
+    trace.kernel(0, 10, launched=0)
+    trace.kernel(70, 80, launched=70, name=ADD)
+    trace.kernel(90, 100, launched=90)
+    [part] = [part for part in trace.rank(tmp_path).idle_parts if not part.activity]
+    assert (part.following, part.ms_per_step) == (ADD, 70)
+
+
 def test_idle_time_is_listed_by_what_the_launching_thread_was_doing(waiting, tmp_path):
     waiting.mark("forge.backward", 12, 58)
     waiting.operator("aten::mm", 20, 40)

@@ -40,6 +40,17 @@ def inside(step_timer, device, name, ms, *nested):
     step_timer.exit(name)
 
 
+def test_the_first_step_ends_so_long_after_the_fit_began(device):
+    step_timer = recorder_on(device)
+    device.pass_host_time(ms=2500)
+    step_timer.start()
+    device.enqueue(500)
+    device.pass_host_time(ms=500)
+    step_timer.end_step(StepWork())
+    step_timer.finish(wait=True)
+    assert step_timer.summary().first_step_s == pytest.approx(3.0)
+
+
 def test_the_built_in_regions_tile_the_step_by_self_time(device):
     step_timer = recorder_on(device)
     seen = collect(step_timer)

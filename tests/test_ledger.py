@@ -472,6 +472,21 @@ def test_a_part_that_was_never_begun_ends_nothing():
     assert sums_up(ledger)
 
 
+@pytest.mark.parametrize("steps", [10, 101, 102])
+def test_the_marks_end_with_the_step_that_is_under_way(steps):
+    """Of many steps only some have a mark, and the last block may end between two of them."""
+    now = iter(range(0, 10**9, 10))
+    clock = LedgerClock(0, STEPS, clock_ns=now.__next__)
+    clock.count_steps(on=True)
+    for step in range(steps):
+        clock.begin_step(step)
+        clock.enter("callback/X.on_train_batch_end")
+        clock.exit("callback/X.on_train_batch_end")
+    marks = clock.marks()
+    assert marks.at(steps) == {"callback/X.on_train_batch_end": 10 * steps}
+    assert marks.at(0) == {}
+
+
 def test_the_summary_has_it(make_trainer, tmp_path):
     forge = ForgeProfilerCallback(2, 4, trace_dir=tmp_path)
     ours, _ = fit(make_trainer, tmp_path, forge)

@@ -241,6 +241,22 @@ def test_a_copy_in_the_middle_of_a_run_changes_nothing(tmp_path, make_trainer, c
         assert not isinstance(getattr(made, "profiler", None), BoundaryProfiler), "the copy has the user's own"
 
 
+def test_the_results_of_copies_reach_the_object_that_the_user_holds(make_trainer):
+    """As where darts or neuralforecast copy the arguments for the Trainer."""
+    mine = both()
+    for epochs in (1, 2):
+        forge, throughput = copy.deepcopy(mine)
+        make_trainer(forge, throughput, max_epochs=epochs).fit(Classifier(), loader())
+        assert mine[0].trace_report() == forge.trace_report() is not None
+        assert mine[1].summary() == throughput.summary() != {}
+        assert mine[1].ledger() == throughput.ledger() is not None
+        assert mine[1].analysis() == throughput.analysis() is not None
+    make_trainer(*mine).fit(Classifier(), loader())
+    own = mine[1].summary()
+    make_trainer(*copy.deepcopy(mine)).fit(Classifier(), loader())
+    assert mine[1].summary() == own, "its own fit counts"
+
+
 def test_a_copy_made_in_the_middle_of_a_run_fits_and_records_by_itself(make_trainer, capsys):
     copier, callbacks = Copies(copy.deepcopy), both()
     make_trainer(*callbacks, copier).fit(Classifier(), loader())

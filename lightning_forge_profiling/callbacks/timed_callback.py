@@ -9,7 +9,7 @@ import torch
 
 from lightning_forge_profiling.callbacks.batches import FlopsPerBatch
 from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor
-from lightning_forge_profiling.callbacks.fit_results import FitResults
+from lightning_forge_profiling.callbacks.fit_results import FitResults, NewestResults
 from lightning_forge_profiling.callbacks.ledger_parts import SetUpParts, begin_ledger
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
 from lightning_forge_profiling.errors import ConfigurationError
@@ -48,13 +48,23 @@ class TimedCallback(Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fit_results = FitResults()
+        self._own_results: FitResults | None = None
+        self._newest = NewestResults()
         self.built_ns = perf_counter_ns()
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings and the results: a copy takes no part in a running fit."""
         transient = {"monitor", "_begun", "_loops", *_LOGGING_ATTRIBUTES, *_BACKWARD_HOOKS}
         return {name: value for name, value in self.__dict__.items() if name not in transient}
+
+    @property
+    def fit_results(self) -> FitResults:
+        """Those of the last fit of this object; of its copies' newest while it has not been in a fit itself."""
+        return self._newest.results if self._own_results is None else self._own_results
+
+    @fit_results.setter
+    def fit_results(self, results: FitResults) -> None:
+        self._own_results = self._newest.results = results
 
     def analysis(self) -> Analysis | None:
         """The verdict on the last fit, with the findings and figures behind it."""
@@ -132,7 +142,7 @@ class TimedCallback(Callback):
             for callback in callbacks:
                 if callback.monitor is not None:
                     callback.monitor.abandon(trainer)
-                callback.monitor = monitor
+                callback.monitor, callback.fit_results = monitor, FitResults()
         assert self.monitor is not None  # noqa: S101
         self.join(trainer, self.monitor)
         self.monitor.has_joined(self, trainer, pl_module)

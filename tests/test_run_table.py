@@ -143,8 +143,8 @@ def test_the_table_of_a_recorded_run_has_some_twenty_lines(tmp_path):
 
 def test_the_split_of_the_step_has_shares_of_the_mean_and_percentiles_of_the_timed_steps():
     lines = [line.split() for line in printed(sampled(401), width=80, on_device=True).splitlines()]
-    [head] = [line for line in lines if line[:1] == ["from"]]
-    assert " ".join(head) == "from 1 in 4 steps share of mean median ms p95 ms host mean"
+    [head] = [line for line in lines if line[:1] == ["sampled:"]]
+    assert " ".join(head) == "sampled: 1 in 4 steps share of mean median ms p95 ms host mean"
     rows = {line[0]: line[1:] for line in lines if line[:1] in (["data"], ["forward"], ["step"])}
     assert rows["data"][1:] == ["50.0", "%", "100.00", "190.00", "400.00"], "where the host waits for twice the time"
     assert rows["forward"][1:] == ["50.0", "%", "100.00", "190.00"]
@@ -371,7 +371,7 @@ def test_a_bar_of_a_long_step_stays_on_its_line():
         totals.add(StepTimes(step, times, times), StepWork(4.0), None)
     run = totals.summary(steps=60, before_first_s=0.5, wall_s=2.0)
     table = run_table(report_of(run))
-    table = replace(table, headings=("from 1 in 3 steps", *table.headings[1:]))
+    table = replace(table, headings=("sampled: 1 in 3 steps", *table.headings[1:]))
     text = io.StringIO()
     for width in (70, 72, 80):
         screen = Screen(text, width=width, wrap=True, colours=False)

@@ -153,7 +153,7 @@ def test_on_a_real_run_the_step_is_exact_and_regions_are_left_out_where_none_wer
     run = callback.analysis().run
     assert run.split_steps < run.steps / 4
     assert run.overhead_us > 0
-    assert f"\nfrom 1 in {run.steps / run.split_steps:.0f} steps " in capsys.readouterr().out
+    assert f"\nsampled: 1 in {run.steps / run.split_steps:.0f} steps " in capsys.readouterr().out
 
 
 def test_without_a_budget_every_step_is_split(tmp_path, make_trainer, capsys):

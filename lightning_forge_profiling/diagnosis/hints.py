@@ -290,8 +290,7 @@ def _of_steps(run: RunEvidence) -> Iterator[Hint]:
     if step.mean - restarts_ms > _UNEVEN * (step.p50 if run.like_ms is None else run.like_ms):
         yield _hint(
             "uneven-steps",
-            f"Steps are uneven: mean {in_ms(step.mean)}, median {in_ms(step.p50)}, longest {in_ms(step.max)}, more "
-            "than gradient accumulation and restarts of workers explain.",
+            f"Steps are uneven: mean {in_ms(step.mean)}, median {in_ms(step.p50)}, longest {in_ms(step.max)}.",
         )
     if backward_is_heavy(run):
         times = region(run, "backward").device_ms / max(region(run, "forward").device_ms, 1e-3)

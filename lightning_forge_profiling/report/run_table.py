@@ -121,8 +121,7 @@ def _sampled(rates: Rates) -> str:
     if not 0 < rates.split_steps < rates.steps:
         return ""
     each = rates.steps / rates.split_steps
-    some = f"1 in {each:.0f}" if each >= 2 else f"{rates.split_steps} of {rates.steps}"  # noqa: PLR2004
-    return f"from {some} steps"
+    return f"sampled: {f'1 in {each:.0f}' if each >= 2 else f'{rates.split_steps} of {rates.steps}'} steps"  # noqa: PLR2004
 
 
 def _rows(report: RunReport) -> tuple[tuple[str, ...], tuple[RegionRow, ...]]:

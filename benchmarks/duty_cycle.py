@@ -63,7 +63,7 @@ def entered(
         splits = left_out is not None or budget.splits(times.step + earlier)
         chosen += splits and left_out is None
         totals.add(times if splits else times.whole(), work, left_out, timing)
-        own_ns = int(timing.own_us * 1e3) if splits else plain_ns
+        own_ns = int(timing.timing_us * 1e3) if splits else plain_ns
         budget.add(
             step_ns=int(sum(times.host_ms[name] for name in REGIONS if name in times.host_ms) * 1e6),
             own_ns=own_ns,

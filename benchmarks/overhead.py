@@ -301,7 +301,7 @@ def measure(contender: str, model: str, folder: str, *, quick: bool) -> None:
             error_us=error,
             kinds={kind: (len(times), statistics.median(times) / 1e3) for kind, times in steps.items()},
             block=size.block,
-            own_us=ours.summary()["profiling/overhead_us"],
+            timing_us=ours.summary()["profiling/overhead_us"],
         )
         return
     steps = size.warmup + size.measured + 1
@@ -315,7 +315,7 @@ def measure(contender: str, model: str, folder: str, *, quick: bool) -> None:
     analysis = recording.analysis() if recording is not None else None
     if analysis is not None and analysis.run is not None:
         told = analysis.run
-        result |= {"own_us": told.overhead_us, "steps": told.steps, "mean_ms": told.step_ms.mean}
+        result |= {"timing_us": told.overhead_us, "steps": told.steps, "mean_ms": told.step_ms.mean}
         result["split"] = told.steps if told.split_steps is None else told.split_steps
         result["regions"] = {name: region.device_ms for name, region in told.regions.items()}
     fresh.answer(**result)
@@ -339,7 +339,7 @@ def row(mine: Sequence[fresh.Outcome], base: Sequence[fresh.Outcome]) -> list[st
         fresh.middle([result["step_ms"] for result in found]),
         fresh.spread(fresh.paired(mine, base, lambda m, b: m["step_ms"] / b["step_ms"])),
         fresh.middle(fresh.paired(mine, base, lambda m, b: (m["step_ms"] - b["step_ms"]) * 1e3), "+.1f"),
-        fresh.middle([result["own_us"] for result in told], ".1f"),
+        fresh.middle([result["timing_us"] for result in told], ".1f"),
         f"{fresh.middle([result['split'] for result in told], '.0f')} of {told[0]['steps']}" if told else "-",
     ]
 
@@ -405,7 +405,7 @@ def on_and_off(found: dict[str, Any]) -> str:
     kinds = ", ".join(f"{count} {kind}: {step_ms:.3f}" for kind, (count, step_ms) in found["kinds"].items())
     return (
         f"{found['more_us']:+.1f} ± {found['error_us']:.1f} µs per step of {found['kinds'][OFF][1]:.2f} ms (and its "
-        f"standard error; median ms of {kinds}); by the callback's own clock {found['own_us']:.1f} µs"
+        f"standard error; median ms of {kinds}); by the callback's own clock {found['timing_us']:.1f} µs"
     )
 
 
@@ -413,7 +413,7 @@ def all_on_and_off(found: Sequence[dict[str, Any]]) -> str:
     """What came of several processes."""
     more, steps = [one["more_us"] for one in found], [one["kinds"][OFF][1] for one in found]
     low, middle, high = statistics.quantiles(more)
-    own = fresh.middle([one["own_us"] for one in found], ".1f")
+    own = fresh.middle([one["timing_us"] for one in found], ".1f")
     return (
         f"{len(found)} processes: median {middle:+.1f} ± {median_error(more):.1f} µs of {fresh.middle(steps)} ms (and "
         f"its standard error; quartiles {low:+.1f} and {high:+.1f}); by the callback's own clock {own} µs"

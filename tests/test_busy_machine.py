@@ -246,7 +246,7 @@ def test_the_sampler_ends_with_the_fit():
 # -- by what was measured ----------------------------------------------------------------------------------------------
 
 
-def ran(step_ms=20.0, *, on_device=False, drained_pct=None, data_ms=0.0, interval=None, **cpu):
+def ran(step_ms=20.0, *, on_device=False, gpu_starved_pct=None, data_ms=0.0, interval=None, **cpu):
     regions = {name: RunRegion(device_ms=0.0, host_ms=0.0) for name in ("transfer", "optimizer", "other")}
     regions["data"] = RunRegion(device_ms=data_ms, host_ms=data_ms)
     regions |= dict.fromkeys(("forward", "backward"), RunRegion(device_ms=(step_ms - data_ms) / 2, host_ms=1.0))
@@ -255,16 +255,17 @@ def ran(step_ms=20.0, *, on_device=False, drained_pct=None, data_ms=0.0, interva
         on_device=on_device,
         step_ms=Distribution(mean=step_ms, p50=step_ms, min=step_ms, max=step_ms),
         regions=regions,
-        drained_pct=drained_pct,
+        gpu_starved_pct=gpu_starved_pct,
         cpu=CpuUse(**{"cores": 2, "used": 1.0, "idle": 1.0, **cpu}),
         intervals={} if interval is None else {"data": interval},
     )
 
 
 def test_waits_that_a_gpu_does_not_wait_for_cost_nothing():
-    def codes(drained_pct):
+    def codes(gpu_starved_pct):
         return {
-            found.code for found in combine(None, ran(on_device=True, drained_pct=drained_pct, waits_pct=30)).findings
+            found.code
+            for found in combine(None, ran(on_device=True, gpu_starved_pct=gpu_starved_pct, waits_pct=30)).findings
         }
 
     assert "cpu-starved" not in codes(5.0)

@@ -19,7 +19,7 @@ RECORDED = sample_analysis()  # 53.3 ms a step, 62 % busy; input-bound 16 %, syn
 STEP_MS = RECORDED.ranks[0].step_ms.mean
 
 
-def evidence(step_ms=STEP_MS, *, data=0.0, drained_pct=0.0, host_ms=5.0, steps=100, on_device=True):
+def evidence(step_ms=STEP_MS, *, data=0.0, gpu_starved_pct=0.0, host_ms=5.0, steps=100, on_device=True):
     """A run of such steps with `data` ms exposed in each, the rest in forward, which takes the host `host_ms`."""
     return RunEvidence(
         steps=steps,
@@ -29,7 +29,7 @@ def evidence(step_ms=STEP_MS, *, data=0.0, drained_pct=0.0, host_ms=5.0, steps=1
             "data": RunRegion(device_ms=data, host_ms=data),
             "forward": RunRegion(device_ms=step_ms - data, host_ms=host_ms),
         },
-        drained_pct=drained_pct,
+        gpu_starved_pct=gpu_starved_pct,
     )
 
 
@@ -96,19 +96,19 @@ def test_a_stall_of_the_window_alone_is_kept_and_reported():
 
 
 def test_what_the_run_only_infers_is_left_to_the_trace_which_sees_it():
-    both = combine(with_findings(memory_bandwidth_bound=50.0), evidence(drained_pct=0))
+    both = combine(with_findings(memory_bandwidth_bound=50.0), evidence(gpu_starved_pct=0))
     assert shares(both) == {"memory-bandwidth-bound": 50.0}
-    both = combine(with_findings(sync_bound=30.0), evidence(drained_pct=100, host_ms=STEP_MS))
+    both = combine(with_findings(sync_bound=30.0), evidence(gpu_starved_pct=100, host_ms=STEP_MS))
     assert shares(both) == {"sync-bound": 30.0}
     assert both.differences == ()
 
 
 def test_contradictions_about_host_and_gpu_are_reported():
-    waits = combine(with_findings(compute_bound=60.0), evidence(drained_pct=98, host_ms=STEP_MS))
+    waits = combine(with_findings(compute_bound=60.0), evidence(gpu_starved_pct=98, host_ms=STEP_MS))
     assert waits.verdict == "compute-bound"
     [difference] = waits.differences
     assert difference.startswith("by the whole run's regions the host sets the pace in 98 % of a step, in the recorded")
-    ahead = combine(with_findings(launch_bound=31.0), evidence(drained_pct=2))
+    ahead = combine(with_findings(launch_bound=31.0), evidence(gpu_starved_pct=2))
     [difference] = ahead.differences
     assert difference == (
         "launch-bound took 31 % of the recorded steps, but in the whole run the GPU still had work queued at 98 % of "
@@ -156,7 +156,7 @@ class TestWhereRecordingSlowsTheHost:
         assert "input-bound: 20 % of the recorded steps (32 % of a live one), 20 % of the run's 100 steps" in (
             both.differences
         )
-        ahead = combine(with_findings(launch_bound=30.0), evidence(STEP_MS / 1.2, drained_pct=2))
+        ahead = combine(with_findings(launch_bound=30.0), evidence(STEP_MS / 1.2, gpu_starved_pct=2))
         assert ahead.differences[-1].startswith("launch-bound took 30 % of the recorded steps, but in the whole run")
 
     def test_a_slow_first_step_that_no_finding_is_over_slows_nothing(self):
@@ -164,13 +164,13 @@ class TestWhereRecordingSlowsTheHost:
         steps = tuple(replace(rank.per_step[0], number=number, ms=ms) for number, ms in enumerate((200.0, 55.0)))
         rank = replace(rank, per_step=steps, step_ms=Distribution(mean=55.0, p50=55.0, min=55.0, max=55.0))
         recorded = replace(with_findings(launch_bound=30.0), ranks=(rank,))
-        assert combine(recorded, evidence(60.0, drained_pct=100, host_ms=60.0)).differences == ()
+        assert combine(recorded, evidence(60.0, gpu_starved_pct=100, host_ms=60.0)).differences == ()
 
 
 def test_a_trace_without_a_gpu_knows_nothing_better_than_the_run():
     rank = RECORDED.ranks[0]
     blind = replace(rank, gpu=replace(rank.gpu, busy_ms_per_step=0.0))
-    both = combine(replace(with_findings(), ranks=(blind,)), evidence(drained_pct=100, host_ms=STEP_MS))
+    both = combine(replace(with_findings(), ranks=(blind,)), evidence(gpu_starved_pct=100, host_ms=STEP_MS))
     assert both.verdict == "launch-bound"
 
 

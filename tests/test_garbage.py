@@ -205,12 +205,12 @@ def test_collections_between_the_regions_are_not_named_twice(make_trainer):
 
 
 @pytest.mark.parametrize(
-    ("drained_pct", "each_s", "costs_s"),
+    ("gpu_starved_pct", "each_s", "costs_s"),
     [(100.0, 0.02, 2.0), (0.0, 0.02, None), (0.0, 0.3, 25.0), (50.0, 0.1, 5.0)],
     ids=["the GPU waits anyway", "hidden behind a step", "longer than a step", "half of the time"],
 )
-def test_on_a_gpu_a_collection_costs_what_the_queue_does_not_hide(drained_pct, each_s, costs_s):
-    run = evidence(**{GC_FULL: 100 * each_s}, counts={GC_FULL: 100}, drained_pct=drained_pct)
+def test_on_a_gpu_a_collection_costs_what_the_queue_does_not_hide(gpu_starved_pct, each_s, costs_s):
+    run = evidence(**{GC_FULL: 100 * each_s}, counts={GC_FULL: 100}, gpu_starved_pct=gpu_starved_pct)
     findings = [finding for finding in combine(None, run).findings if finding.code == "gc-bound"]
     assert [finding.evidence["seconds"] for finding in findings] == ([] if costs_s is None else [costs_s])
 

@@ -377,9 +377,11 @@ def test_the_run_alone_tells_what_bounds_it(tmp_path, module, options, verdict, 
     precision = 32 if options is None else "bf16-true"
     train(tmp_path, module(), loader, 60, [ours], precision=precision)
     analysis = ours.analysis()
-    print(f"{analysis.verdict_text} Drained at {analysis.run.drained_pct:.0f} % of {analysis.run.steps} batch ends.")
+    print(
+        f"{analysis.verdict_text} Drained at {analysis.run.gpu_starved_pct:.0f} % of {analysis.run.steps} batch ends."
+    )
     assert analysis.verdict == verdict
-    assert drained[0] <= analysis.run.drained_pct <= drained[1]
+    assert drained[0] <= analysis.run.gpu_starved_pct <= drained[1]
 
 
 class ReadsLoss(Callback):

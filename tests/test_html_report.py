@@ -34,7 +34,7 @@ RUN = RunEvidence(
         "loss": RunRegion(device_ms=1.5, host_ms=0.2, p50_ms=1.4),
     },
     user_regions=("loss",),
-    drained_pct=12.5,
+    gpu_starved_pct=12.5,
     compute=(
         RunCompute(
             kind="mfu", tflops=400.0, dtype="bf16", device="H200 SXM", peak_tflops=989.5, peak_source="data sheet",

@@ -16,7 +16,7 @@ from tests.models import Classifier, loader
 STEP_MS, STEPS = 50.0, 200
 
 
-def evidence(*, data_ms=0.0, before_s=2.0, drained_pct=None, counts=None, **parts):
+def evidence(*, data_ms=0.0, before_s=2.0, gpu_starved_pct=None, counts=None, **parts):
     """A run of `STEPS` steps of `STEP_MS`, and what else took its time, each part 10 times unless `counts` has it."""
     ledger = {"startup/process": before_s, "steps": STEPS * STEP_MS / 1e3, **parts}
     return RunEvidence(
@@ -30,7 +30,7 @@ def evidence(*, data_ms=0.0, before_s=2.0, drained_pct=None, counts=None, **part
             unexplained_s=0.0,
             counts={**dict.fromkeys(ledger, 10), **(counts or {})},
         ),
-        drained_pct=drained_pct,
+        gpu_starved_pct=gpu_starved_pct,
     )
 
 

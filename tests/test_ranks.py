@@ -264,7 +264,7 @@ def live(late=None):
         more = {"backward": least} if late is None else more
         leaves = of_rank | more
         works.append(RankWork(rank=number, host="node0", steps=60, step_ms=sum(leaves.values()), leaves_ms=leaves))
-    return replace(evidence_of(works, on_device=True), drained_pct=0.0)
+    return replace(evidence_of(works, on_device=True), gpu_starved_pct=0.0)
 
 
 def test_live_steps_overrule_what_a_trace_says_of_hosts(recorded):
@@ -302,7 +302,7 @@ def test_what_recording_added_to_a_wait_for_the_host_is_taken_off(recorded, late
     live_ms = 27.26 / 1.5
     rest = {"backward": live_ms - 10.0 - late_ms}
     works = [rank(0, backward=rest["backward"] + late_ms), rank(1, forward=late_ms, **rest)]
-    evidence = replace(evidence_of(works, on_device=True), drained_pct=100.0)
+    evidence = replace(evidence_of(works, on_device=True), gpu_starved_pct=100.0)
     both = combine(replace(recorded, findings=(launching,)), evidence)
     idle_ms = live_ms - sum(work_ms(recorded).values()) / 2
     costs = {found.code: found.share_pct * live_ms / 100 for found in both.findings}

@@ -60,10 +60,10 @@ def test_own_time_of_steps_and_of_log_entries_is_per_step():
     totals = RunTotals()
     for number in range(4):
         times = StepTimes(number, {"forward": 10.0}, {"forward": 2.0})
-        totals.add(times, StepWork(), None, StepTiming(own_us=30.0))
+        totals.add(times, StepWork(), None, StepTiming(timing_us=30.0))
     totals.add_log_time(800.0)
     rates = totals.take()
-    assert (rates.own_us, rates.rows_us, rates.overhead_us) == (120, 800, 230)
+    assert (rates.timing_us, rates.log_entries_us, rates.overhead_us) == (120, 800, 230)
     assert (rates.mean_ms("step"), rates.mean_host_ms("step")) == (10, 2), "neither is in the steps"
     assert totals.take().overhead_us == 0, "it was taken"
     assert totals.steady().overhead_us == 230

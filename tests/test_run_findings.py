@@ -29,7 +29,7 @@ from tests.models import Classifier, busy, every_step, loader
 from tests.samples import sample_analysis
 
 
-def evidence(drained_pct, *times, on_device=True, world_size=1, steps=48, p50=None):
+def evidence(gpu_starved_pct, *times, on_device=True, world_size=1, steps=48, p50=None):
     """A run whose regions, from `data` to `other`, took (device, host) milliseconds a step."""
     regions = {
         name: RunRegion(device_ms=device, host_ms=host) for name, (device, host) in zip(REGIONS, times, strict=True)
@@ -41,7 +41,7 @@ def evidence(drained_pct, *times, on_device=True, world_size=1, steps=48, p50=No
         on_device=on_device,
         step_ms=Distribution(mean=step, p50=p50, min=p50, max=5 * step),
         regions=regions,
-        drained_pct=drained_pct,
+        gpu_starved_pct=gpu_starved_pct,
         world_size=world_size,
     )
 
@@ -265,7 +265,7 @@ def test_small_kernels_leave_the_gpu_drained_at_every_batch_end():
         optimizer={"host": 1, "gpu": 0.1, "launches": 10},
     )
     assert run.steps == 18
-    assert run.drained_pct == 100
+    assert run.gpu_starved_pct == 100
     assert combine(None, run).verdict == "launch-bound"
 
 
@@ -277,7 +277,7 @@ def test_a_host_that_runs_ahead_never_sees_the_gpu_drained():
         backward={"host": 3, "gpu": 20},
         optimizer={"host": 1, "gpu": 1},
     )
-    assert run.drained_pct == 0
+    assert run.gpu_starved_pct == 0
     assert combine(None, run).verdict == "compute-bound"
 
 
@@ -289,7 +289,7 @@ def test_an_update_that_outlasts_its_launches_does_not_hide_that_the_gpu_waited_
         backward={"host": 8, "gpu": 0.8, "launches": 40},
         optimizer={"host": 0.3, "gpu": 2},
     )
-    assert run.drained_pct == 100
+    assert run.gpu_starved_pct == 100
     assert combine(None, run).verdict == "launch-bound"
 
 
@@ -298,7 +298,7 @@ def test_without_an_update_in_the_step_its_last_region_is_asked():
     run = Loop(warmup_steps=2).evidence(
         20, data={"host": 0.1}, forward={"host": 2, "gpu": 3}, backward={"host": 3, "gpu": 6}
     )
-    assert run.drained_pct == 0
+    assert run.gpu_starved_pct == 0
 
 
 def test_a_slow_loader_is_input_bound_by_what_is_exposed_of_it():
@@ -317,7 +317,7 @@ def test_a_slow_loader_is_input_bound_by_what_is_exposed_of_it():
 @pytest.mark.parametrize("regions", [("data", "forward"), ()])
 def test_where_not_all_regions_are_timed_the_gpu_is_not_asked(regions):
     run = Loop(regions=regions).evidence(20, forward={"host": 1, "gpu": 1}, backward={"host": 1, "gpu": 1})
-    assert run.drained_pct is None
+    assert run.gpu_starved_pct is None
 
 
 def test_asking_costs_one_call_a_step_and_never_waits():
@@ -458,7 +458,7 @@ class TestWorkerRestarts:
     RUN = replace(
         evidence(50, (6.0, 7.0), IDLE, (6.0, 6.0), (7.0, 7.0), (0.5, 0.5), (0.5, 0.5), p50=14.0),
         worker_restarts=WorkerRestarts(count=12, workers=4, device_ms=4.0, host_ms=5.0),
-        like_ms=16.0,
+        typical_mean_ms=16.0,
     )
 
     def test_it_is_named_with_its_figures_and_input_bound_is_of_the_rest(self):

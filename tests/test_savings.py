@@ -37,7 +37,7 @@ def live(case):
         on_device=True,
         step_ms=Distribution(mean=step, p50=step, min=step, max=step),
         regions=regions,
-        drained_pct=50.0,
+        gpu_starved_pct=50.0,
     )
 
 

@@ -412,11 +412,11 @@ def test_own_time_of_a_step_is_what_recording_its_events_took(device):
     step_timer.finish(wait=True)
     rates = step_timer.summary().steady
     assert rates.steps == 10
-    assert rates.own_us == pytest.approx(10 * 6 * 2 + 9 * 2), "the end of a step counts to the one that follows"
+    assert rates.timing_us == pytest.approx(10 * 6 * 2 + 9 * 2), "the end of a step counts to the one that follows"
     assert rates.overhead_us == pytest.approx((10 * 6 * 2 + 9 * 2) / 10)
     assert rates.metrics()["profiling/overhead_us"] == rates.overhead_us
     parts = {part: 1e6 * seconds for part, seconds in ledger.read().parts.items()}
-    assert parts[PROFILER] == pytest.approx(rates.own_us)
+    assert parts[PROFILER] == pytest.approx(rates.timing_us)
 
 
 def test_what_is_slow_at_the_ends_of_a_log_entry_is_in_one_part_once(device):
@@ -465,7 +465,7 @@ def test_time_of_log_entries_is_own_time_per_step_too(device):
     with step_timer.own_work():  # after the steps: the ledger's, and no step's
         device.pass_host_time(ms=5)
     summary = step_timer.summary()
-    assert (summary.steady.steps, summary.steady.rows_us) == (4, pytest.approx(6000))
+    assert (summary.steady.steps, summary.steady.log_entries_us) == (4, pytest.approx(6000))
     assert summary.steady.overhead_us == pytest.approx(1500)
     assert summary.excluded_ms[PROFILER] == 0, "on the GPU, which went on"
     assert ledger.read().parts[PROFILER] == pytest.approx(0.011)

@@ -215,7 +215,7 @@ def _work_ms(run: RunEvidence) -> dict[str, float]:
 
 
 def _gpu_work_ms(run: RunEvidence) -> float:
-    starved_pct, gpu = run.drained_pct, run.telemetry
+    starved_pct, gpu = run.gpu_starved_pct, run.telemetry
     # where every step calls cudaMalloc, the GPU may have waited for it; only a trace shows how long
     allocates = gpu is not None and (gpu.device_allocs_per_step or 0.0) >= 1
     gpu_is_behind = run.on_device and starved_pct is not None and starved_pct <= _RARELY_PCT
@@ -227,7 +227,7 @@ def _explain_gpu_work(run: RunEvidence) -> Explanation:
     communication = f" (communication of the {run.world_size} processes included)" if run.world_size > 1 else ""
     return Explanation(
         f"the run is GPU-bound: {of_step(work_ms, run.step_ms.mean)} are work that the host had queued ahead in "
-        f"{regions}{communication}; the GPU had caught up with it at {run.drained_pct:.0f} % of the batch ends",
+        f"{regions}{communication}; the GPU had caught up with it at {run.gpu_starved_pct:.0f} % of the batch ends",
         {"gpu_paced_ms_per_step": work_ms},
         'Make the work cheaper: Trainer(precision="bf16-mixed"), torch.compile, fused attention. A recorded '
         "window (ForgeProfilerCallback) shows which kernels take the time.",

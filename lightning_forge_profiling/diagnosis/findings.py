@@ -108,8 +108,8 @@ def _run_finding(rule: Rule[RunEvidence], run: RunEvidence, share_pct: float) ->
     step, rank = run.step_ms, run.rank if run.world_size > 1 else None
     finding = as_finding(rule, run, step_ms=step.mean, share_pct=share_pct, source="run", rank=rank)
     numbers = {**finding.evidence, "step_ms": step.mean, "median_step_ms": step.p50, "steps": run.steps}
-    if run.drained_pct is not None:
-        numbers["drained_pct"] = run.drained_pct
+    if run.gpu_starved_pct is not None:
+        numbers["gpu_starved_pct"] = run.gpu_starved_pct
     if rule is loader.WORKER_RESTARTS and finding.saves is not None:  # which do not come in each step
         saved, steps = (in_s(ms * run.steps / 1e3) for ms in (finding.saves.ms_per_step, step.mean))
         text = f"That saves about {saved} of the {steps} that the steps take ({finding.saves.pct:.0f} %)."

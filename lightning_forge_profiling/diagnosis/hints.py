@@ -287,7 +287,7 @@ def run_hints(run: RunEvidence) -> tuple[Hint, ...]:
 def _of_steps(run: RunEvidence) -> Iterator[Hint]:
     step = run.step_ms
     restarts_ms = 0.0 if run.worker_restarts is None else run.worker_restarts.device_ms
-    if step.mean - restarts_ms > _UNEVEN * (step.p50 if run.like_ms is None else run.like_ms):
+    if step.mean - restarts_ms > _UNEVEN * (step.p50 if run.typical_mean_ms is None else run.typical_mean_ms):
         yield _hint(
             "uneven-steps",
             f"Steps are uneven: mean {in_ms(step.mean)}, median {in_ms(step.p50)}, longest {in_ms(step.max)}.",

@@ -279,7 +279,7 @@ def _host_paced_ms(run: RunEvidence) -> float:
 
 
 def _launching_in_run_ms(run: RunEvidence) -> float:
-    starved_pct = run.drained_pct
+    starved_pct = run.gpu_starved_pct
     if not run.on_device or starved_pct is None or starved_pct < _MOSTLY_PCT:
         return 0.0
     return _host_paced_ms(run) * starved_pct / 100
@@ -289,7 +289,7 @@ def _explain_launching_in_run(run: RunEvidence) -> Explanation:
     paced, paced_ms = _host_paced(run), _host_paced_ms(run)
     return Explanation(
         f"the host sets the pace in {of_step(paced_ms, run.step_ms.mean)} ({', '.join(paced)}): the GPU had caught up "
-        f"with it at {run.drained_pct:.0f} % of the batch ends",
+        f"with it at {run.gpu_starved_pct:.0f} % of the batch ends",
         {
             "host_paced_ms_per_step": paced_ms,
             **{f"{name}_host_ms_per_step": region(run, name).host_ms for name in paced},
@@ -311,7 +311,7 @@ def has_own_finding(run: RunEvidence, name: str) -> bool:
 
 def _outside_regions_ms(run: RunEvidence) -> float:
     """Time between regions without what timing takes, which costs a GPU that is behind nothing."""
-    hidden = run.on_device and (run.drained_pct or 0.0) < _MOSTLY_PCT
+    hidden = run.on_device and (run.gpu_starved_pct or 0.0) < _MOSTLY_PCT
     timing_ms = 0.0 if hidden or run.overhead_us is None else run.overhead_us / 1e3
     return max(region(run, "other").device_ms - timing_ms, 0.0)
 

@@ -118,9 +118,9 @@ class LedgerCosts:
         # a garbage collection may come anywhere in a step. It costs all its time if the GPU waits for the host anyway;
         # otherwise its excess over the step time, because the GPU has about one step queued.
         seconds, count = self._recurring(part)
-        drained_pct = self.evidence.drained_pct
-        if part_kind(part) == "gc" and self.evidence.on_device and drained_pct is not None:
-            return max(seconds * drained_pct / 100, seconds - count * self.evidence.step_ms.mean / 1e3)
+        gpu_starved_pct = self.evidence.gpu_starved_pct
+        if part_kind(part) == "gc" and self.evidence.on_device and gpu_starved_pct is not None:
+            return max(seconds * gpu_starved_pct / 100, seconds - count * self.evidence.step_ms.mean / 1e3)
         region = self.evidence.regions.get(name := hook_region(part))
         if region is None or not self.evidence.on_device or not seconds:
             return seconds

@@ -247,7 +247,7 @@ def _contradictions(findings: Sequence[Finding], live: Mapping[str, Finding], st
         in_run, idle_pct = live[launching].share_pct, steps.rank.gpu.idle_pct
         text = f"by the whole run's regions the host sets the pace in {in_run:.0f} % of a step, "
         return [f"{text}in the recorded steps the GPU was idle for {idle_pct:.0f} %"]
-    queued_pct = 100 - (100.0 if steps.run.drained_pct is None else steps.run.drained_pct)
+    queued_pct = 100 - (100.0 if steps.run.gpu_starved_pct is None else steps.run.gpu_starved_pct)
     if launching in by_code and launching not in live and queued_pct > _QUEUED_PCT:
         finding = by_code[launching]
         recorded_pct = finding.evidence.get("share_of_recorded_step_pct", finding.share_pct)

@@ -60,7 +60,7 @@ def machine_findings(run: RunEvidence) -> tuple[Finding, ...]:
 
 def _exposed(run: RunEvidence, pct: float) -> float:
     """The part of the host's waits that the GPU waits for too."""
-    return pct * run.drained_pct / 100 if run.on_device and run.drained_pct is not None else pct
+    return pct * run.gpu_starved_pct / 100 if run.on_device and run.gpu_starved_pct is not None else pct
 
 
 def _finding(

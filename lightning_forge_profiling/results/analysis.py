@@ -331,7 +331,7 @@ class RunEvidence:
         regions: `data`, `transfer`, `forward`, `backward`, `optimizer` as far as they were timed apart, `other` and
             custom regions, by name.
         user_regions: names of the custom regions.
-        drained_pct: share of the steps in which the GPU had finished all but the optimizer's update when the host
+        gpu_starved_pct: share of the steps in which the GPU had finished all but the optimizer's update when the host
             finished the batch; None if not measured.
         world_size: number of training processes.
         telemetry: readings of the GPU's sensors; None without any.
@@ -343,8 +343,8 @@ class RunEvidence:
         rank: the rank whose times these are.
         ranks: the work of each rank, this one included, as far as they are known; empty for a single rank.
         worker_restarts: restarts of the DataLoader's workers; None with persistent workers or none.
-        like_ms: mean step time if each step took the median of its kind: with or without an optimizer update. None if
-            unknown.
+        typical_mean_ms: mean step time if each step took the median of its kind: with or without an optimizer update.
+            None if unknown.
         loader: settings of the DataLoader on rank 0; None if unknown.
         ledger: wall time of the whole run by parts; None if unknown.
         all_steps: number of all steps of the fit, those that do not count included; None if unknown.
@@ -368,7 +368,7 @@ class RunEvidence:
     step_ms: Distribution
     regions: Mapping[str, RunRegion]
     user_regions: tuple[str, ...] = ()
-    drained_pct: float | None = None
+    gpu_starved_pct: float | None = None
     world_size: int = 1
     telemetry: TelemetrySummary | None = None
     compute: tuple[RunCompute, ...] = ()
@@ -378,7 +378,7 @@ class RunEvidence:
     rank: int = 0
     ranks: tuple[RankWork, ...] = ()
     worker_restarts: WorkerRestarts | None = None
-    like_ms: float | None = None
+    typical_mean_ms: float | None = None
     loader: LoaderSettings | None = None
     ledger: RunLedger | None = None
     all_steps: int | None = None

@@ -29,7 +29,7 @@ class StepTiming(NamedTuple):
     # whether its regions were timed by choice, so that it can represent steps that were not split; False where it had
     # to be split, as the first step after a validation run
     chosen: bool = True
-    own_us: float = 0.0  # host time in microseconds that timing it took
+    timing_us: float = 0.0  # host time in microseconds that timing it took
     before_fetch_ms: float = 0.0  # host time from its beginning to its fetch, if its regions were timed
     saw_all: bool = True  # whether all of its boundaries were announced; otherwise only the whole step is valid
     ended_ns: int = 0  # when it ended, by the host's clock; 0 if unknown
@@ -50,8 +50,8 @@ class Rates:
         flops: their floating-point operations; None if unknown.
         regions: the built-in regions that are timed; the others' time is in `other`.
         split_steps: in how many of the steps the regions were timed.
-        own_us: host time in microseconds that timing took inside the steps.
-        rows_us: host time in microseconds that log entries and the record took between the steps.
+        timing_us: host time in microseconds that timing took inside the steps.
+        log_entries_us: host time in microseconds that log entries and the record took between the steps.
         before_fetch_ms: in the split steps, host time from a step's beginning to its fetch, which is in `other`. In a
             run of several processes Lightning synchronizes them there.
         atypical: whether the regions of most steps are estimated from steps unlike them, because there are no others.
@@ -70,8 +70,8 @@ class Rates:
     flops: float | None = 0.0
     regions: tuple[str, ...] = REGIONS
     split_steps: int = 0
-    own_us: float = 0.0
-    rows_us: float = 0.0
+    timing_us: float = 0.0
+    log_entries_us: float = 0.0
     before_fetch_ms: float = 0.0
     atypical: bool = False
     loader_starts: int = 0
@@ -81,7 +81,7 @@ class Rates:
     @property
     def overhead_us(self) -> float:
         """Host time in microseconds per step that this package took."""
-        return (self.own_us + self.rows_us) / self.steps if self.steps else 0.0
+        return (self.timing_us + self.log_entries_us) / self.steps if self.steps else 0.0
 
     @property
     def total_ms(self) -> float:
@@ -215,15 +215,15 @@ class Spread:
         p95: the 95th percentile, of the same; None for fewer than 20 steps.
         min: the shortest of all.
         max: the longest of all.
-        like: the mean, if each step took the median time of those like it: that change the weights, or that only
-            accumulate gradients.
+        typical_mean_ms: the mean, if each step took the median time of those like it: that change the weights, or that
+            only accumulate gradients.
     """
 
     p50: float = 0.0
     p95: float | None = None
     min: float = 0.0
     max: float = 0.0
-    like: float = 0.0
+    typical_mean_ms: float = 0.0
 
 
 def step_ms(by_region: Mapping[str, float]) -> float:

@@ -167,7 +167,7 @@ class RunSummary:
         step_ms: the spread of the steps' times.
         region_ms: median and 95th percentile of each region, over the latest 1024 of those steps whose regions were
             timed. Medians of regions do not sum to that of the step; means do.
-        drained_pct: percentage of steps at whose end the GPU had finished all but the optimizer's update: it had
+        gpu_starved_pct: percentage of steps at whose end the GPU had finished all but the optimizer's update: it had
             nothing queued and waited for the host. None if unknown.
         warmup_steps: how many steps were left out as warm-up.
         recorded_steps: how many were left out because the profiler ran.
@@ -189,7 +189,7 @@ class RunSummary:
     only_warmup: bool
     step_ms: Spread
     region_ms: Mapping[str, Percentiles]
-    drained_pct: float | None
+    gpu_starved_pct: float | None
     warmup_steps: int
     recorded_steps: int
     untimed_steps: int
@@ -329,7 +329,7 @@ class RunTotals:
 
     def add_log_time(self, us: float) -> None:
         """Add host time in microseconds that log entries and the record took between steps."""
-        self._since_last_log.rows_us += us
+        self._since_last_log.log_entries_us += us
 
     def steady(self) -> Rates:
         """Sums over all steps that count."""
@@ -359,7 +359,7 @@ class RunTotals:
             only_warmup=only_warmup,
             step_ms=shown.spread(),
             region_ms=shown.region_percentiles(),
-            drained_pct=shown.gpu_starved_pct,
+            gpu_starved_pct=shown.gpu_starved_pct,
             warmup_steps=warmup,
             recorded_steps=recorded,
             untimed_steps=max(steps - counted - warmup - recorded, 0),

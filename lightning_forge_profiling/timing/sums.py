@@ -26,7 +26,7 @@ REGIONS_OVER: Final = 1024
 # what simply adds up; None for an amount that is unknown
 _ADDED: Final = (
     *("steps", "starved", "asked", "optimizer_steps", "loader_starts", "samples", "tokens", "flops"),
-    *("own_us", "rows_us", "before_fetch_ms"),
+    *("timing_us", "log_entries_us", "before_fetch_ms"),
 )
 
 
@@ -74,7 +74,7 @@ class StepSums:
         self.samples: float | None = 0.0
         self.tokens: float | None = 0.0
         self.flops: float | None = 0.0
-        self.own_us = self.rows_us = self.before_fetch_ms = 0.0
+        self.timing_us = self.log_entries_us = self.before_fetch_ms = 0.0
         self.loader_starts = 0
         self.chosen, self.unsplit = (_Times(), _Times()), (_Times(), _Times())  # accumulating, changing the weights
         self.forced = _Times()
@@ -92,7 +92,7 @@ class StepSums:
     def add(self, times: StepTimes, took_ms: float, work: StepWork, timing: StepTiming) -> None:
         """Add a step with its time."""
         samples, tokens, optimizer_steps, flops, _ = work
-        starved, chosen, own_us, before_fetch_ms, _, _ = timing
+        starved, chosen, timing_us, before_fetch_ms, _, _ = timing
         changes = optimizer_steps > 0
         self.steps += 1
         self.latest.append(took_ms)
@@ -108,7 +108,7 @@ class StepSums:
         self.samples = added(self.samples, samples)
         self.tokens = added(self.tokens, tokens)
         self.flops = added(self.flops, flops)
-        self.own_us += own_us
+        self.timing_us += timing_us
         self.before_fetch_ms += before_fetch_ms
         self.loader_starts += LOADER_START in times.device_ms
         split = times.split

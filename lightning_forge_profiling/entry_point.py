@@ -4,7 +4,7 @@ Lightning imports this module in every script of the environment, so it imports 
 """
 
 import os
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 RUN_OPTIONS: Final = "FORGE_PROFILING_RUN"
@@ -40,11 +40,31 @@ def callbacks() -> list[object]:
         message = "Nothing will be profiled: the options of `forge-profiling run` in %r: %s"
         plain_logger(__name__).warning(message, options, exc)
         return []
+    _watch_exit()
     for callback in added:
         callback.added, callback.logs = True, logs
         if batch_size is not None:
             callback.batch_size_fn = partial(_of_each_batch, batch_size)
     return added
+
+
+@cache
+def _watch_exit() -> None:
+    import atexit  # noqa: PLC0415
+
+    atexit.register(_say_unless_fitted)
+
+
+def _say_unless_fitted() -> None:
+    import resource  # noqa: PLC0415  (POSIX)
+    import sys  # noqa: PLC0415
+
+    from lightning_forge_profiling.callbacks.timed_callback import TimedCallback  # noqa: PLC0415  (has been imported)
+
+    first = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+    in_child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime > 0  # a process of `ddp_spawn` may have fitted
+    if os.environ.get(RUN_OPTIONS) and first and not TimedCallback.fitted and not in_child and sys.stderr is not None:
+        sys.stderr.write("forge-profiling: no Trainer was fitted, so nothing was profiled\n")
 
 
 def _of_each_batch(size: int, _batch: object) -> int:

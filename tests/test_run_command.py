@@ -279,6 +279,25 @@ def test_kinetos_messages_are_off_while_torch_is_imported_unless_the_user_sets_t
     assert done.stdout.splitlines() == said
 
 
+VALIDATES = """
+import sys
+import lightning as L
+sys.path.insert(0, CHECKOUT)
+from tests.models import Classifier, loader, quiet_trainer
+getattr(quiet_trainer(), sys.argv[1])(Classifier(), loader())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("does", ["validate", "fit"])
+def test_a_script_that_only_validates_is_told_that_nothing_was_profiled(tmp_path, does):
+    (tmp_path / "validates.py").write_text(VALIDATES.replace("CHECKOUT", repr(str(SCRIPTS.parents[1]))))
+    done = forge_run("validates.py", does, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines().count("forge-profiling: no Trainer was fitted, so nothing was profiled")
+    assert said == (does == "validate")
+
+
 def test_switched_off_the_script_runs_alone(tmp_path, tells):
     tells()
     environment = {**os.environ, "FORGE_PROFILING": "0"}

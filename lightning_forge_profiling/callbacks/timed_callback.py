@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from time import perf_counter_ns
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 
@@ -42,6 +42,8 @@ class TimedCallback(Callback):
     # whether `forge-profiling run` added it: then it gives way to others of its kind, and refuses nothing
     added: bool = False
     logs: bool = True  # whether the Trainer's loggers get anything: under `run` they are the script's
+
+    fitted: ClassVar[bool] = False  # whether a fit began in this process
 
     monitor: FitMonitor | None = None  # of the fit that is running
     _begun: SetUpParts | None = None  # of a fit that has begun, until `setup`
@@ -130,6 +132,7 @@ class TimedCallback(Callback):
         """Find or make the monitor of the fit, and refuse what cannot work."""
         if stage != "fit" or not self.enabled:
             return
+        TimedCallback.fitted = True
         if self.monitor is None or not self.monitor.awaits(self):
             if self.monitor is not None:
                 self.monitor.abandon(trainer)

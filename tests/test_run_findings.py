@@ -469,6 +469,7 @@ class TestWorkerRestarts:
         )
         assert found.share_pct == pytest.approx(20)
         assert "persistent_workers=True" in found.advice
+        assert not found.saves.at_most, "all of it: persistent workers are started once"
         assert the("input-bound", self.RUN).share_pct == pytest.approx(10)
 
     def test_it_makes_no_steps_uneven(self):

@@ -9,8 +9,6 @@ from typing import Any, Final
 
 RUN_OPTIONS: Final = "FORGE_PROFILING_RUN"
 """Environment variable set by `run`: a JSON object with the arguments of each callback, by class name."""
-OWN_KINETO_LEVEL: Final = "_FORGE_PROFILING_KINETO"
-"""Environment variable set by `run` where it also sets `KINETO_LOG_LEVEL`, which Kineto reads as torch is imported."""
 
 
 def callbacks() -> list[object]:
@@ -29,8 +27,6 @@ def callbacks() -> list[object]:
     from lightning_forge_profiling.callbacks.throughput import ThroughputCallback  # noqa: PLC0415
     from lightning_forge_profiling.plain_text import plain_logger  # noqa: PLC0415
 
-    if os.environ.pop(OWN_KINETO_LEVEL, None):
-        os.environ.pop("KINETO_LOG_LEVEL", None)
     kinds: dict[str, Any] = {kind.__name__: kind for kind in (ForgeProfilerCallback, ThroughputCallback)}
     try:
         chosen = json.loads(options)

@@ -260,23 +260,28 @@ def test_a_command_of_this_environment_is_found_by_its_name(tmp_path):
     assert "torchrunn: no such file, and no command of this environment" in done.stderr
 
 
-ENVIRONMENT_OF_A_FIT = """
-import os
-from lightning.pytorch import Trainer
-print(os.environ.get("KINETO_LOG_LEVEL"))
-Trainer(accelerator="cpu", logger=False)
+SAYS_LEVEL = """
+import os, sys
+import lightning as L
+sys.path.insert(0, CHECKOUT)
+from tests.models import Classifier, loader, quiet_trainer
+quiet_trainer(max_epochs=2).fit(Classifier(), loader(48))
 print(os.environ.get("KINETO_LOG_LEVEL"), os.environ.get("_FORGE_PROFILING_KINETO"))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("given", "said"), [(None, ["6", "None None"]), ("2", ["2", "2 None"])])
-def test_kinetos_messages_are_off_while_torch_is_imported_unless_the_user_sets_their_level(tmp_path, given, said):
-    (tmp_path / "fit.py").write_text(ENVIRONMENT_OF_A_FIT)
+@pytest.mark.parametrize(
+    ("given", "window", "left"), [(None, "2:4", "None None"), (None, "200:201", "None None"), ("5", "2:4", "5 None")]
+)
+def test_kineto_is_quiet_unless_the_user_sets_its_level(tmp_path, given, window, left):
+    (tmp_path / "fit.py").write_text(SAYS_LEVEL.replace("CHECKOUT", repr(str(SCRIPTS.parents[1]))))
     environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
-    done = forge_run("fit.py", cwd=tmp_path, env=environment | ({} if given is None else {"KINETO_LOG_LEVEL": given}))
+    given = {} if given is None else {"KINETO_LOG_LEVEL": given}
+    done = forge_run("--window", window, "fit.py", cwd=tmp_path, env=environment | given)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == said
+    assert done.stdout == f"{left}\n"
+    assert ("profiler_start" in done.stderr) == bool(given)
 
 
 VALIDATES = """

@@ -15,7 +15,7 @@ from lightning_forge_profiling import entry_point
 from lightning_forge_profiling.cli.arguments import at_least, share, step_range
 from lightning_forge_profiling.cli.output import warn
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.names import SWITCHED_OFF, switched_off
+from lightning_forge_profiling.names import KINETO_LOG_LEVEL, OWN_KINETO_LEVEL, SWITCHED_OFF, switched_off
 
 _QUIET_KINETO = "6"  # above its warnings of a machine without a GPU and its notes on start and stop
 
@@ -89,8 +89,8 @@ def _run(args: argparse.Namespace) -> int:
     does = f"adding {' and '.join(_calls(chosen))} to every Lightning Trainer of {script}"
     if switched_off():
         environment, does = dict(os.environ), f"{SWITCHED_OFF}: {script} runs without profiling"
-    elif "KINETO_LOG_LEVEL" not in environment:
-        environment |= {"KINETO_LOG_LEVEL": _QUIET_KINETO, entry_point.OWN_KINETO_LEVEL: "1"}
+    elif not args.no_window and KINETO_LOG_LEVEL not in environment:
+        environment |= {KINETO_LOG_LEVEL: _QUIET_KINETO, OWN_KINETO_LEVEL: "1"}
     if _is_first_rank(os.environ):
         warn(does)
     sys.stdout.flush()

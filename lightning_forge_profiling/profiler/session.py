@@ -18,7 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler.profiler import _KinetoProfile
 
-from lightning_forge_profiling.names import METADATA_KEY, REPORT_HTML, SUMMARY_JSON
+from lightning_forge_profiling.names import KINETO_LOG_LEVEL, METADATA_KEY, OWN_KINETO_LEVEL, REPORT_HTML, SUMMARY_JSON
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import FinishingChild, exit_timeout_s
 from lightning_forge_profiling.profiler.collector import (
@@ -39,6 +39,12 @@ from lightning_forge_profiling.profiler.paths import (
 )
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.safe_files import discard_with_folders, open_regular
+
+
+def _leave_kinetos_level() -> None:
+    """Remove from the environment what `run` set for the start of the first profiler."""
+    if os.environ.pop(OWN_KINETO_LEVEL, None):
+        os.environ.pop(KINETO_LOG_LEVEL, None)
 
 
 def export_trace(profiler: _KinetoProfile, raw: Path) -> None:
@@ -248,6 +254,7 @@ class TraceSession:
                 )
         except Exception as exc:
             self._fail(exc)
+        _leave_kinetos_level()
         self._phase = Phase.DONE
 
     def finish(self, timeout_s: float = 600, *, interrupted: bool = False) -> TraceReport:
@@ -309,6 +316,7 @@ class TraceSession:
             # torch 2.11 warns of what later cycles would forget; there is one
             warnings.filterwarnings("ignore", message=".*Profiler clears events")
             self._profiler.prepare_trace()
+        _leave_kinetos_level()
         if recording:
             self._profiler.start_trace()
         self._report = replace(self._report, status="recording", start_stall_ms=(perf_counter() - began) * 1e3)

@@ -44,6 +44,11 @@ def callbacks() -> list[object]:
     return added
 
 
+def is_first_rank() -> bool:
+    """Whether this process is rank 0 of a launcher, or there is no launcher."""
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+
+
 @cache
 def _watch_exit() -> None:
     import atexit  # noqa: PLC0415
@@ -57,9 +62,14 @@ def _say_unless_fitted() -> None:
 
     from lightning_forge_profiling.callbacks.timed_callback import TimedCallback  # noqa: PLC0415  (has been imported)
 
-    first = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
     in_child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime > 0  # a process of `ddp_spawn` may have fitted
-    if os.environ.get(RUN_OPTIONS) and first and not TimedCallback.fitted and not in_child and sys.stderr is not None:
+    if (
+        os.environ.get(RUN_OPTIONS)
+        and is_first_rank()
+        and not TimedCallback.fitted
+        and not in_child
+        and sys.stderr is not None
+    ):
         sys.stderr.write("forge-profiling: no Trainer was fitted, so nothing was profiled\n")
 
 

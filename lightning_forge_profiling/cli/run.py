@@ -91,7 +91,7 @@ def _run(args: argparse.Namespace) -> int:
         environment, does = dict(os.environ), f"{SWITCHED_OFF}: {script} runs without profiling"
     elif not args.no_window and KINETO_LOG_LEVEL not in environment:
         environment |= {KINETO_LOG_LEVEL: _QUIET_KINETO, OWN_KINETO_LEVEL: "1"}
-    if _is_first_rank(os.environ):
+    if entry_point.is_first_rank():
         warn(does)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -133,11 +133,6 @@ def _calls(chosen: Mapping[str, Mapping[str, object]]) -> list[str]:
         f"{kind}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
         for kind, arguments in chosen.items()
     ]
-
-
-def _is_first_rank(environment: Mapping[str, str]) -> bool:
-    """Whether this process is a launcher's rank 0, or there is no launcher."""
-    return all(environment.get(name, "0") == "0" for name in ("RANK", "SLURM_PROCID"))
 
 
 def _interpreter_options() -> list[str]:

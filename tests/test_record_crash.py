@@ -31,9 +31,14 @@ def contents(folder, rank=0):
     return found
 
 
+def whole_lines(content):
+    """The lines of a segment that were written to their end; a large write is seen in parts by another process."""
+    return content.rpartition(b"\n")[0].split(b"\n")
+
+
 def last_step(found):
     """The step of the last whole line of the newest segment; -1 without one."""
-    lines = found[max(found)].rpartition(b"\n")[0].split(b"\n") if found else []
+    lines = whole_lines(found[max(found)]) if found else []
     return decode_line(lines[-1]).step if len(lines) > 1 else -1
 
 
@@ -94,8 +99,10 @@ def test_a_killed_training_leaves_its_totals(tmp_path, steps):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         try:
             deadline = time.monotonic() + HANGS_S
-            while b'"line":"state"' not in (before := reached(folder, steps))[0]:
+            before = reached(folder, steps)
+            while not any(b'"line":"state"' in line for line in whole_lines(before[0])):
                 assert time.monotonic() < deadline
+                before = reached(folder, steps)
         finally:
             process.kill()
             process.communicate()

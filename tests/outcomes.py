@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import io
 import json
 import os
 import re
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lightning_forge_profiling.record.reader import read_run, records_at
+from lightning_forge_profiling.report.live_view import print_summary
+from lightning_forge_profiling.report.screen import Screen
 from tests.ports import free_port
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -69,7 +72,15 @@ def excluded_s(folder, part):
 
 def tables(text):
     """How many tables were printed."""
-    return len(re.findall(r"Where a step goes", text))
+    return len(re.findall(r"^Where a step\b.* goes", text, re.MULTILINE))
+
+
+def summary_of(folder):
+    """What `forge-profiling summary` prints of the one run below a folder."""
+    [path] = records_at(folder)
+    text = io.StringIO()
+    print_summary(read_run(path), "run", time.time(), Screen(text, width=120))
+    return text.getvalue()
 
 
 def unwrapped(text):

@@ -184,7 +184,7 @@ def test_workers_are_advised_by_what_they_need_of_the_idle_cores(workers, busy_p
     cpu = use(used=1, idle=idle, loader_busy_pct=busy_pct)
     wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=True, cpu=cpu)
     settings = LoaderSettings(kind="DataLoader", num_workers=workers, pin_memory=True, prefetch_factor=2, cores=8)
-    advice = loader_advice(wait, settings)
+    advice, _ = loader_advice(wait, settings)
     tried = [int(number) for number in re.findall(r"try num_workers=(\d+)", advice)]
     assert tried == ([advised] if isinstance(advised, int) else [])
     assert (COMMAND in advice) == (advised == "measure")
@@ -194,7 +194,7 @@ def test_workers_are_advised_by_what_they_need_of_the_idle_cores(workers, busy_p
 def test_without_a_free_core_workers_that_wait_are_advised_beside_a_single_training_thread():
     cpu = use(used=1, idle=0.0, threads=1, loader_busy_pct=3)
     wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=False, cpu=cpu)
-    advice = loader_advice(wait, LoaderSettings(kind="DataLoader", num_workers=2, cores=2))
+    advice, _ = loader_advice(wait, LoaderSettings(kind="DataLoader", num_workers=2, cores=2))
     assert "so there may be more workers than cores: try num_workers=4." in advice
 
 

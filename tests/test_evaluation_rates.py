@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from tests.models import Classifier, Samples, loader
-from tests.outcomes import logged
+from tests.outcomes import logged, summary_of
 
 pytestmark = pytest.mark.real_time  # what is planted is compared with a clock of the test
 
@@ -80,7 +80,7 @@ def test_a_loop_alone_has_its_rates(make_trainer, tmp_path, loop):
 
 
 @pytest.mark.slow
-def test_each_validation_of_a_fit_has_its_rates(make_trainer, tmp_path, capsys):
+def test_each_validation_of_a_fit_has_its_rates(make_trainer, tmp_path):
     ours = ThroughputCallback(warmup_steps=0)
     model = Evaluated()
     trainer = make_trainer(ours, ForgeProfilerCallback(2, 3, trace_dir=tmp_path), max_epochs=3, num_sanity_val_steps=4)
@@ -92,8 +92,7 @@ def test_each_validation_of_a_fit_has_its_rates(make_trainer, tmp_path, capsys):
     summary = ours.summary()
     assert summary["throughput/validation/samples_per_sec"] == pytest.approx(3 / sum(1 / rate for rate in each))
     assert summary["throughput/steps_per_sec"] > 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "steps/s in 3 runs (wall time, first batches left out)" in shown
+    assert "steps/s in 3 runs (wall time, first batches left out)" in summary_of(tmp_path)
 
     trainer.test(model, loader(16), verbose=False)
     [tested] = rows(tmp_path, "test")

@@ -98,7 +98,7 @@ def test_an_iterable_dataset_is_said_to_share_its_samples_out(make_trainer):
     analysis = trained(make_trainer, DataLoader(slow, 4))
     assert analysis.run.loader.iterable
     wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=False)
-    assert "IterableDataset must split its samples" in loader_advice(wait, analysis.run.loader)
+    assert "IterableDataset must split its samples" in loader_advice(wait, analysis.run.loader)[0]
 
 
 def test_what_is_no_torch_dataloader_gets_other_advice(make_trainer):
@@ -182,7 +182,7 @@ SETTINGS = [
 @pytest.mark.parametrize("wait", WAITS, ids=str)
 def test_nothing_is_advised_that_is_set_or_that_the_cores_do_not_allow(wait):
     for settings in SETTINGS:
-        advice = loader_advice(wait, settings)
+        advice, _ = loader_advice(wait, settings)
         most = max(settings.cores // settings.ranks_on_host, 2 * settings.num_workers, 1)
         for workers in workers_advised(advice):
             assert workers <= most, settings
@@ -200,12 +200,12 @@ def test_nothing_is_advised_that_is_set_or_that_the_cores_do_not_allow(wait):
 def test_workers_that_keep_up_are_reckoned_from_those_there_are():
     wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=True)  # 8 ms without the wait
     settings = LoaderSettings(kind="DataLoader", num_workers=2, prefetch_factor=2, pin_memory=True, cores=16)
-    assert workers_advised(loader_advice(wait, settings)) == [6]
+    assert workers_advised(loader_advice(wait, settings)[0]) == [6]
 
 
 def test_without_the_settings_the_words_are_right_for_all():
     wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=True)
-    advice = loader_advice(wait, None)
+    advice, _ = loader_advice(wait, None)
     assert "more num_workers than now" in advice
     assert "all ranks on the host counted" in advice
     assert "forge-profiling compare A B" in advice
@@ -225,6 +225,6 @@ def test_memory_that_is_pinned_already_is_not_advised_to_be():
 
 def test_small_batches_are_made_larger_at_the_price_of_the_accumulation():
     wait = LoaderWait(host_ms=0.6, exposed_ms=0.6, step_ms=2, on_gpu=True)
-    advice = loader_advice(wait, LoaderSettings(kind="DataLoader", num_workers=0, accumulate_grad_batches=4))
+    advice, _ = loader_advice(wait, LoaderSettings(kind="DataLoader", num_workers=0, accumulate_grad_batches=4))
     assert "make batches larger or cheaper" in advice
     assert "accumulate_grad_batches=4" in advice

@@ -8,9 +8,19 @@ import pytest
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from lightning_forge_profiling import ForgeProfilerCallback
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from tests.models import Classifier, Fails, every_step, loader
-from tests.outcomes import REPORTS, read_trace, recorded_steps, spans, tables, the_trace, traces, wait_for_processes_of
+from tests.outcomes import (
+    REPORTS,
+    read_trace,
+    recorded_steps,
+    spans,
+    summary_of,
+    tables,
+    the_trace,
+    traces,
+    wait_for_processes_of,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -49,9 +59,7 @@ def test_the_default_window_is_three_steps_under_the_loggers_folder(tmp_path, ma
     assert (report.summary_path, report.report_path) == (path.parent / "summary.json", path.parent / "report.html")
     out = capsys.readouterr().out
     assert tables(out) == 1
-    assert f"{path.name} beside it: 3 steps, " in out
-    assert f"tensorboard --logdir {tmp_path / 'csv' / 'version_0'}" in out
-    assert f"report      {report.report_path}" in out
+    assert f"more        forge-profiling view {path.parent}\n" in out
 
 
 def test_the_trace_holds_operators_the_built_in_regions_and_the_users_own(tmp_path, make_trainer):
@@ -114,21 +122,21 @@ def test_with_tensorboard_it_lies_where_tensorboard_looks(tmp_path, make_trainer
 
 
 @pytest.mark.parametrize("board_first", [True, False])
-def test_of_several_loggers_tensorboards_folder_is_taken_and_named(tmp_path, make_trainer, capsys, board_first):
+def test_of_several_loggers_tensorboards_folder_is_taken_and_named(tmp_path, make_trainer, board_first):
     loggers = [CSVLogger(tmp_path, name="csv"), TensorBoardLogger(tmp_path, name="tb")]
     if board_first:
         loggers.reverse()
-    make_trainer(ForgeProfilerCallback(1, 2), logger=loggers).fit(Classifier(), loader(16))
+    make_trainer(ForgeProfilerCallback(1, 2), ThroughputCallback(), logger=loggers).fit(Classifier(), loader(16))
     folder = tmp_path / "tb" / "version_0"
     assert traces(tmp_path)[0].parents[1] == folder / "profiler_traces"
-    assert f"tensorboard --logdir {folder} " in capsys.readouterr().out
+    assert f"tensorboard --logdir {folder} " in summary_of(tmp_path)
 
 
-def test_without_tensorboard_the_first_loggers_folder_is_taken(tmp_path, make_trainer, capsys):
+def test_without_tensorboard_the_first_loggers_folder_is_taken(tmp_path, make_trainer):
     loggers = [CSVLogger(tmp_path, name="one"), CSVLogger(tmp_path, name="two")]
-    make_trainer(ForgeProfilerCallback(1, 2), logger=loggers).fit(Classifier(), loader(16))
+    make_trainer(ForgeProfilerCallback(1, 2), ThroughputCallback(), logger=loggers).fit(Classifier(), loader(16))
     assert traces(tmp_path)[0].parents[1] == tmp_path / "one" / "version_0" / "profiler_traces"
-    assert f"tensorboard --logdir {tmp_path / 'one' / 'version_0'} " in capsys.readouterr().out
+    assert f"tensorboard --logdir {tmp_path / 'one' / 'version_0'} " in summary_of(tmp_path)
 
 
 @pytest.mark.slow

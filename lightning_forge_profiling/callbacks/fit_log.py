@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,11 @@ class FitLog(Guarded):
         for rates in self.loops:
             metrics |= rates.metrics()
         return metrics
+
+    @property
+    def record_path(self) -> Path | None:
+        """The folder of the record until it is closed; None without one."""
+        return None if self._record_folder is None or self._run_record is None else self._record_folder.path
 
     @property
     def loops(self) -> tuple[LoopRates, ...]:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
@@ -15,7 +16,7 @@ from lightning_forge_profiling.callbacks.run_report import (
     with_ledger,
 )
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.report.run_table import print_run
+from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.run_report import RunReport
@@ -90,7 +91,14 @@ class FitReporter:
         if report is not None and trainer.is_global_zero:
             # standard output belongs to a script that knows nothing of us
             added = all(callback.added for callback in self._monitor.callbacks)
-            print_run(report, Screen(sys.stderr, wrap=True) if added else None)
+            print_end(report, self._files(report), Screen(sys.stderr, wrap=True) if added else None)
+
+    def _files(self, report: RunReport) -> Path | None:
+        """The folder with the page of the window, else that of the record; None without either."""
+        trace, log = report.trace, self._monitor.log
+        if trace is not None and trace.report_path is not None:
+            return trace.report_path.parent
+        return None if log is None else log.record_path
 
     def keep(self, trainer: Trainer, ledger: Ledger) -> None:
         """Give each callback the results so far."""

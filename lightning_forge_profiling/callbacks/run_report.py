@@ -246,6 +246,7 @@ def run_report(
         compute=compute,
         gpu=gpu,
         loops=() if log is None else log.loops,
+        model=type(trainer.lightning_module).__name__,
     )
 
 

@@ -52,6 +52,9 @@ def _explain_communication(context: RuleContext) -> Explanation:
 
 # -- recorded kernels ------------------------------------------------------------------------------------------------
 
+_COMPILE: Final = "torch.compile(model)"
+_BF16: Final = 'Trainer(..., precision="bf16-mixed")'
+
 _MATH: Final = frozenset({"matmul", "convolution", "attention"})
 # kinds of kernels that memory bandwidth does not limit, or of which that is unknown
 _NO_BANDWIDTH: Final = _MATH | {"comm", "memcpy", "memset", "other"}
@@ -95,6 +98,7 @@ def _explain_bandwidth(context: RuleContext) -> Explanation:
         {f"{name}_ms_per_step": kind.ms_per_step for name, kind in kinds[:5]},
         "Fuse them with torch.compile, keep activations in bf16, use fused layers and losses "
         "(scaled_dot_product_attention, fused cross entropy), avoid copies between types and layouts.",
+        _COMPILE,
     )
 
 
@@ -116,18 +120,21 @@ def _explain_gpu_compute(context: RuleContext) -> Explanation:
         if flops.matmul_pct_of_peak is not None:
             title += f" ({flops.matmul_pct_of_peak:.0f} % of the {flops.dtype} peak)"
             evidence["matmul_pct_of_peak"] = flops.matmul_pct_of_peak
+    fix = ""
     if flops and flops.dtype in {"fp32", "fp64"}:
+        fix = _BF16
         advice = (
             f'It computes in {flops.dtype}: Trainer(precision="bf16-mixed") or '
             'torch.set_float32_matmul_precision("high") uses the tensor cores.'
         )
     elif memory_ms > math_ms:
+        fix = _COMPILE
         advice = f"The GPU is busy, but {in_ms(memory_ms)} are kernels that move memory: torch.compile fuses them."
     else:
         compiled = any(kernel.name.startswith("triton_") for kernel in rank.top_kernels)
         left = "a lower precision, more GPUs" if compiled else "a lower precision, torch.compile, more GPUs"
         advice = f"The GPU is well used. What remains: {left}."
-    return Explanation(title, evidence, advice)
+    return Explanation(title, evidence, advice, fix)
 
 
 def _gpu_saving(context: RuleContext) -> float | None:
@@ -231,6 +238,7 @@ def _explain_gpu_work(run: RunEvidence) -> Explanation:
         {"gpu_paced_ms_per_step": work_ms},
         'Make the work cheaper: Trainer(precision="bf16-mixed"), torch.compile, fused attention. A recorded '
         "window (ForgeProfilerCallback) shows which kernels take the time.",
+        _BF16,
     )
 
 

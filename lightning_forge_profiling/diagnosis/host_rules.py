@@ -91,6 +91,7 @@ def _explain_allocator(context: RuleContext) -> Explanation:
         },
         f"{remove} torch.cuda.empty_cache() from the loop; keep batch shapes constant or pad them to a few "
         "sizes; set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; leave some memory free.",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     )
 
 
@@ -135,7 +136,11 @@ def _explain_launching(context: RuleContext) -> Explanation:
             **({"graph_launches_per_step": graphs} if graphs else {}),
         },
         first + advice,
+        "" if graphs or held is not None else _COMPILE,
     )
+
+
+_COMPILE: Final = 'torch.compile(model, mode="reduce-overhead")'
 
 
 def _launch_less(graphs: float, single: float) -> str:
@@ -297,6 +302,7 @@ def _explain_launching_in_run(run: RunEvidence) -> Explanation:
         'Launch less: a larger batch, torch.compile(mode="reduce-overhead") or CUDA graphs, if the model has none yet. '
         "Calls that wait for the GPU (.item(), .cpu(), printing a tensor) and cudaMalloc look the same here; a "
         "recorded window (ForgeProfilerCallback) distinguishes them and shows how long the GPU idles.",
+        _COMPILE,
     )
 
 

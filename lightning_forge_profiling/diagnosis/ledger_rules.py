@@ -8,6 +8,7 @@ from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
 from lightning_forge_profiling.diagnosis.rule import (
     MEASURE,
     NAMED_FROM_PCT,
+    PERSISTENT,
     Evidence,
     Explanation,
     in_s,
@@ -54,7 +55,7 @@ def _takes(subject: str, events: str, advice: str) -> Callable[[LedgerCosts, str
 
 
 def _loader(run: LedgerCosts, _: str) -> Explanation:
-    settings = run.evidence.loader
+    settings, fix = run.evidence.loader, ""
     if settings is None or not settings.num_workers:
         what = "creating the DataLoader and its iterator"
         advice = "Do less in train_dataloader and in the dataset's or sampler's __iter__, or make epochs longer."
@@ -62,17 +63,17 @@ def _loader(run: LedgerCosts, _: str) -> Explanation:
         what = "a new pass over the DataLoader, until its first batch,"
         advice = "Make epochs longer (a sampler with several passes over the dataset), or the first batch cheaper."
     else:
-        what = "creating the DataLoader's iterator and its workers"
+        what, fix = "creating the DataLoader's iterator and its workers", PERSISTENT
         advice = (
             "Set persistent_workers=True in the DataLoader, make the dataset object smaller (each worker gets a copy), "
             "or make epochs longer."
         )
-    return Explanation(f"{what} {run.takes('data_loader', 'times')}", run.times("data_loader"), advice)
+    return Explanation(f"{what} {run.takes('data_loader', 'times')}", run.times("data_loader"), advice, fix)
 
 
 def _validation(run: LedgerCosts, _: str) -> Explanation:
     settings, each_s = run.evidence.validation_loader, run.seconds("validation") / max(run.count("validation"), 1)
-    numbers = run.times("validation")
+    numbers, fix = run.times("validation"), ""
     advice = (
         "Validate less often (check_val_every_n_epoch, val_check_interval) or on fewer batches (limit_val_batches), or "
         "with a larger batch."
@@ -87,12 +88,13 @@ def _validation(run: LedgerCosts, _: str) -> Explanation:
                 f"num_workers=1 with persistent_workers=True, without which they start anew in each run ({MEASURE})."
             )
         elif not settings.persistent_workers and each_s < _SHORT_VALIDATION_S:
+            fix = PERSISTENT
             advice = (
                 f"Set persistent_workers=True in the validation DataLoader: its num_workers={workers} start anew in "
                 f"each run. Where a batch is cheap to make, num_workers=0 is faster still: measure it ({MEASURE}). Or "
                 f"v{advice[1:]}"
             )
-    return Explanation(f"validation {run.takes('validation', 'runs')}", numbers, advice)
+    return Explanation(f"validation {run.takes('validation', 'runs')}", numbers, advice, fix)
 
 
 def _garbage(run: LedgerCosts, part: str) -> Explanation:
@@ -103,6 +105,7 @@ def _garbage(run: LedgerCosts, part: str) -> Explanation:
         "Call gc.collect() and gc.freeze() once before training, so that collections skip the objects that exist by "
         "then; or gc.disable(), and gc.collect() every n steps, with the same n on every rank. Calls of gc.collect() "
         "in the script count, too.",
+        "gc.collect(); gc.freeze()",
     )
 
 
@@ -285,5 +288,6 @@ def _finding(rule: LedgerRule, run: LedgerCosts, part: str) -> Finding:
         title=explained.title,
         evidence={**numbers, **explained.evidence},
         advice=explained.advice,
+        fix=explained.fix,
         saves=saves,
     )

@@ -233,7 +233,7 @@ def _bounded_by_run(finding: Finding, of_run: Finding | None, run: RunEvidence) 
     if of_run is None:
         return finding
     if finding.code == "input-bound" and run.loader is not None:  # the run's advice knows the use of the cores
-        finding = replace(finding, advice=of_run.advice)
+        finding = replace(finding, advice=of_run.advice, fix=of_run.fix)
     recorded, live = finding.saves, of_run.saves
     if recorded is None or live is None or not recorded.at_most or live.ms_per_step <= recorded.ms_per_step:
         return finding
@@ -281,7 +281,7 @@ def cpu_findings(
         return [*waits, *others, *of_run.values()], differences
     if waits and "input-bound" in of_run and not run.on_device and run.loader is None:
         # the trace's advice knows the loader
-        of_run["input-bound"] = replace(of_run["input-bound"], advice=waits[0].advice)
+        of_run["input-bound"] = replace(of_run["input-bound"], advice=waits[0].advice, fix=waits[0].fix)
     in_trace = max((finding.share_pct for finding in waits), default=NAMED_FROM_PCT)
     if abs(share_pct(run, "data") - in_trace) > DIFFER_BY_PCT:
         differences = [*differences, steps.disagreement("input-bound", waits)]
@@ -308,8 +308,10 @@ def _operators_and_python(recorded: Sequence[Finding], steps: RecordedSteps) -> 
     )
     if not steps.difference and not update_differs and 100 * apart_ms < NAMED_FROM_PCT * live_ms:
         known = RuleContext(rank, run=run)
-        advice = {rule.code: rule.explain(known).advice for rule in CPU_RULES if rule.code in mine}
-        return [replace(finding, advice=advice[code]) for code, finding in mine.items()], []
+        explained = {rule.code: rule.explain(known) for rule in CPU_RULES if rule.code in mine}
+        return [
+            replace(finding, advice=explained[code].advice, fix=explained[code].fix) for code, finding in mine.items()
+        ], []
     context, findings = _live_cpu(rank, own, apart_ms), []
     for rule in CPU_RULES:
         pct = context.pct(rule.cost(context))

@@ -1,11 +1,13 @@
 """Training waits for its next batch: `input-bound`, `worker-restarts` and `transfer-bound`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.rule import (
     MEASURE,
+    PERSISTENT,
     Evidence,
     Explanation,
     Rule,
@@ -104,7 +106,7 @@ def _explain_wait(wait: LoaderWait, hidden: str, settings: LoaderSettings | None
     if wait.on_gpu:
         title = f"the GPU {takes} (host wait {in_ms(wait.host_ms)}, {hidden} of it hidden)"
     evidence: Evidence = {"exposed_wait_ms_per_step": wait.exposed_ms, "host_wait_ms_per_step": wait.host_ms}
-    return Explanation(title, evidence | loader_evidence(settings), loader_advice(wait, settings))
+    return Explanation(title, evidence | loader_evidence(settings), *loader_advice(wait, settings))
 
 
 def _explain_restarts(run: RunEvidence) -> Explanation:
@@ -126,6 +128,7 @@ def _explain_restarts(run: RunEvidence) -> Explanation:
         },
         "Set persistent_workers=True in the DataLoader: its workers then stay from epoch to epoch. With "
         "Trainer(reload_dataloaders_every_n_epochs=...) they cannot: reload less often, or make epochs longer.",
+        PERSISTENT,
     )
 
 
@@ -141,9 +144,9 @@ def _explain_traced_copies(context: RuleContext) -> Explanation:
     memory = f"{main.memory} memory" if main and main.memory else "the host"
     rate = main.gb_per_s if main else 0.0
     less = "copy less (uint8 or bf16 with the conversion on the GPU), or copy the next batch while this one is computed"
-    advice = f"{less[0].upper()}{less[1:]}."
+    advice, fix = f"{less[0].upper()}{less[1:]}.", ""
     if main and main.memory == "pageable":
-        advice = f"{pin_memory_advice(context.rank.loader)}; {less}."
+        advice, fix = f"{pin_memory_advice(context.rank.loader)}; {less}.", _pin_memory_fix(context.rank.loader)
     return Explanation(
         f"copies to the GPU take {context.of_step(_traced_copies_ms(context))} "
         f"({size / 1e6:.1f} MB, mostly from {memory} at {rate:.1f} GB/s)",
@@ -155,6 +158,7 @@ def _explain_traced_copies(context: RuleContext) -> Explanation:
             **loader_evidence(context.rank.loader),
         },
         advice,
+        fix,
     )
 
 
@@ -162,15 +166,17 @@ def explain_run_transfer(run: RunEvidence) -> Explanation:
     """The words for a run that moves its batches slowly."""
     transfer = region(run, "transfer")
     less = "less: uint8 or bf16 instead of float32 with the conversion on the GPU"
-    how, advice = "blocking, as from pageable memory", f"{pin_memory_advice(run.loader)}, and copy {less}."
+    how, fix = "blocking, as from pageable memory", _pin_memory_fix(run.loader)
+    advice = f"{pin_memory_advice(run.loader)}, and copy {less}."
     if transfer.host_ms < transfer.device_ms / 2:
-        how, advice = "non-blocking, as from pinned memory", f"Copy {less}, no unused fields."
+        how, advice, fix = "non-blocking, as from pinned memory", f"Copy {less}, no unused fields.", ""
     evidence: Evidence = {"transfer_ms_per_step": transfer.device_ms, "transfer_host_ms_per_step": transfer.host_ms}
     return Explanation(
         f"moving the batch to the GPU takes {of_step(transfer.device_ms, run.step_ms.mean)} "
         f"({in_ms(transfer.host_ms)} on the host: {how})",
         evidence | loader_evidence(run.loader),
         advice,
+        fix,
     )
 
 
@@ -205,17 +211,17 @@ RUN_RULES: Final = (
 # -- advice by the loader's settings and the machine's cores ---------------------------------------------------------
 
 
-def loader_advice(wait: LoaderWait, settings: LoaderSettings | None) -> str:
-    """What to change so that training waits less for its loader: nothing that is set already."""
+def loader_advice(wait: LoaderWait, settings: LoaderSettings | None) -> tuple[str, str]:
+    """What to change so that training waits less for its loader, and code for it: nothing that is set already."""
     if wait.host_ms < _HANDED_OVER_MS:
-        return _small_batches(wait, settings)
+        return _small_batches(wait, settings), ""
     if settings is None:
         return _without_settings(wait)
     if settings.num_workers is None:
         return (
             f"The loader is of type {settings.kind}, not a torch.utils.data.DataLoader: {wait.cheaper}, or measure a "
             f"DataLoader with workers, or batches that a thread fetches ahead: {MEASURE}."
-        )
+        ), ""
     return _workers(wait, settings, settings.num_workers)
 
 
@@ -259,6 +265,14 @@ def pin_memory_advice(settings: LoaderSettings | None) -> str:
     )
 
 
+def _pin_memory_fix(settings: LoaderSettings | None) -> str:
+    return "" if settings is not None and settings.pin_memory else _loader_fix(["pin_memory=True"])
+
+
+def _loader_fix(arguments: Sequence[str]) -> str:
+    return f"DataLoader(..., {', '.join(arguments)})"
+
+
 def accumulating(settings: LoaderSettings | None) -> str:
     """What to add to advice to accumulate gradients: how many batches they are accumulated over today."""
     return "" if settings is None else f" (now {settings.accumulate_grad_batches})"
@@ -277,22 +291,22 @@ def _small_batches(wait: LoaderWait, settings: LoaderSettings | None) -> str:
     return advice
 
 
-def _without_settings(wait: LoaderWait) -> str:
+def _without_settings(wait: LoaderWait) -> tuple[str, str]:
     """Words that are right whatever the loader's settings are."""
     also = ["persistent_workers=True", *([] if wait.pinned or not wait.on_gpu else ["pin_memory=True"])]
     if wait.in_process:
-        settings = _listed([f"num_workers={wait.suggest_workers()}", *also])
-        tried = f"The DataLoader loads in the training process: measure {settings}"
+        settings = [f"num_workers={wait.suggest_workers()}", *also]
+        tried, fix = f"The DataLoader loads in the training process: measure {_listed(settings)}", _loader_fix(settings)
     else:
-        tried = f"Measure the DataLoader with more num_workers than now, with {_listed(also)}"
+        tried, fix = f"Measure the DataLoader with more num_workers than now, with {_listed(also)}", ""
     return (
         f"{tried} ({MEASURE}), or {wait.cheaper}. Workers that compute gain up to one for each core that training "
         "leaves free, all ranks on the host counted; those that wait for a disk or a network may be more."
-    )
+    ), fix
 
 
-def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> str:
-    """What the number of workers should be, by how busy they keep the cores."""
+def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> tuple[str, str]:
+    """What the number of workers should be, by how busy they keep the cores, and code for it."""
     cpu, cheaper, most = wait.cpu, wait.cheaper, settings.most_workers
     keeps_up = wait.workers_to_keep_up(now)
     wanted = max(keeps_up, now + 1) if now else wait.suggest_workers()
@@ -309,7 +323,7 @@ def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> str:
         return (
             f"{state} on {_cores(settings)}. Workers gain where a core is free, or where they wait for a disk or a "
             f"network: measure {_listed([f'num_workers={more}', *also])} ({MEASURE}), or {cheaper}.{splits}"
-        )
+        ), _loader_fix([f"num_workers={more}", *also])
     waits = cpu.loader_busy_pct < _WAITS_BELOW_PCT
     tried = min(wanted, affordable, max(_MOST_TRIED, now), max(2 * now, 4) if waits else most)
     busy = f"{'A worker' if now else 'Loading'} keeps a core busy for {cpu.loader_busy_pct:.0f} % of the time"
@@ -318,7 +332,7 @@ def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> str:
         pinned = " Set pin_memory=True." if pin else ""
         return (
             f"{state}. {busy}, {free}: more workers would compete for them. {cheaper[0].upper()}{cheaper[1:]}.{pinned}"
-        )
+        ), _loader_fix(["pin_memory=True"]) if pin else ""
     why = "and waits for the rest, as for a disk or a network, so there may be more workers than cores"
     advice = f"{state}. {busy} {why}" if waits else f"{state}. {busy}, {free}"
     advice += f": try {_listed([f'num_workers={tried}', *also])}."
@@ -326,7 +340,7 @@ def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> str:
         advice += f" Uneven batches need a larger prefetch_factor than {settings.prefetch_factor} instead."
     if keeps_up > tried:
         advice += f" {keeps_up} would keep up; so also {cheaper}."
-    return advice + splits
+    return advice + splits, _loader_fix([f"num_workers={tried}", *also])
 
 
 def _affordable(cpu: CpuUse, now: int) -> int | None:

@@ -77,6 +77,7 @@ def _finding(
         title=explained.title,
         evidence={"waits_ms_per_step": round(waits_ms, 3), "step_ms": round(step_ms, 3), **explained.evidence},
         advice=explained.advice,
+        fix=explained.fix,
         saves=saving(waits_ms, step_ms, at_most=True),
         low_pct=None if interval is None else interval.low_pct,
         high_pct=None if interval is None else interval.high_pct,
@@ -99,7 +100,7 @@ def _waiting(cpu: CpuUse) -> Evidence:
 
 def _starved(run: RunEvidence, cpu: CpuUse, waits: str) -> Explanation:
     others = 0.0 if cpu.idle is None else cpu.cores - cpu.used - cpu.idle - cpu.workers
-    title, advice = f"{waits} a core", []
+    title, advice, fix = f"{waits} a core", [], ""
     if cpu.stolen_pct > _MOSTLY * (cpu.waits_pct or 0.0):
         title += f": the hypervisor gave {cpu.stolen_pct:.0f} % of the cores' time to other machines"
         advice.append("Move to a machine whose cores are not shared.")
@@ -113,13 +114,14 @@ def _starved(run: RunEvidence, cpu: CpuUse, waits: str) -> Explanation:
     if cpu.workers > OTHERS and run.loader is not None and run.loader.num_workers:
         advice.append(f"The loader's num_workers={run.loader.num_workers} want {cpu.workers:.1f} cores: measure fewer.")
     if cpu.threads > cpu.cores:
-        advice.append(f"An operator uses {cpu.threads} threads: set OMP_NUM_THREADS={max(int(cpu.cores), 1)}.")
+        fix = f"OMP_NUM_THREADS={max(int(cpu.cores), 1)}"
+        advice.append(f"An operator uses {cpu.threads} threads: set {fix}.")
     if not advice:
         advice.append(
             f"nproc shows the usable cores, here {cpu.cores:g}: run fewer processes and threads (OMP_NUM_THREADS, now "
             f"{cpu.threads}), or on more cores."
         )
-    return Explanation(title, _waiting(cpu), " ".join(advice))
+    return Explanation(title, _waiting(cpu), " ".join(advice), fix)
 
 
 def _throttled(_: RunEvidence, cpu: CpuUse, waits: str) -> Explanation:

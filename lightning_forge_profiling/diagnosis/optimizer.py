@@ -57,6 +57,7 @@ def _explain_gpu_update(context: RuleContext) -> Explanation:
             "launches_per_step": update.launches_per_step,
         },
         "Give the optimizer fused=True (or foreach=True where it has no fused kernel).",
+        _fused("" if context.run is None or context.run.optimizer is None else context.run.optimizer.kind),
     )
 
 
@@ -82,11 +83,11 @@ def _explain_cpu_update(context: RuleContext) -> Explanation:
     cpu = context.cpu
     called = f"{cpu.optimizer}'s update" if cpu.optimizer else "the optimizer's update"
     how = {"loop": " in a loop over the parameters", "foreach": " with foreach", "fused": ", already fused", "": ""}
-    often = "a larger batch, accumulate_grad_batches"
+    often, fix = "a larger batch, accumulate_grad_batches", ""
     if cpu.update == "fused":
         advice = f"Update less often ({often})."
     else:
-        advice = _unfused_cpu_advice(cpu.optimizer, cpu.intra_op_threads, context.run, often)
+        advice, fix = _unfused_cpu_advice(cpu.optimizer, cpu.intra_op_threads, context.run, often)
     return Explanation(
         f"{called} takes {context.of_step(cpu.optimizer_ms_per_step)} on the CPU: "
         f"{cpu.update_calls_per_step:.0f} operator calls{how[cpu.update]}",
@@ -97,6 +98,7 @@ def _explain_cpu_update(context: RuleContext) -> Explanation:
             "update": cpu.update,
         },
         advice,
+        fix,
     )
 
 
@@ -110,17 +112,21 @@ _FUSED_ON_CPU: Final = frozenset({"Adam", "AdamW", "Adagrad"})
 _LARGE: Final = 65_536
 
 
-def _unfused_cpu_advice(kind: str, threads: int | None, run: RunEvidence | None, often: str) -> str:
-    """What to do about an update on the CPU that is not fused; `often` says how to update less often."""
+def _fused(kind: str) -> str:
+    return f"{kind or 'optimizer'}(..., fused=True)"
+
+
+def _unfused_cpu_advice(kind: str, threads: int | None, run: RunEvidence | None, often: str) -> tuple[str, str]:
+    """What to do about an update on the CPU that is not fused, and code; `often` says how to update less often."""
     optimizer, use = (None, None) if run is None else (run.optimizer, run.cpu)
     large = optimizer is not None and optimizer.median_elements >= _LARGE and use is not None and use.contended is False
     if kind in _FUSED_ON_CPU and (threads == 1 or large):
-        return f"Use {kind}(fused=True), or update less often ({often})."
+        return f"Use {kind}(fused=True), or update less often ({often}).", _fused(kind)
     faster = f"{kind or 'the optimizer'} with fused=True or foreach=True, if it has them"
     return (
         f"Update less often ({often}). Measure {faster}: {MEASURE}. With several threads both can be slower, on a busy "
         "machine many times."
-    )
+    ), ""
 
 
 # -- the region of a run ---------------------------------------------------------------------------------------------
@@ -137,20 +143,20 @@ def explain_run_update(run: RunEvidence) -> Explanation:
     return Explanation(
         f"the optimizer's update, with clipping and zero_grad, takes {of_step(optimizer.device_ms, run.step_ms.mean)}",
         {"optimizer_ms_per_step": optimizer.device_ms, "optimizer_host_ms_per_step": optimizer.host_ms},
-        _run_advice(run),
+        *_run_advice(run),
     )
 
 
-def _run_advice(run: RunEvidence) -> str:
+def _run_advice(run: RunEvidence) -> tuple[str, str]:
     often = f"a larger batch, or a larger accumulate_grad_batches{accumulating(run.loader)}"
     if run.optimizer is not None and run.optimizer.fused:
-        return f"It is fused already: update less often ({often})."
+        return f"It is fused already: update less often ({often}).", ""
+    kind, threads = "" if run.optimizer is None else run.optimizer.kind, None if run.cpu is None else run.cpu.threads
     if run.on_device:
         return (
             "Give the optimizer fused=True, which replaces many kernels with a few; if it is fused already, update "
             f"less often: {often}."
-        )
-    kind, threads = "" if run.optimizer is None else run.optimizer.kind, None if run.cpu is None else run.cpu.threads
+        ), _fused(kind)
     return _unfused_cpu_advice(kind, threads, run, often)
 
 

@@ -331,4 +331,4 @@ def part_of(straggler: Finding, finding: Finding) -> Finding:
     if finding.rank != straggler.rank or finding.code not in HOST_WAITS or straggler.evidence.get("late") == "gpu":
         return finding
     advice = f"This makes rank {finding.rank} late: see straggler, whose fix saves this time."
-    return replace(finding, advice=advice, saves=None)
+    return replace(finding, advice=advice, fix="", saves=None)

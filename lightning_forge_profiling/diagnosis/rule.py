@@ -39,6 +39,9 @@ REGION_OF: Final = MappingProxyType(
 # how to measure a setting where there is no evidence that it gains
 MEASURE: Final = "forge-profiling run --no-window train.py with each, then forge-profiling compare A B"
 
+# a fix of two findings: the workers stay from epoch to epoch
+PERSISTENT: Final = "DataLoader(..., persistent_workers=True)"
+
 # what to do where Python functions were not recorded
 RECORD_STACKS: Final = "forge-profiling run --stacks, or ForgeProfilerCallback(with_stack=True),"
 
@@ -48,11 +51,12 @@ Context = TypeVar("Context")
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a rule says about one case: a sentence, the numbers with their units, what to change."""
+    """What a rule says about one case: a sentence, the numbers with their units, what to change, code to copy."""
 
     title: str
     evidence: Evidence = field(default_factory=dict)
     advice: str = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,7 @@ def as_finding(
         title=explained.title,
         evidence=explained.evidence,
         advice=explained.advice,
+        fix=explained.fix,
         saves=saving(saves_ms, step_ms, at_most=rule.at_most(context), cost_ms=cost_ms),
     )
 

@@ -13,11 +13,12 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
-from lightning_forge_profiling.names import BEFORE_FIT, STEPS
+from lightning_forge_profiling.names import STEPS
 from lightning_forge_profiling.report.blocks import Line, Text
 from lightning_forge_profiling.report.page import rendered
 from lightning_forge_profiling.report.run_wording import (
     compute_lines,
+    fit_shares,
     goodput_words,
     rank_lines,
     run_notes,
@@ -88,9 +89,7 @@ def run_table(report: RunReport) -> RunTable:
 def _verdict(report: RunReport) -> Iterator[Line]:
     analysis = report.analysis
     if analysis is None:
-        if report.run.steps:
-            steps = 0 if report.run.only_warmup else report.run.steady.steps
-            yield Line("verdict", Text(f"not enough steps: {steps} after warm-up, at least {MIN_STEPS} needed"))
+        yield from no_verdict(report.run)
         return
     yield Line("verdict", verdict(analysis))
     rest, also = analysis.findings[1:], []
@@ -107,13 +106,26 @@ def _verdict(report: RunReport) -> Iterator[Line]:
         yield Line("difference", Text(analysis.differences[0]))
 
 
+def no_verdict(run: RunSummary) -> Iterator[Line]:
+    """Why there is no verdict."""
+    if run.steps:
+        steps = 0 if run.only_warmup else run.steady.steps
+        yield Line("verdict", Text(f"not enough steps: {steps} after warm-up, at least {MIN_STEPS} needed"))
+
+
+def where_a_step_goes(report: RunReport) -> str:
+    """What the title of both tables begins with."""
+    return f"Where a step{f' of {report.model}' if report.model else ''} goes"
+
+
 def _title(report: RunReport) -> str:
     rates, steps = report.run.steady, report.run.steps
+    where = where_a_step_goes(report)
     if not rates.steps:
-        return "Where a step goes: unknown, no step was timed"
+        return f"{where}: unknown, no step was timed"
     mean = digits(rates.mean_ms("step"))
     longest = f", longest {digits(report.run.step_ms.max)} ms" if rates.steps > 1 else ""
-    return f"Where a step goes: {mean} ms, mean of {rates.steps} of {steps} steps on {report.device}{longest}"
+    return f"{where}: {mean} ms, mean of {rates.steps} of {steps} steps on {report.device}{longest}"
 
 
 def _sampled(rates: Rates) -> str:
@@ -128,7 +140,7 @@ def _rows(report: RunReport) -> tuple[tuple[str, ...], tuple[RegionRow, ...]]:
     """The headings and the rows. Columns without a number and regions of 0.0 % are left out; small ones share a row."""
     run = report.run
     rates, step_ms = run.steady, run.steady.mean_ms("step")
-    decimals = 3 if step_ms <= 0 else max(1, min(3, 4 - floor(log10(step_ms))))
+    decimals = _decimals(step_ms)
 
     def written(ms: float | None) -> str:
         return "" if ms is None else f"{ms:.{decimals}f}"
@@ -165,16 +177,37 @@ def _rows(report: RunReport) -> tuple[tuple[str, ...], tuple[RegionRow, ...]]:
     return (_sampled(rates), "share of mean", *(headings[column] for column in filled)), kept
 
 
+def _decimals(step_ms: float) -> int:
+    """The decimals of times in milliseconds beside that of a step."""
+    return 3 if step_ms <= 0 else max(1, min(3, 4 - floor(log10(step_ms))))
+
+
+def brief_rows(report: RunReport, most: int) -> tuple[RegionRow, ...]:
+    """The largest regions with their mean times, at most so many rows; what the others take is one row."""
+    rates, step_ms = report.run.steady, report.run.steady.mean_ms("step")
+    if not rates.split_steps or step_ms <= 0:
+        return ()
+    decimals = _decimals(step_ms)
+    ms = {name: rates.mean_ms(name) for name in (*rates.regions, *rates.user_regions)}
+
+    def row(name: str, region_ms: float) -> RegionRow:
+        return RegionRow(name.ljust(NAMES_WIDTH - 2), 100 * region_ms / step_ms, (f"{region_ms:.{decimals}f} ms",))
+
+    users = sorted(rates.user_regions, key=lambda name: -ms[name])[: max(most // 3, 1)]
+    shown = [name for name in rates.regions if 100 * ms[name] >= _SMALL_PCT * step_ms]
+    room = most - len(users)
+    largest = sorted(shown, key=lambda name: -ms[name])[: room - (len(shown) < len(rates.regions) or len(shown) > room)]
+    rest_ms = sum(ms[name] for name in rates.regions if name not in largest)
+    rows = [row(name, ms[name]) for name in rates.regions if name in largest]
+    rows += [row(_REST, rest_ms)] if 100 * rest_ms >= _SHOWN_PCT * step_ms else []
+    return (*rows, *(row(f"your {name}", ms[name]) for name in users))
+
+
 def _rate_lines(report: RunReport) -> Iterator[Line]:
     run = report.run
-    if run.only_warmup and run.steps == 1:
-        yield Line("note", Text("only one step ran, and the first step is slower than later ones"))
-    elif run.only_warmup and run.steps:
-        yield Line(
-            "note", Text(f"the run ended within its {run.steps} warm-up steps; figures leave out the first only")
-        )
+    yield from warm_up_note(run)
     if run.steady.steps:
-        yield Line("throughput", Text(_throughput(report)))
+        yield Line("throughput", Text(throughput(report)))
     for loop in report.loops:
         rates = ", ".join(f"{digits(rate)} {unit}/s" for unit, rate in loop.per_second().items())
         runs = "1 run" if loop.runs == 1 else f"{loop.runs} runs"
@@ -193,17 +226,28 @@ def _rate_lines(report: RunReport) -> Iterator[Line]:
     yield from _whole_fit_lines(report)
 
 
+def warm_up_note(run: RunSummary) -> Iterator[Line]:
+    """What to know of figures that are of warm-up steps."""
+    if run.only_warmup and run.steps == 1:
+        yield Line("note", Text("only one step ran, and the first step is slower than later ones"))
+    elif run.only_warmup and run.steps:
+        yield Line(
+            "note", Text(f"the run ended within its {run.steps} warm-up steps; figures leave out the first only")
+        )
+
+
 def _whole_fit_lines(report: RunReport) -> Iterator[Line]:
     run = report.run
     if run.steps and run.wall_s > 0:
         yield Line("end to end", Text(_end_to_end(report)))
     evidence = report.analysis.run if report.analysis is not None else None
-    parts: tuple[str, ...] = ()
-    if evidence is not None and evidence.ledger is not None:
-        parts = tuple(filter(None, (_parts(evidence.ledger), goodput_words(evidence.ledger))))
+    ledger = None if evidence is None else evidence.ledger
+    parts, goodput = ("", "") if ledger is None else (_parts(ledger), goodput_words(ledger))
     if parts:
-        yield Line("whole fit", Text("; ".join(parts)))
-    if left_out := _left_out(run, with_times=not parts):
+        yield Line("whole fit", Text(parts))
+    if goodput:
+        yield Line("goodput", Text(goodput))
+    if left_out := _left_out(run, with_times=not (parts or goodput)):
         yield Line("left out", Text(", ".join(left_out)))
     if evidence is None:
         return
@@ -213,7 +257,8 @@ def _whole_fit_lines(report: RunReport) -> Iterator[Line]:
         yield Line("note", Text(note))
 
 
-def _throughput(report: RunReport) -> str:
+def throughput(report: RunReport) -> str:
+    """The rates over the steps that count, in words."""
     rates = report.run.steady
     accumulates = rates.optimizer_steps != rates.steps
     parts = []
@@ -240,9 +285,7 @@ def _end_to_end(report: RunReport) -> str:
 
 def _parts(ledger: RunLedger) -> str:
     """The largest parts of the fit; "" if it is all steps."""
-    parts = {name: s for name, s in ledger.parts.items() if name not in BEFORE_FIT}
-    fit_s = sum(parts.values()) + ledger.unexplained_s
-    shares = {name: 100 * s / fit_s for name, s in parts.items()} if fit_s > 0 else {}
+    shares = fit_shares(ledger)
     if not any(pct >= _PART_SHOWN_PCT for name, pct in shares.items() if name != STEPS):
         return ""
     largest = sorted(shares, key=lambda name: -shares[name])
@@ -268,14 +311,19 @@ def _file_lines(report: RunReport) -> Iterator[Line]:
     trace = report.trace
     if trace is None:
         return
-    if trace.status != "written" or trace.path is None:
-        reason = f"{trace.status}: {trace.message}" if trace.message else trace.status
-        yield Line("no trace", Text(reason), whole=True)
-    else:
+    if trace.status == "written" and trace.path is not None:
         yield from _trace_lines(trace, trace.path, report.log_folder)
     if trace.memory_path is not None:
         yield Line("memory", Text(f"{trace.memory_path}    (for https://pytorch.org/memory_viz)"), whole=True)
-    elif trace.memory_message:
+    yield from missing_files(trace)
+
+
+def missing_files(trace: TraceReport) -> Iterator[Line]:
+    """Which of the files that were asked for are missing, and why."""
+    if trace.status != "written" or trace.path is None:
+        reason = f"{trace.status}: {trace.message}" if trace.message else trace.status
+        yield Line("no trace", Text(reason), whole=True)
+    if trace.memory_path is None and trace.memory_message:
         yield Line("no memory", Text(f"snapshot: {trace.memory_message}"), whole=True)
 
 
@@ -315,7 +363,7 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 def print_run(report: RunReport, screen: Screen | None = None) -> None:
     """Show the table."""
     table = run_table(report)
-    if screen is None and _in_notebook():
+    if screen is None and in_notebook():
         _show_in_notebook(table)
     else:
         print_table(table, screen or Screen(wrap=True))
@@ -354,7 +402,8 @@ def step_table(table: RunTable, width: int) -> Table:
     room = min(_BAR_WIDTH, width - taken)
     with_bars = room >= _SHORTEST_BAR and len(table.rows) > 1
     lines = Table(*([""] * (1 + with_bars + len(columns))), align="<<" if with_bars else "<")
-    lines.row(first, *([""] * with_bars), *columns, style="dim")
+    if any(table.headings):
+        lines.row(first, *([""] * with_bars), *columns, style="dim")
     for row, share in zip(table.rows, shares, strict=True):
         bars = [_bar(row.pct or 0.0, room)] if with_bars else []
         lines.row(row.name, *bars, share, *row.times, style="bold" if row.pct is None else "")
@@ -366,7 +415,7 @@ def _bar(pct: float, width: int) -> str:
     return "█" * full + (_EIGHTHS[eighths] if eighths else "")
 
 
-def _in_notebook() -> bool:
+def in_notebook() -> bool:
     """Whether this process runs a notebook's cells, whose output can be HTML."""
     ipython = sys.modules.get("IPython")  # a kernel has imported it
     shell = ipython.get_ipython() if ipython is not None else None

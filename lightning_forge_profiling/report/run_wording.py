@@ -9,7 +9,7 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms
-from lightning_forge_profiling.names import PROFILER
+from lightning_forge_profiling.names import BEFORE_FIT, PROFILER, STEPS
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.results.analysis import (
     RankWork,
@@ -73,13 +73,21 @@ def _drift_words(drift: StepDrift) -> str:
     return f"{moved} until step {drift.until_step}; warmup_steps={10 * ceil(drift.until_step / 10)} leaves that out"
 
 
+def fit_shares(ledger: RunLedger) -> dict[str, float]:
+    """The parts of the fit in percent of it, without what was before it; the unexplained time is part of the whole."""
+    parts = {name: s for name, s in ledger.parts.items() if name not in BEFORE_FIT}
+    fit_s = sum(parts.values()) + ledger.unexplained_s
+    return {name: 100 * s / fit_s for name, s in parts.items()} if fit_s > 0 else {}
+
+
 def goodput_words(ledger: RunLedger) -> str:
-    """The goodput of a run in words; "" if unknown."""
-    if ledger.goodput is None:
+    """How much of the fit and of its process was training, this package's own time left out; "" if unknown."""
+    shares = fit_shares(ledger)
+    own_pct = shares.pop(PROFILER, 0.0)
+    if ledger.goodput is None or STEPS not in shares or own_pct >= _ALL_PCT:
         return ""
-    own_s = ledger.parts.get(PROFILER, 0.0)
-    without = " without profiling" if own_s >= 0.05 else ""  # noqa: PLR2004  (which is shown as 0.1)
-    return f"goodput {100 * ledger.goodput:.0f} % of the run's {ledger.wall_s - own_s:.1f} s{without}"
+    of_fit = _ALL_PCT * shares[STEPS] / (_ALL_PCT - own_pct)
+    return f"{of_fit:.0f} % of the fit is training steps, {100 * ledger.goodput:.0f} % of the process with imports"
 
 
 def slower_after(effect: WindowEffect) -> bool:

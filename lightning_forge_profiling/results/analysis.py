@@ -98,6 +98,7 @@ class Finding:
         low_pct: lower end of the 95 % interval of `share_pct` by the run's own steps; None if unknown.
         high_pct: upper end of it.
         typical_pct: the share in typical steps, as the median over blocks of them; None if unknown.
+        fix: the fix as code or as a command to copy; "" where the advice is all there is.
     """
 
     code: str
@@ -112,11 +113,20 @@ class Finding:
     low_pct: float | None = None
     high_pct: float | None = None
     typical_pct: float | None = None
+    fix: str = ""
 
     @property
     def remedy(self) -> str:
         """The advice, followed by its predicted saving."""
         return self.advice if self.saves is None else f"{self.advice} {self.saves.text}"
+
+    @property
+    def saved_pct(self) -> tuple[float, float] | None:
+        """The interval of `saves.pct`, as wide in proportion as that of the share; None if unknown."""
+        if self.saves is None or self.low_pct is None or self.high_pct is None or self.share_pct <= 0:
+            return None
+        scale = self.saves.pct / self.share_pct
+        return scale * self.low_pct, min(scale * self.high_pct, 100.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ class RunReport:
         compute: how fast a device computed; empty if unknown.
         gpu: the GPU's sensors, or why they could not be read; None if telemetry is off.
         loops: what the validation runs did.
+        model: the class of the module; "" if unknown.
     """
 
     run: RunSummary
@@ -37,3 +38,4 @@ class RunReport:
     compute: tuple[RunCompute, ...] = ()
     gpu: TelemetrySummary | str | None = None
     loops: tuple[LoopRates, ...] = ()
+    model: str = ""

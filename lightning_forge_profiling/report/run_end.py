@@ -1,0 +1,143 @@
+"""What is printed at the end of a fit, in 15 lines of 80 columns: where a step goes, then the verdict and its fix."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from shlex import quote
+from typing import Final
+
+from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
+from lightning_forge_profiling.report.blocks import Line, Text
+from lightning_forge_profiling.report.run_table import (
+    NAMES_WIDTH,
+    RunTable,
+    brief_rows,
+    in_notebook,
+    missing_files,
+    no_verdict,
+    print_lines,
+    print_run,
+    step_table,
+    throughput,
+    warm_up_note,
+    where_a_step_goes,
+)
+from lightning_forge_profiling.report.run_wording import goodput_words
+from lightning_forge_profiling.report.screen import Screen, wrap
+from lightning_forge_profiling.report.text import digits
+from lightning_forge_profiling.report.wording import verdict
+from lightning_forge_profiling.results.analysis import Analysis, Finding
+from lightning_forge_profiling.results.run_report import RunReport
+
+_NAME: Final = re.compile(r"\((.+)\)$")  # of a device, as in `cuda:0 (NVIDIA H200)`
+_LINES: Final = 15
+_WIDTH: Final = 80
+_FEWEST_ROWS: Final = 3
+_VERDICT_LINES: Final = 3
+_ADVICE_LINES: Final = 2
+
+
+def print_end(report: RunReport, files: Path | None, screen: Screen | None = None) -> None:
+    """Print the table at the end of a fit; a notebook gets the whole table. `files` has the rest, for `view`."""
+    if screen is None and in_notebook():
+        print_run(report)
+        return
+    screen = screen or Screen(wrap=True)
+    screen.width = min(screen.width, _WIDTH)
+    titles = wrap(_title(report), screen.width)
+    above, below = list(_rates(report)), list(_end(report, files, screen.width))
+    taken = 1 + len(titles) + sum(_height(line, screen.width) for line in (*above, *below)) + bool(below)
+    screen.line()
+    for line in titles:
+        screen.line(Text(line, "bold"))
+    rows = brief_rows(report, max(_LINES - taken, _FEWEST_ROWS))
+    if rows:
+        screen.table(step_table(RunTable((), "", ("", "", ""), rows), screen.width))
+    print_lines(above, screen)
+    if below:
+        screen.line()
+    print_lines(below, screen)
+    screen.flush()
+
+
+def _height(line: Line, width: int) -> int:
+    return 1 if line.whole else len(wrap(line.text.text, width - NAMES_WIDTH - 1))
+
+
+def _title(report: RunReport) -> str:
+    run, where = report.run, where_a_step_goes(report)
+    if not run.steady.steps:
+        return f"{where}: unknown, no step was timed"
+    spread = "" if run.step_ms.p95 is None else f" (p95 {digits(run.step_ms.p95)})"
+    mean, named = digits(run.steady.mean_ms("step")), _NAME.search(report.device)
+    on = report.device if named is None else named[1]
+    return f"{where}: {mean} ms{spread}, {run.steady.steps} of {run.steps} steps on {on}"
+
+
+def _rates(report: RunReport) -> Iterator[Line]:
+    if report.run.steady.steps:
+        mfu = next(
+            (one.pct_of_peak for one in report.compute if one.kind == "mfu" and one.pct_of_peak is not None), None
+        )
+        yield Line("throughput", Text(throughput(report) + ("" if mfu is None else f", MFU {mfu:.1f} %")))
+    run = None if report.analysis is None else report.analysis.run
+    if run is not None and run.ledger is not None and (words := goodput_words(run.ledger)):
+        yield Line("goodput", Text(words))
+    yield from warm_up_note(report.run)
+    if report.trace is not None:
+        yield from missing_files(report.trace)
+
+
+def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
+    """The verdict and what follows from it."""
+    analysis, room = report.analysis, width - NAMES_WIDTH - 1
+    if analysis is None:
+        yield from no_verdict(report.run)
+    else:
+        finding = _of_verdict(analysis)
+        said = verdict(analysis)
+        text = said.text if finding is None else f"{finding.code}: {finding.title}.{_caution(analysis, finding)}"
+        yield Line("verdict", Text(_cut(text, room, _VERDICT_LINES), said.style, said.marked))
+        if finding is not None:
+            yield from _remedy(finding, room)
+    if report.trace is not None and report.trace.url:
+        yield Line("copied to", Text(report.trace.url), whole=True)
+    if files is not None:
+        yield Line("more", Text(f"forge-profiling view {quote(_short(files))}"), whole=True)
+
+
+def _of_verdict(analysis: Analysis) -> Finding | None:
+    return next((finding for finding in analysis.findings if finding.code == analysis.verdict), None)
+
+
+def _caution(analysis: Analysis, finding: Finding) -> str:
+    """What the verdict says after its finding: that other shares are unreliable, or which switch is on."""
+    said = f"{finding.code}: {finding.title}. {finding.remedy}"
+    rest = analysis.verdict_text[len(said) :] if analysis.verdict_text.startswith(said) else ""
+    return " Other shares are unreliable." if finding.code in MACHINE else f" {rest.strip()}" if rest.strip() else ""
+
+
+def _remedy(finding: Finding, room: int) -> Iterator[Line]:
+    """The fix, and what it saves with its interval."""
+    if finding.fix:
+        yield Line("try", Text(finding.fix, "bold"), whole=True)
+    elif finding.advice:
+        yield Line("try", Text(_cut(finding.advice, room, _ADVICE_LINES)))
+    if finding.saves is not None:
+        text, between = finding.saves.text.removeprefix("That saves ").rstrip("."), finding.saved_pct
+        known = "" if between is None else f"; 95 % interval {between[0]:.0f} to {between[1]:.0f} %"
+        yield Line("saves", Text(_cut(text + known, room, _ADVICE_LINES)))
+
+
+def _cut(text: str, width: int, lines: int) -> str:
+    """Text of at most so many lines, cut between words."""
+    shown = wrap(text, width)
+    return text if len(shown) <= lines else f"{' '.join(shown[:lines]).rsplit(' ', 1)[0]} …"
+
+
+def _short(path: Path) -> str:
+    """A path from the working directory where it is below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (OSError, ValueError):
+        return str(path)

@@ -1,0 +1,159 @@
+"""What is printed at the end of a fit: 15 lines of 80 columns, the verdict and what to do about it last."""
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling.callbacks.run_report import run_compute
+from lightning_forge_profiling.diagnosis.machine_rules import STARVED
+from lightning_forge_profiling.report.run_end import print_end
+from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.results.analysis import RunEvidence, RunLedger, Saving
+from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.results.run_report import RunReport
+from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.timing.rates import Compute, Peak, StepWork
+from lightning_forge_profiling.timing.run_totals import RunTotals
+from lightning_forge_profiling.timing.steps import StepTimes
+from tests.models import Classifier, loader
+from tests.samples import sample_analysis
+
+STEP = {"data": 12.0, "transfer": 0.1, "forward": 11.0, "backward": 20.0, "optimizer": 5.0, "other": 1.4}
+LEDGER = RunLedger(
+    wall_s=20.0,
+    parts={"startup/imports": 9.0, "steps": 7.4, "checkpoint": 1.1, "profiler": 2.5},
+    unexplained_s=0.0,
+    counts={},
+    goodput=7.4 / 17.5,
+)
+
+
+def report_of(analysis, *, steps=60, regions=STEP, users=(), **options):
+    totals = RunTotals()
+    for step in range(steps):
+        times = {**regions, **dict.fromkeys(users, 3.0)}
+        totals.add(StepTimes(step, times, times), StepWork(32.0, None, 1), "warm-up" if step < 6 else None)
+    run = totals.summary(steps=steps, before_first_s=0.5, wall_s=2.4)
+    device = {"device": "cuda:0 (NVIDIA H200)", "on_device": True, "replicas": 1, "log_folder": None, "model": "GPT"}
+    return RunReport(run, options.pop("trace", None), analysis=analysis, **{**device, **options})
+
+
+def evidence(ledger=LEDGER):
+    times = Distribution(mean=49.5, p50=49.5, min=49.0, max=50.0)
+    return RunEvidence(steps=54, on_device=True, step_ms=times, regions={}, ledger=ledger)
+
+
+def analysed(**changes):
+    """An analysis whose verdict is its first finding, changed."""
+    analysis = replace(sample_analysis(), run=evidence())
+    first = replace(analysis.findings[0], **changes)
+    text = f"{first.code}: {first.title}. {first.remedy}"
+    return replace(analysis, findings=(first, *analysis.findings[1:]), verdict=first.code, verdict_text=text)
+
+
+INPUT_BOUND = {
+    "code": "input-bound",
+    "title": "the GPU waits 12.0 ms of each 49.5 ms step for the data loader (host wait 25.0 ms, 13.0 ms of it hidden)",
+    "fix": "DataLoader(..., num_workers=4)",
+    "share_pct": 24.0,
+    "low_pct": 22.0,
+    "high_pct": 26.0,
+    "saves": Saving(ms_per_step=12.0, pct=24.0, at_most=False, text="That saves about 12.0 ms a step (24 %)."),
+}
+
+
+def printed(report, files=None, width=80):
+    text = io.StringIO()
+    print_end(report, files, Screen(text, width=width, wrap=True, colours=False))
+    return text.getvalue()
+
+
+def test_the_fifteen_lines(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mfu = Compute("mfu", 400e12, Peak(989.5e12, "bf16", "H200 SXM", "data sheet"))
+    report = report_of(analysed(**INPUT_BOUND), compute=(run_compute(mfu),))
+    assert printed(report, tmp_path / "lightning_logs" / "version_0" / "forge_record").splitlines() == [
+        "",
+        "Where a step of GPT goes: 49.5 ms (p95 49.5), 54 of 60 steps on NVIDIA H200",
+        "data        █████▉       24.2 %   12.000 ms",
+        "forward     █████▍       22.2 %   11.000 ms",
+        "backward    █████████▊   40.4 %   20.000 ms",
+        "optimizer   ██▍          10.1 %    5.000 ms",
+        "rest        ▊             3.0 %    1.500 ms",
+        "throughput  646 samples/s, 20.2 steps/s, MFU 40.4 %",
+        "goodput     87 % of the fit is training steps, 42 % of the process with imports",
+        "",
+        "verdict     input-bound: the GPU waits 12.0 ms of each 49.5 ms step for the data",
+        "            loader (host wait 25.0 ms, 13.0 ms of it hidden).",
+        "try         DataLoader(..., num_workers=4)",
+        "saves       about 12.0 ms a step (24 %); 95 % interval 22 to 26 %",
+        "more        forge-profiling view lightning_logs/version_0/forge_record",
+    ]
+
+
+@pytest.mark.parametrize("advice", ["Do less.", "Do much less of it. " * 30], ids=["short", "long"])
+@pytest.mark.parametrize("title", ["it waits", "training waits for what takes long " * 12], ids=["short", "long"])
+@pytest.mark.parametrize("users", [(), ("attention", "loss", "augment")], ids=["built-in", "users"])
+def test_it_is_never_longer_or_wider(title, advice, users):
+    analysis = analysed(title=title.strip(), advice=advice.strip(), fix="")
+    report = report_of(analysis, users=users, device="cuda:0 (NVIDIA RTX PRO 6000 Blackwell Server Edition)")
+    for width in (80, 200):
+        lines = printed(report, width=width).splitlines()
+        assert len(lines) <= 15
+        assert max(map(len, lines)) <= 80
+        assert sum("%   " in line for line in lines) >= 3, "where the step goes"
+        assert any(line.startswith("your attention") for line in lines) is bool(users)
+
+
+def test_the_shares_of_the_built_in_regions_sum_to_the_step():
+    for users in ((), ("mine",)):
+        shown = printed(report_of(analysed(**INPUT_BOUND), users=users))
+        shares = re.findall(r"^(?!your)\w+ +[█-▏]* +([\d.]+) % +[\d.]+ ms", shown, re.MULTILINE)
+        assert sum(map(float, shares)) == pytest.approx(100, abs=0.3)
+
+
+def test_a_verdict_of_the_machine_says_that_the_rest_is_unreliable():
+    assert "Other shares are unreliable." in " ".join(printed(report_of(analysed(code=STARVED))).split())
+
+
+def test_what_follows_the_remedy_in_a_verdict_stays():
+    analysis = analysed(**INPUT_BOUND)
+    noted = replace(analysis, verdict_text=f"{analysis.verdict_text} Anomaly detection is on.")
+    assert "hidden). Anomaly detection is on." in " ".join(printed(report_of(noted)).split())
+
+
+def test_without_a_finding_the_verdict_stands_alone():
+    analysis = replace(
+        sample_analysis(), findings=(), verdict="nothing stands out", verdict_text="Nothing stands out: x"
+    )
+    text = printed(report_of(analysis))
+    assert "verdict     Nothing stands out: x\n" in text
+    assert "try  " not in text
+    assert "saves" not in text
+
+
+def test_what_is_missing_is_said(tmp_path):
+    text = printed(report_of(None, steps=9, trace=TraceReport("not reached", "because of [brackets]")))
+    assert "no trace    not reached: because of [brackets]\n" in text
+    assert "verdict     not enough steps: 3 after warm-up, at least 5 needed\n" in text
+    assert printed(report_of(None, steps=0)).startswith("\nWhere a step of GPT goes: unknown, no step was timed\n")
+    copied = TraceReport("written", path=tmp_path / "a", url="s3://bucket/run")
+    assert "copied to   s3://bucket/run\n" in printed(report_of(None, trace=copied))
+
+
+def test_names_cannot_reach_the_terminal():
+    text = printed(report_of(analysed(**{**INPUT_BOUND, "title": "x\x1b[2Jgone [red]no markup[/red]"})))
+    assert "\x1b" not in text
+    assert "[red]no markup[/red]" in text
+
+
+@pytest.mark.parametrize("callbacks", [(ForgeProfilerCallback,), (ThroughputCallback,)])
+def test_the_last_line_is_a_command_for_what_the_fit_left(tmp_path, make_trainer, capsys, callbacks):
+    make_trainer(*(kind() for kind in callbacks), max_steps=20, max_epochs=-1).fit(Classifier(), loader(128))
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("more        forge-profiling view ")
+    [folder] = tmp_path.rglob("forge_record" if callbacks == (ThroughputCallback,) else "*_steps_5-7")
+    assert last.endswith(str(folder))

@@ -30,7 +30,7 @@ def callbacks() -> list[object]:
     kinds: dict[str, Any] = {kind.__name__: kind for kind in (ForgeProfilerCallback, ThroughputCallback)}
     try:
         chosen = json.loads(options)
-        logs, batch_size = chosen.pop("log", False), chosen.pop("batch_size", None)
+        logs, batch_size, fits = chosen.pop("log", False), chosen.pop("batch_size", None), chosen.pop("fits", "first")
         added = [kinds[name](**arguments) for name, arguments in chosen.items()]
     except Exception as exc:
         message = "Nothing will be profiled: the options of `forge-profiling run` in %r: %s"
@@ -38,7 +38,7 @@ def callbacks() -> list[object]:
         return []
     _watch_exit()
     for callback in added:
-        callback.added, callback.logs = True, logs
+        callback.added, callback.logs, callback.fits = True, logs, fits
         if batch_size is not None:
             callback.batch_size_fn = partial(_of_each_batch, batch_size)
     return added
@@ -53,24 +53,20 @@ def is_first_rank() -> bool:
 def _watch_exit() -> None:
     import atexit  # noqa: PLC0415
 
-    atexit.register(_say_unless_fitted)
+    atexit.register(_say_what_was_fitted)
 
 
-def _say_unless_fitted() -> None:
+def _say_what_was_fitted() -> None:
     import resource  # noqa: PLC0415  (POSIX)
     import sys  # noqa: PLC0415
 
-    from lightning_forge_profiling.callbacks.timed_callback import TimedCallback  # noqa: PLC0415  (has been imported)
+    from lightning_forge_profiling.callbacks.process_fits import FITS  # noqa: PLC0415  (has been imported)
 
+    if not os.environ.get(RUN_OPTIONS) or not is_first_rank() or sys.stderr is None:
+        return
     in_child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime > 0  # a process of `ddp_spawn` may have fitted
-    if (
-        os.environ.get(RUN_OPTIONS)
-        and is_first_rank()
-        and not TimedCallback.fitted
-        and not in_child
-        and sys.stderr is not None
-    ):
-        sys.stderr.write("forge-profiling: no Trainer was fitted, so nothing was profiled\n")
+    lines = FITS.overview() if FITS.begun or in_child else ["no Trainer was fitted, so nothing was profiled"]
+    sys.stderr.writelines(f"forge-profiling: {line}\n" for line in lines)
 
 
 def _of_each_batch(size: int, _batch: object) -> int:

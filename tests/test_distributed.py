@@ -19,6 +19,7 @@ from tests.outcomes import (
     recorded_steps,
     script,
     spans,
+    summary_of,
     tables,
     traces,
     two_ranks,
@@ -105,10 +106,10 @@ def test_each_trace_says_which_rank_it_is(finished, rank):
 
 
 def test_the_table_is_printed_once(finished):
-    _, done = finished
+    folder, done = finished
     assert tables(done.stdout) == 1
     assert "over 2 replicas" in done.stdout
-    assert "beside it: 4 steps" in done.stdout
+    assert "beside it: 4 steps" in summary_of(folder)
 
 
 def test_rates_are_logged_for_the_job_and_for_one_device(finished):

@@ -64,10 +64,9 @@ def test_the_table_and_all_reports_have_it(make_trainer, tmp_path, capsys):
     make_trainer(ours, forge, Slow(), log_every_n_steps=4).fit(Classifier(), loader(32))
 
     run = ours.analysis().run
-    own_s = run.ledger.parts["profiler"]
-    words = f"goodput {100 * run.ledger.goodput:.0f} % of the run's {run.ledger.wall_s - own_s:.1f} s without profiling"
+    words = f" % of the fit is training steps, {100 * run.ledger.goodput:.0f} % of the process with imports"
     folder = forge.trace_report().path.parent
-    assert words in " ".join(capsys.readouterr().out.split())
+    assert words in capsys.readouterr().out
     assert words in (folder / "summary.md").read_text()
     assert json.loads((folder / "summary.json").read_text())["run"]["ledger"]["goodput"] == run.ledger.goodput
     parts = run.ledger.parts

@@ -30,7 +30,7 @@ from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes
 from tests.fake_nvml import FakeBoard, FakeNvml
 from tests.models import Classifier, loader
-from tests.outcomes import logged, unwrapped
+from tests.outcomes import logged, summary_of, unwrapped
 from tests.samples import sample_analysis
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
@@ -70,7 +70,7 @@ def test_a_module_may_learn_in_its_first_step_what_a_batch_is_worth(make_trainer
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_number_counts_for_each_micro_batch(tmp_path, make_trainer, capsys, accumulate):
+def test_a_number_counts_for_each_micro_batch(tmp_path, make_trainer, accumulate):
     callback = ThroughputCallback(warmup_steps=0, flops_per_batch=2e9, peak_flops=1e12)
     make_trainer(callback, accumulate_grad_batches=accumulate).fit(Classifier(), loader())
     rows = logged(tmp_path)
@@ -78,7 +78,7 @@ def test_a_number_counts_for_each_micro_batch(tmp_path, make_trainer, capsys, ac
         assert flops_of(row) == pytest.approx(2e9)
         assert row["throughput/mfu"] == pytest.approx(row[TFLOPS])
     assert [row.get("throughput/peak_tflops") for row in rows] == [1.0, *[None] * (len(rows) - 1)], "once"
-    text = unwrapped(capsys.readouterr().out)
+    text = summary_of(tmp_path)
     assert f"MFU {100 * callback.summary()['throughput/mfu']:.1f} % of 1 TFLOP/s (cpu, fp32)" in text
     [compute] = callback.analysis().run.compute
     assert (compute.kind, compute.device, compute.peak_tflops) == ("mfu", "cpu", 1)
@@ -114,10 +114,10 @@ def test_without_a_count_nothing_is_logged_and_nothing_said(tmp_path, make_train
     assert warnings_of(caplog) == []
 
 
-def test_a_cpu_has_a_rate_and_no_mfu(tmp_path, make_trainer, capsys, caplog):
+def test_a_cpu_has_a_rate_and_no_mfu(tmp_path, make_trainer, caplog):
     make_trainer(ThroughputCallback(warmup_steps=0, flops_per_batch=1e9)).fit(Classifier(), loader())
     assert all(TFLOPS in row and "throughput/mfu" not in row for row in logged(tmp_path))
-    assert "MFU unknown" in capsys.readouterr().out
+    assert "MFU unknown" in summary_of(tmp_path)
     assert warnings_of(caplog) == []
 
 
@@ -171,12 +171,12 @@ def test_each_function_has_its_own_warning(make_trainer, caplog):
     ]
 
 
-def test_one_bad_batch_costs_the_runs_rate_and_the_table_says_so(make_trainer, capsys):
+def test_one_bad_batch_costs_the_runs_rate_and_the_table_says_so(tmp_path, make_trainer):
     values = iter([1e9, 1e9, math.nan, *[1e9] * 5])
     callback = ThroughputCallback(warmup_steps=0, flops_per_batch=lambda batch: next(values), peak_flops=1e12)
     make_trainer(callback).fit(Classifier(), loader())
     assert "throughput/mfu" not in callback.summary()
-    assert "compute     MFU unknown: flops_per_batch returned nan (for 1 of 8 batches)\n" in capsys.readouterr().out
+    assert "compute     MFU unknown: flops_per_batch returned nan (for 1 of 8 batches)\n" in summary_of(tmp_path)
 
 
 def test_a_bad_batch_of_the_warm_up_costs_nothing(make_trainer, capsys):
@@ -192,19 +192,19 @@ class HasMethod(Classifier):
         return 1e9
 
 
-def test_a_method_of_that_name_is_called_what_it_is(make_trainer, caplog, capsys):
+def test_a_method_of_that_name_is_called_what_it_is(tmp_path, make_trainer, caplog):
     make_trainer(ThroughputCallback(warmup_steps=0)).fit(HasMethod(), loader())
     [warning] = warnings_of(caplog)
     assert "HasMethod.flops_per_batch is a method: make it a property or a number" in warning
-    assert "MFU unknown: HasMethod.flops_per_batch is a method" in capsys.readouterr().out
+    assert "MFU unknown: HasMethod.flops_per_batch is a method" in summary_of(tmp_path)
 
 
 @pytest.mark.parametrize(
     "options", [{"peak_flops": 1e12}, {"measured_peak": MeasuredPeak("cpu", "fp32", 1, (8,) * 3, None)}]
 )
-def test_a_peak_that_nothing_is_compared_with_is_one_line(make_trainer, capsys, caplog, options):
+def test_a_peak_that_nothing_is_compared_with_is_one_line(tmp_path, make_trainer, caplog, options):
     make_trainer(ThroughputCallback(warmup_steps=0, **options)).fit(Classifier(), loader())
-    printed = unwrapped(capsys.readouterr().out)
+    printed = summary_of(tmp_path)
     assert printed.count("MFU unknown: FLOPs per batch are unknown") == 1
     assert "flops_per_batch=count_flops(module, batch).total" in printed
     assert warnings_of(caplog) == []
@@ -230,10 +230,10 @@ def test_a_whole_count_of_operations_is_refused_with_what_to_give():
         ThroughputCallback(flops_per_batch=counted)
 
 
-def test_more_than_the_device_can_do_is_said(make_trainer, capsys):
+def test_more_than_the_device_can_do_is_said(tmp_path, make_trainer):
     callback = ThroughputCallback(warmup_steps=0, flops_per_batch=1e15, peak_flops=1e12)
     make_trainer(callback).fit(Classifier(), loader())
-    assert "above the device's peak: the FLOP count or the peak is wrong" in unwrapped(capsys.readouterr().out)
+    assert "above the device's peak: the FLOP count or the peak is wrong" in summary_of(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -481,19 +481,19 @@ FOO = Peak(None, "fp32", "NVIDIA Foo 9000", "NVIDIA Foo 9000 is not in the peak 
 
 @pytest.mark.parametrize("every", [1, 0])
 def test_an_unknown_device_is_said_once_too_where_the_module_learns_late(
-    monkeypatch, make_trainer, caplog, capsys, every
+    tmp_path, monkeypatch, make_trainer, caplog, every
 ):
     monkeypatch.setattr(fit_log, "run_peak", lambda *_, **__: FOO)
     make_trainer(ThroughputCallback(warmup_steps=0, log_every_n_steps=every)).fit(LearnsLate(), loader())
     [warning] = warnings_of(caplog)
     assert "peak_flops=989e12" in warning
-    printed = unwrapped(capsys.readouterr().out)
+    printed = summary_of(tmp_path)
     assert "MFU unknown: NVIDIA Foo 9000 is not in the peak table" in printed
     assert "peak_flops=" not in printed, "one message in all"
 
 
 def test_an_unknown_device_is_said_once_too_where_the_window_tells_the_operations(
-    monkeypatch, make_trainer, caplog, capsys
+    tmp_path, monkeypatch, make_trainer, caplog
 ):
     monkeypatch.setattr(fit_log, "run_peak", lambda *_, **__: FOO)
     foo = rank(per_step=6e9, model_per_step=5e9, peak_tflops=None)
@@ -501,7 +501,7 @@ def test_an_unknown_device_is_said_once_too_where_the_window_tells_the_operation
     assert flops_of(summary) == pytest.approx(5e9)
     assert not {"throughput/mfu", "throughput/hfu"} & summary.keys()
     assert not any("peak_flops" in warning for warning in warnings_of(caplog))
-    printed = unwrapped(capsys.readouterr().out)
+    printed = summary_of(tmp_path)
     assert printed.count("is not in the peak table") == 1
     assert printed.count("give the device's dense bf16 rate") == 1, "of the type that it really computes in"
     assert "ThroughputCallback(peak_flops=989e12)" in printed
@@ -540,13 +540,13 @@ def test_a_peak_that_cannot_be_looked_up_costs_the_mfu_alone(monkeypatch, tmp_pa
 MEASURED = MeasuredPeak("cpu", "fp32", tflops=0.5, shape=(512, 512, 512), clock_mhz=None)
 
 
-def test_the_rate_is_also_compared_with_what_the_device_was_measured_at(tmp_path, make_trainer, capsys):
+def test_the_rate_is_also_compared_with_what_the_device_was_measured_at(tmp_path, make_trainer):
     callback = ThroughputCallback(warmup_steps=0, flops_per_batch=1e9, peak_flops=1e12, measured_peak=MEASURED)
     make_trainer(callback).fit(Classifier(), loader(8))
     for row in (callback.summary(), *logged(tmp_path)):
         assert row["throughput/mfu_measured"] == pytest.approx(2 * row["throughput/mfu"])
     share = 100 * callback.summary()["throughput/mfu_measured"]
-    assert f"{share:.1f} % of the 0.500 TFLOP/s measured" in unwrapped(capsys.readouterr().out)
+    assert f"{share:.1f} % of the 0.500 TFLOP/s measured" in summary_of(tmp_path)
 
 
 def test_without_a_peak_the_measured_one_stands_alone(make_trainer, capsys):
@@ -715,7 +715,7 @@ def run_with_window(monkeypatch, make_trainer, rank, flops_per_batch=None, peak_
     return callback.summary()
 
 
-def test_the_recorded_operations_are_logged_and_shown_at_the_end(monkeypatch, tmp_path, make_trainer, capsys):
+def test_the_recorded_operations_are_logged_and_shown_at_the_end(monkeypatch, tmp_path, make_trainer):
     summary = run_with_window(monkeypatch, make_trainer, rank(per_step=6e9, model_per_step=5e9))
     for name, flops in (("throughput/mfu", 5e9), ("throughput/hfu", 6e9)):
         assert summary[name] == pytest.approx(flops / summary["time/step_ms"] * 1e3 / 1e12)
@@ -724,7 +724,7 @@ def test_the_recorded_operations_are_logged_and_shown_at_the_end(monkeypatch, tm
     assert row["throughput/hfu"] == pytest.approx(summary["throughput/hfu"])
     assert row["throughput/mfu"] == pytest.approx(summary["throughput/mfu"])
     assert row["throughput/peak_tflops"] == 1
-    text = unwrapped(capsys.readouterr().out)
+    text = summary_of(tmp_path)
     assert f"TFLOP/s per device, MFU {100 * summary['throughput/mfu']:.1f} % of 1 TFLOP/s" in text
     assert "by the recorded shapes" in text
     assert f"TFLOP/s per device carried out, HFU {100 * summary['throughput/hfu']:.1f} % of the same" in text
@@ -742,20 +742,20 @@ def test_beside_the_users_count_the_recorded_operations_are_what_was_carried_out
     assert "by the recorded shapes" not in capsys.readouterr().out
 
 
-def test_a_window_of_which_little_could_be_counted_is_told_and_not_logged(monkeypatch, tmp_path, make_trainer, capsys):
+def test_a_window_of_which_little_could_be_counted_is_told_and_not_logged(monkeypatch, tmp_path, make_trainer):
     partly = rank(per_step=6e9, model_per_step=5e9, counted_pct=9.0, uncounted=("flash_attn::_flash_attn_forward",))
     summary = run_with_window(monkeypatch, make_trainer, partly)
     assert not any("mfu" in name or "hfu" in name or "flops" in name for name in summary)
     assert not any("mfu" in name or "tflops" in name for row in logged(tmp_path) for name in row)
-    text = unwrapped(capsys.readouterr().out)
+    text = summary_of(tmp_path)
     assert "MFU unknown: the FLOPs of too few operators are known" in text
     assert text.count("flash_attn::_flash_attn_forward") == 1
 
 
-def test_where_the_users_count_fails_the_windows_is_shown_and_says_so(monkeypatch, make_trainer, capsys):
+def test_where_the_users_count_fails_the_windows_is_shown_and_says_so(tmp_path, monkeypatch, make_trainer):
     summary = run_with_window(monkeypatch, make_trainer, rank(per_step=5e9, model_per_step=5e9), flops_per_batch=raises)
     assert flops_of(summary) == pytest.approx(5e9)
-    printed = unwrapped(capsys.readouterr().out)
+    printed = summary_of(tmp_path)
     assert "by the recorded shapes; flops_per_batch raised RuntimeError: no idea (for 8 of 8" in printed
 
 

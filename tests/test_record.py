@@ -29,7 +29,7 @@ from lightning_forge_profiling.record.lines import Begin, EventLine, State
 from lightning_forge_profiling.record.origin import command_line, git_commit
 from lightning_forge_profiling.record.reader import read_rank, read_run
 from lightning_forge_profiling.record.writer import RecordWriter, Segments
-from lightning_forge_profiling.report.run_table import print_run
+from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import StepWork
 from tests.models import Classifier, Fails, Manual, every_step, loader, quiet_trainer
@@ -163,11 +163,12 @@ def test_what_lies_between_steps_ended_before_the_interval_that_follows_it(run):
 
 
 def test_its_last_state_prints_the_table_that_the_fit_printed(tmp_path, make_trainer, capsys):
-    make_trainer(ForgeProfilerCallback(5, 7), ThroughputCallback(warmup_steps=2)).fit(Classifier(), loader(80))
+    forge = ForgeProfilerCallback(5, 7)
+    make_trainer(forge, ThroughputCallback(warmup_steps=2)).fit(Classifier(), loader(80))
     printed = capsys.readouterr().out
     state = the_record(tmp_path).state
-    print_run(state.report)
-    assert capsys.readouterr().out in printed
+    print_end(state.report, forge.trace_report().path.parent)
+    assert capsys.readouterr().out == printed
     assert state.report.analysis.ranks == (), "the trace's own figures are in its summary.json"
 
 

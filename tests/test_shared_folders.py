@@ -21,7 +21,7 @@ from lightning_forge_profiling.profiler import ProfilingConfig, build_profiler, 
 from lightning_forge_profiling.record.ranks import read_works
 from lightning_forge_profiling.results.analysis import RankWork
 from tests.models import Classifier, loader
-from tests.outcomes import REPORTS, read_trace, recorded_steps
+from tests.outcomes import REPORTS, read_trace, recorded_steps, summary_of
 from tests.test_memory_snapshot import FakeHistory
 from tests.test_memory_snapshot import train as run_with_snapshot
 
@@ -322,13 +322,13 @@ def test_a_relative_folder_of_a_plain_loop_is_that_of_the_start(tmp_path, monkey
     assert list((tmp_path / "there").iterdir()) == []
 
 
-def test_the_hint_for_tensorboard_is_a_relative_loggers_folder(tmp_path, monkeypatch, make_trainer, capsys):
+def test_the_hint_for_tensorboard_is_a_relative_loggers_folder(tmp_path, monkeypatch, make_trainer):
     monkeypatch.chdir(tmp_path)
     callback = ForgeProfilerCallback(2, 4)
-    make_trainer(callback, logger=CSVLogger("logs"), max_steps=6).fit(Classifier(), loader())
+    make_trainer(callback, ThroughputCallback(), logger=CSVLogger("logs"), max_steps=6).fit(Classifier(), loader())
     folder = tmp_path / "logs" / "lightning_logs" / "version_0"
     assert callback.trace_report().path.parents[2] == folder
-    assert f"tensorboard --logdir {folder} " in capsys.readouterr().out
+    assert f"tensorboard --logdir {folder} " in summary_of(tmp_path)
 
 
 ODD = [

@@ -14,7 +14,7 @@ from torch import nn
 from lightning_forge_profiling import ForgeProfilerCallback, region
 from tests import models
 from tests.models import Classifier, Fails, every_step, loader
-from tests.outcomes import logged, read_trace, recorded_steps, script, spans, tables, the_trace, traces
+from tests.outcomes import logged, read_trace, recorded_steps, script, spans, summary_of, tables, the_trace, traces
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -117,9 +117,8 @@ def test_the_order_of_the_callbacks_does_not_matter(tmp_path, make_trainer, caps
     callbacks = both()
     make_trainer(*(reversed(callbacks) if reverse else callbacks)).fit(Classifier(), loader())
     assert recorded_steps(the_trace(tmp_path)) == [2, 3]
-    out = capsys.readouterr().out
-    assert tables(out) == 1
-    assert "beside it: 2 steps" in out
+    assert tables(capsys.readouterr().out) == 1
+    assert "beside it: 2 steps" in summary_of(tmp_path)
     assert len(logged(tmp_path)) > 0
 
 

@@ -15,6 +15,7 @@ from lightning_forge_profiling.results.run import SlowStep
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.spans import Span, SpanLog
 from tests.models import Classifier, loader
+from tests.outcomes import summary_of
 
 PLANTED_S = 0.5
 SLOW_STEP = 33
@@ -47,7 +48,7 @@ def the_slow_step(run):
 
 
 @pytest.mark.parametrize("overhead", [None, 1e-6], ids=["every step split", "most steps unsplit"])
-def test_a_callback_that_makes_a_step_slow_is_named_with_it(make_trainer, capsys, overhead):
+def test_a_callback_that_makes_a_step_slow_is_named_with_it(make_trainer, tmp_path, overhead):
     ours = ThroughputCallback(warmup_steps=3, overhead=overhead)
     stalls = Stalls()
     make_trainer(stalls, ours, logger=False).fit(Classifier(), loader(200))
@@ -58,7 +59,7 @@ def test_a_callback_that_makes_a_step_slow_is_named_with_it(make_trainer, capsys
     assert slow.parts_ms["callback/Stalls.on_train_batch_end"] == pytest.approx(1e3 * stalls.took_s, rel=0.1)
     assert [one.ms for one in run.slowest] == sorted((one.ms for one in run.slowest), reverse=True)
     assert len(run.slowest) == 5
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("slowest ")]
+    [line] = [line for line in summary_of(tmp_path).splitlines() if line.startswith("slowest ")]
     assert f"step {SLOW_STEP}: " in line
     assert "of it callback/Stalls.on_train_batch_end" in line
     assert f"| {SLOW_STEP} | `" in markdown(ours.analysis())

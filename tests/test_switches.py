@@ -15,7 +15,7 @@ from lightning_forge_profiling.diagnosis.hints import switch_hints, switched_on
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.results.run import Switches
 from tests.models import Classifier, Samples, loader
-from tests.outcomes import script
+from tests.outcomes import script, summary_of
 from tests.ports import free_port
 from tests.synthetic import Synthetic
 
@@ -61,7 +61,6 @@ def test_anomaly_detection_is_named_first_and_beside_the_verdict(make_trainer, c
     assert analysis.verdict_text.endswith("All times include anomaly detection, which was on.")
     table = " ".join(capsys.readouterr().out.split())
     assert "All times include anomaly detection, which was on." in table
-    assert "hint anomaly detection is on" in table
 
 
 def test_a_switch_that_a_hook_of_the_user_sets_is_detected(make_trainer):
@@ -151,7 +150,7 @@ def test_the_debug_level_of_several_processes(tmp_path):
     environment = {**os.environ, "MASTER_PORT": str(free_port()), "TORCH_DISTRIBUTED_DEBUG": "INFO"}
     done = script("distributed.py", "ddp", tmp_path, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
-    assert "TORCH_DISTRIBUTED_DEBUG=INFO is set" in " ".join(done.stdout.split())
+    assert "TORCH_DISTRIBUTED_DEBUG=INFO is set" in summary_of(tmp_path)
 
 
 def test_what_only_a_gpu_or_several_ranks_have():

@@ -16,7 +16,7 @@ from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.gpu.nvml import GpuReader, find_device
 from tests.fake_nvml import FakeBoard, FakeNvml
 from tests.models import Classifier, loader
-from tests.outcomes import HANGS_S, unwrapped
+from tests.outcomes import HANGS_S, summary_of
 
 PERIOD_S = 0.01
 
@@ -84,7 +84,7 @@ def sampling():
     return [thread for thread in threading.enumerate() if thread.name == "gpu-telemetry"]
 
 
-def test_it_is_logged_and_in_the_table_and_ends_with_the_fit(make_trainer, gpu, tmp_path, capsys):
+def test_it_is_logged_and_in_the_table_and_ends_with_the_fit(make_trainer, gpu, tmp_path):
     callback = ThroughputCallback(warmup_steps=2, telemetry_period_s=PERIOD_S)
     make_trainer(callback).fit(Waiting(gpu), loader(40))
     assert (sampling(), gpu.opened) == ([], 0)
@@ -93,7 +93,7 @@ def test_it_is_logged_and_in_the_table_and_ends_with_the_fit(make_trainer, gpu, 
     assert {row["gpu/utilization_pct"] for row in logged} == {"37.0"}
     assert {row["gpu/throttled_by_power_cap_pct"] for row in logged} == {"100.0"}
     assert all(float(row["gpu/joules_per_sample"]) > 0 for row in logged if "gpu/joules_per_sample" in row)
-    printed = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(summary_of(tmp_path).split())
     assert "gpu 37 % utilized, 100.0 of 141.0 GiB at peak" in printed
     assert callback.summary()["gpu/joules_per_sample"] > 0, "which the reports show"
     assert "throttled 100 % of the time (power cap 100 %)" in printed
@@ -109,12 +109,12 @@ def test_the_summary_and_the_analysis_have_it(make_trainer, gpu):
     assert {"gpu-underused", "gpu-throttled"} <= {hint.code for hint in analysis.hints}
 
 
-def test_it_ends_with_an_exception_which_goes_on(make_trainer, gpu, capsys):
+def test_it_ends_with_an_exception_which_goes_on(make_trainer, gpu, tmp_path):
     callback = ThroughputCallback(warmup_steps=2, telemetry_period_s=PERIOD_S)
     with pytest.raises(ZeroDivisionError, match="planted"):
         make_trainer(callback).fit(Waiting(gpu, fails_at=6), loader(40))
     assert (sampling(), gpu.opened) == ([], 0)
-    assert "37 % utilized" in capsys.readouterr().out
+    assert "37 % utilized" in summary_of(tmp_path)
 
 
 def test_on_a_cpu_there_is_none_and_nothing_is_said(make_trainer, capsys):
@@ -124,7 +124,7 @@ def test_on_a_cpu_there_is_none_and_nothing_is_said(make_trainer, capsys):
     assert not any(name.startswith("gpu/") for name in callback.summary())
 
 
-def test_a_driver_that_is_missing_is_one_line(make_trainer, monkeypatch, capsys):
+def test_a_driver_that_is_missing_is_one_line(make_trainer, monkeypatch, tmp_path):
     def no_driver():
         raise LookupError("NVML failed to start (Driver Not Loaded): no NVIDIA driver")
 
@@ -134,11 +134,10 @@ def test_a_driver_that_is_missing_is_one_line(make_trainer, monkeypatch, capsys)
 
     monkeypatch.setattr(FitLog, "_start_telemetry", start)
     make_trainer(ThroughputCallback(warmup_steps=0)).fit(Classifier(), loader(24))
-    printed = unwrapped(capsys.readouterr().out)
-    assert "no telemetry: NVML failed to start (Driver Not Loaded): no NVIDIA driver" in printed
+    assert "no telemetry: NVML failed to start (Driver Not Loaded): no NVIDIA driver" in summary_of(tmp_path)
 
 
-def test_what_fails_before_the_thread_is_up_leaves_the_rates(make_trainer, monkeypatch, capsys):
+def test_what_fails_before_the_thread_is_up_leaves_the_rates(make_trainer, monkeypatch, tmp_path):
     def broken(device, period_s):
         raise RuntimeError("planted")
 
@@ -148,7 +147,7 @@ def test_what_fails_before_the_thread_is_up_leaves_the_rates(make_trainer, monke
     monkeypatch.setattr(fit_log, "run_telemetry", broken)
     callback = ThroughputCallback(warmup_steps=0)
     make_trainer(callback).fit(Classifier(), loader(24))
-    assert "no telemetry: RuntimeError: planted" in unwrapped(capsys.readouterr().out)
+    assert "no telemetry: RuntimeError: planted" in summary_of(tmp_path)
     assert callback.summary()["throughput/steps_per_sec"] > 0
 
 

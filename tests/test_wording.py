@@ -1,5 +1,7 @@
 """Numbers and short sentences of the reports."""
 
+from dataclasses import replace
+
 import pytest
 
 from lightning_forge_profiling.report.live_view import sparkline
@@ -73,10 +75,12 @@ def test_the_pace_after_a_window_against_that_before_it():
 
 
 def test_goodput_is_of_the_run_without_profiling():
-    ledger = RunLedger(wall_s=12.8, parts={}, unexplained_s=0.0, counts={}, goodput=0.72)
-    assert goodput_words(ledger) == "goodput 72 % of the run's 12.8 s"
-    profiled = RunLedger(wall_s=12.8, parts={"profiler": 2.8}, unexplained_s=0.0, counts={}, goodput=0.72)
-    assert goodput_words(profiled) == "goodput 72 % of the run's 10.0 s without profiling"
+    parts = {"startup/imports": 2.5, "steps": 7.2, "validation": 0.3}
+    ledger = RunLedger(wall_s=10.0, parts=parts, unexplained_s=0.0, counts={}, goodput=0.72)
+    said = "96 % of the fit is training steps, 72 % of the process with imports"
+    assert goodput_words(ledger) == said
+    assert goodput_words(replace(ledger, wall_s=12.8, parts={**parts, "profiler": 2.8})) == said
+    assert goodput_words(replace(ledger, goodput=None)) == ""
 
 
 def test_readings_that_are_missing_are_left_out():

@@ -68,7 +68,7 @@ class FitLog(Guarded):
         self._no_telemetry = ""
         self._loggers = Loggers()
         self._run_record: RunRecorder | None = None
-        keeps = settings.record and not trainer.fast_dev_run
+        keeps = settings.record and not trainer.fast_dev_run and not monitor.brief
         self._record_folder = claim_record_folder(trainer) if keeps else None  # a collective
 
     def summary(self) -> dict[str, float]:

@@ -41,9 +41,15 @@ class FitMonitor(Guarded):
     called = "The profiling of this fit"
 
     def __init__(
-        self, trainer: Trainer, callbacks: "Sequence[TimedCallback]", ledger: LedgerClock | None = None
+        self,
+        trainer: Trainer,
+        callbacks: "Sequence[TimedCallback]",
+        ledger: LedgerClock | None = None,
+        *,
+        brief: bool = False,
     ) -> None:
         self.callbacks = callbacks
+        self.brief = brief  # whether this fit is timed only: no window, no record, one line
         self.window: FitWindow | None = None
         self.log: FitLog | None = None
         self.ledger = ledger or begin_ledger(max(callback.built_ns for callback in callbacks))

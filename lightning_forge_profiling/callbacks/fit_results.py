@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
+from lightning_forge_profiling.callbacks.process_fits import FITS, shapes_of
 from lightning_forge_profiling.callbacks.run_report import (
     OtherRanks,
     further_findings,
@@ -56,6 +58,7 @@ class FitReporter:
         self._monitor = monitor
         self.report: RunReport | None = None
         self._recorded: Analysis | None = None
+        self._began_s = perf_counter()
         self.continues_from = 0  # the optimizer step of the checkpoint that the fit continues from
 
     def so_far(self, trainer: Trainer, recorded: Analysis | None = None, others: OtherRanks | None = None) -> RunReport:
@@ -87,11 +90,20 @@ class FitReporter:
 
     def print(self, trainer: Trainer, ledger: Ledger) -> None:
         """Print the table, on rank 0."""
-        report = self.amend(ledger)
-        if report is not None and trainer.is_global_zero:
-            # standard output belongs to a script that knows nothing of us
-            added = all(callback.added for callback in self._monitor.callbacks)
-            print_end(report, self._files(report), Screen(sys.stderr, wrap=True) if added else None)
+        report, callbacks = self.amend(ledger), self._monitor.callbacks
+        if report is None:
+            return
+        line = ""
+        if all(callback.fits == "first" for callback in callbacks):
+            line = FITS.add(shapes_of(trainer.lightning_module), self._began_s, report)
+        if not trainer.is_global_zero:
+            return
+        # standard output belongs to a script that knows nothing of us
+        screen = Screen(sys.stderr, wrap=True) if all(callback.added for callback in callbacks) else None
+        if self._monitor.brief:
+            (screen or Screen()).line(line)
+        else:
+            print_end(report, self._files(report), screen)
 
     def _files(self, report: RunReport) -> Path | None:
         """The folder with the page of the window, else that of the record; None without either."""

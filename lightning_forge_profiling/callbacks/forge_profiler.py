@@ -123,7 +123,8 @@ class ForgeProfilerCallback(TimedCallback):
 
     def join(self, trainer: Trainer, monitor: FitMonitor) -> None:
         """Agree on a folder with the other ranks and refuse one that cannot be written."""
-        monitor.window = FitWindow(trainer, self, monitor.step_timer)
+        if not monitor.brief:
+            monitor.window = FitWindow(trainer, self, monitor.step_timer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Note that the batch is trained on and not skipped."""

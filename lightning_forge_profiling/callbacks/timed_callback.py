@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from time import perf_counter_ns
-from typing import Any, ClassVar, Final
+from typing import Any, Final, Literal
 
 import torch
 
@@ -12,6 +12,7 @@ from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor
 from lightning_forge_profiling.callbacks.fit_results import FitResults, NewestResults
 from lightning_forge_profiling.callbacks.ledger_parts import SetUpParts, begin_ledger
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
+from lightning_forge_profiling.callbacks.process_fits import FITS
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS, SWITCHED_OFF, switched_off
 from lightning_forge_profiling.plain_text import plain_logger
@@ -42,8 +43,7 @@ class TimedCallback(Callback):
     # whether `forge-profiling run` added it: then it gives way to others of its kind, and refuses nothing
     added: bool = False
     logs: bool = True  # whether the Trainer's loggers get anything: under `run` they are the script's
-
-    fitted: ClassVar[bool] = False  # whether a fit began in this process
+    fits: Literal["first", "all"] = "all"  # which fits of equal modules in a process are recorded and printed in full
 
     monitor: FitMonitor | None = None  # of the fit that is running
     _begun: SetUpParts | None = None  # of a fit that has begun, until `setup`
@@ -132,7 +132,7 @@ class TimedCallback(Callback):
         """Find or make the monitor of the fit, and refuse what cannot work."""
         if stage != "fit" or not self.enabled:
             return
-        TimedCallback.fitted = True
+        FITS.begun = True
         if self.monitor is None or not self.monitor.awaits(self):
             if self.monitor is not None:
                 self.monitor.abandon(trainer)
@@ -141,7 +141,7 @@ class TimedCallback(Callback):
             if self not in callbacks:
                 return
             _refuse_twins(callbacks)
-            monitor = FitMonitor(trainer, callbacks, self._leave_begun(trainer))
+            monitor = FitMonitor(trainer, callbacks, self._leave_begun(trainer), brief=_is_further(callbacks, trainer))
             for callback in callbacks:
                 if callback.monitor is not None:
                     callback.monitor.abandon(trainer)
@@ -238,6 +238,14 @@ def taking_part(callbacks: Iterable[Callback]) -> tuple[TimedCallback, ...]:
         if callback.added and not any(_are_twins(callback, other) for other in chosen):
             chosen.append(callback)
     return tuple(callback for callback in ours if callback in chosen)
+
+
+def _is_further(callbacks: Iterable[TimedCallback], trainer: Trainer) -> bool:
+    """Whether this fit gets a line alone. A collective, where the callbacks ask for it: the answer is rank 0's."""
+    if any(callback.fits == "all" for callback in callbacks):
+        return False
+    further: bool = trainer.strategy.broadcast(FITS.has_had(trainer.lightning_module))
+    return further
 
 
 def _refuse_twins(callbacks: Iterable[TimedCallback]) -> None:

@@ -69,6 +69,13 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         metavar="N",
         help="samples in a batch, where its tensors do not show it (default: by loader and batch)",
     )
+    parser.add_argument(
+        "--fits",
+        choices=("first", "all"),
+        default="first",
+        help="record and print the first fit of each module in a process, by class and shapes, with a line on each "
+        "further one (default), or all fits",
+    )
     parser.add_argument("--log", action="store_true", help="write metrics and results to the script's own loggers too")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in `python -m MODULE`")
     parser.add_argument(
@@ -103,7 +110,7 @@ def _run(args: argparse.Namespace) -> int:
 def _for_all(args: argparse.Namespace) -> dict[str, Any]:
     """What concerns all callbacks, for `entry_point`."""
     batch_size = {} if args.batch_size is None else {"batch_size": args.batch_size}
-    return {**batch_size, **({"log": True} if args.log else {})}
+    return {**batch_size, **({"log": True} if args.log else {}), **({"fits": "all"} if args.fits == "all" else {})}
 
 
 def _chosen(args: argparse.Namespace) -> dict[str, dict[str, Any]]:

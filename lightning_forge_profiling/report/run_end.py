@@ -100,6 +100,8 @@ def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
         yield Line("verdict", Text(_cut(text, room, _VERDICT_LINES), said.style, said.marked))
         if finding is not None:
             yield from _remedy(finding, room)
+    if report.trace is not None and report.trace.memory_path is not None:
+        yield Line("memory", Text(str(report.trace.memory_path)), whole=True)
     if report.trace is not None and report.trace.url:
         yield Line("copied to", Text(report.trace.url), whole=True)
     if files is not None:

@@ -247,8 +247,8 @@ def _explain_python(context: RuleContext) -> Explanation:
     elif context.more_with_stacks:
         advice += f"{context.more_with_stacks} names the Python functions."
     return Explanation(
-        f"{context.of_step(cpu.python_ms_per_step, bound=True)} are spent outside operators, data loader and "
-        f"optimizer: in Python, the training loop and callbacks{'' if context.live else ' (recording adds to it)'}",
+        f"{context.of_step(cpu.python_ms_per_step, bound=True)} is Python code between operators, in the module, the "
+        f"training loop or callbacks{'' if context.live else ' (recording adds to it)'}",
         {
             "outside_of_operators_ms_per_step": cpu.python_ms_per_step,
             "operators_ms_per_step": cpu.operators_ms_per_step,
@@ -333,8 +333,8 @@ def _explain_between_regions(run: RunEvidence) -> Explanation:
     ms, host_ms = _outside_regions_ms(run), region(run, "other").host_ms
     on_host = f" ({in_ms(host_ms)} on the host)" if run.on_device else ""
     return Explanation(
-        f"{of_step(ms, run.step_ms.mean)}{on_host} are spent outside data, transfer, forward, backward and optimizer: "
-        "in callbacks, loggers, the progress bar, learning-rate schedulers and Lightning's loop",
+        f"{of_step(ms, run.step_ms.mean)}{on_host} is neither loading nor computing: callbacks, loggers, the progress "
+        "bar, learning-rate schedulers and Lightning's loop",
         {"between_regions_ms_per_step": ms, "between_regions_host_ms_per_step": host_ms},
         "The ledger of the run shows the time of each hook: make the longest cheaper, or call it every few steps. For "
         "loggers that is log_every_n_steps, for the progress bar TQDMProgressBar(refresh_rate=...). A larger batch "

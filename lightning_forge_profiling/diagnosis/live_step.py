@@ -65,13 +65,12 @@ class RecordedSteps:
     def difference(self) -> list[str]:
         """The sentence on step times that differ; none otherwise."""
         recorded_ms, live_ms = self.rank.step_ms.mean, self.run.step_ms.mean
-        took = f"recorded steps took {recorded_ms:.2f} ms, live ones {live_ms:.2f} ms"
+        took, normal = f"{recorded_ms:.2f} ms recorded, {live_ms:.2f} ms not", "percentages refer to normal steps"
         if self.slowed:
-            more = f"{100 * (recorded_ms / live_ms - 1):+.0f} %"
-            return [f"{took} ({more}): recording slows the host; shares are of live steps"]
+            return [f"recording made steps {recorded_ms / live_ms:.1f} times slower ({took}); {normal}"]
         if self.shortened:
-            why = "live ones also waited for a core" if machine_findings(self.run) else _LACKS
-            return [f"{took}: {why}; shares are of live steps"]
+            why = "normal steps also waited for a core" if machine_findings(self.run) else _LACKS
+            return [f"recorded steps were shorter ({took}): {why}; {normal}"]
         return []
 
     @property

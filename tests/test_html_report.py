@@ -11,6 +11,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
+from lightning_forge_profiling.names import docs_url
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.report.page import report_page
@@ -108,7 +109,8 @@ def test_nothing_is_loaded_from_elsewhere():
     page = report_page(sample_analysis(2), [sample_timeline(0), sample_timeline(1)])
 
     svg = "http://www.w3.org/2000/svg"  # its name, which nothing is loaded by
-    assert set(re.findall(r"https?://[\w./]*", page)) == {"https://ui.perfetto.dev", svg}
+    docs = {docs_url(finding.code) for finding in sample_analysis(2).findings}
+    assert set(re.findall(r"https?://[\w./-]*", page)) == {"https://ui.perfetto.dev", svg, *docs}
     assert re.findall(r"<\w[^>]*\s(?:src|href)=\S*", page) == ['<link rel="icon" href="data:,">']
     assert "default-src 'none'" in page
     assert "unsafe" not in page
@@ -299,7 +301,7 @@ class TestContent:
         rows = [call.rect["y"] for call in page.all(".call")]
         assert len(set(rows)) == 4
         [losses] = [call for call in page.all(".call") if call.text == "log_losses"]
-        title = losses.get_attribute("title")
+        title = losses.get_attribute("data-tip")
         assert title.startswith("log_losses (train.py:88): ")
         assert "80.0 %" in title
 

@@ -91,11 +91,13 @@ class DataTable {
   }
 
   row(row) {
-    return element("tr", null, this.columns.map((column, index) => {
+    const id = rowId(this.label, this.columns[0].value(row));
+    const only = this.rows.find((each) => rowId(this.label, this.columns[0].value(each)) === id) === row; // has it
+    return element("tr", { id: only && id }, this.columns.map((column, index) => {
       const value = column.value(row);
       const written = column.write ? column.write(value, row) : value;
       const attributes = { class: column.numeric ? "number" : null, scope: index === 0 ? "row" : null };
-      const cell = element(index === 0 ? "th" : "td", attributes, written);
+      const cell = element(index === 0 ? "th" : "td", attributes, written, index === 0 && only && backLinks(id).flatMap((link) => [" ", link]));
       if (column.bar) {
         cell.classList.add("bar");
         cell.style.setProperty("--part", `${Math.min(100, Math.max(0, value || 0))}%`);

@@ -112,7 +112,7 @@ def test_every_finding_has_its_page_with_an_example():
     page_of = {code: FINDING_PAGES[code] for code in codes}
     assert pages.keys() == {*page_of.values()}
     outside_codes = {rule.code for rule in LEDGER_RULES.values()}
-    assert FINDING_PAGES == page_of | dict.fromkeys(outside_codes, "outside-the-step")
+    assert page_of | dict.fromkeys(outside_codes, "outside-the-step") == FINDING_PAGES
     assert [code for code, page in page_of.items() if f"\n{code}: " not in pages[page]] == []
     index = (CHECKOUT / "docs" / "findings.md").read_text(encoding="utf-8")
     assert [code for code, page in page_of.items() if f"| [`{code}`](findings/{page}.md) |" not in index] == []

@@ -22,7 +22,12 @@ def page(result: object) -> str:
 def analysis_html(analysis: Analysis) -> str:
     """HTML of the verdict, the findings with their evidence, and the split of the step."""
     findings = [
-        (finding, docs_url(finding.code), f"{finding.share_pct:.1f} % {share_of(analysis, finding)}", "; ".join(evidence_words(finding)))
+        (
+            finding,
+            docs_url(finding.code),
+            f"{finding.share_pct:.1f} % {share_of(analysis, finding)}",
+            "; ".join(evidence_words(finding)),
+        )
         for finding in analysis.findings
     ]
     return rendered("notebook.html", analysis=analysis, findings=findings, rows=_step(analysis))

@@ -83,7 +83,19 @@ def _source(text: str) -> str:
 
 
 _SCRIPTS: Final = (
-    *("format", "palette", "tips", "links", "table", "lanes", "timeline_canvas", "timeline", "axis", "breakdown", "sections"),
+    *(
+        "format",
+        "palette",
+        "tips",
+        "links",
+        "table",
+        "lanes",
+        "timeline_canvas",
+        "timeline",
+        "axis",
+        "breakdown",
+        "sections",
+    ),
 )
 _SHOWN_OF_NAME: Final = 70  # a kernel's name is shown so far at least, in the two lines that it has
 _LABEL: Final = 80

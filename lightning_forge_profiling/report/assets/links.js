@@ -5,28 +5,28 @@ const slug = (text) => String(text).toLowerCase().replace(/[^a-z0-9]+/g, "-").sl
 const rowId = (table, name) => `${slug(table)}--${slug(name)}`;
 const laneId = (name) => rowId("lane", name);
 
-// Of each code: names of rows, sections, and which spans of the timeline.
+// Of each code: names of rows, sections, and which spans of the timeline, of which the first that there are count.
 const region = (name) => ({ text: `spans of ${name}`, shows: (lane, index) => lane.group === "host" && regionName(lane.nameAt(index)) === name });
 const STREAMS = { text: "the GPU's streams; a gap is idle time", shows: (lane) => lane.group === "stream" };
 const COMMUNICATION = { text: "communication", shows: (lane) => lane.group === "comm" };
 const COPIES = { text: "copies from the host", shows: (lane, index) => /HtoD/.test(lane.nameAt(index)) };
 const SHOWN_BY = {
-  "input-bound": { rows: ["idle: data", "data"], spans: region("data") },
-  "worker-restarts": { rows: ["data_loader", "idle: data", "data"], spans: region("data") },
-  "transfer-bound": { rows: ["idle: copy", "transfer"], sections: ["copies"], spans: COPIES },
-  "sync-bound": { rows: ["idle: sync"], sections: ["host"], spans: STREAMS },
-  "launch-bound": { rows: ["idle: python"], sections: ["idle"], spans: STREAMS },
-  "allocator-churn": { rows: ["idle: allocator"], sections: ["host"], spans: STREAMS },
-  "slow-launches": { rows: ["idle: launch"], sections: ["idle"], spans: STREAMS },
-  "gpu-idle": { sections: ["breakdown", "idle"], spans: STREAMS },
-  "slow-optimizer": { rows: ["optimizer"], spans: region("optimizer") },
-  "between-regions": { rows: ["other"], spans: region("other") },
-  "blocked-forward": { rows: ["forward"], spans: region("forward") },
-  "blocked-backward": { rows: ["backward"], spans: region("backward") },
-  "communication-bound": { rows: ["comm"], sections: ["collectives"], spans: COMMUNICATION },
-  "straggler": { sections: ["ranks", "collectives"], spans: COMMUNICATION },
-  "compute-bound": { sections: ["kernels", "operators"] },
-  "memory-bandwidth-bound": { sections: ["kernels"] },
+  "input-bound": { rows: ["idle: data", "data"], spans: [region("data"), STREAMS] },
+  "worker-restarts": { rows: ["data_loader", "idle: data", "data"], spans: [region("data"), STREAMS] },
+  "transfer-bound": { rows: ["idle: copy", "transfer"], sections: ["copies"], spans: [COPIES] },
+  "sync-bound": { rows: ["idle: sync"], sections: ["host"], spans: [STREAMS] },
+  "launch-bound": { rows: ["idle: python"], sections: ["idle"], spans: [STREAMS] },
+  "allocator-churn": { rows: ["idle: allocator"], sections: ["host"], spans: [STREAMS] },
+  "slow-launches": { rows: ["idle: launch"], sections: ["idle"], spans: [STREAMS] },
+  "gpu-idle": { sections: ["breakdown", "idle"], spans: [STREAMS] },
+  "slow-optimizer": { rows: ["optimizer"], spans: [region("optimizer")] },
+  "between-regions": { rows: ["other"], spans: [region("other")] },
+  "blocked-forward": { rows: ["forward"], spans: [region("forward")] },
+  "blocked-backward": { rows: ["backward"], spans: [region("backward")] },
+  "communication-bound": { rows: ["comm"], sections: ["collectives"], spans: [COMMUNICATION] },
+  "straggler": { sections: ["ranks", "collectives"], spans: [COMMUNICATION] },
+  "compute-bound": { sections: ["kernels", "operators"], spans: [STREAMS] },
+  "memory-bandwidth-bound": { sections: ["kernels"], spans: [STREAMS] },
   "python-bound": { sections: ["python", "operators"] },
 };
 const OF_TRACE = ["Parts of the step", "Regions"];
@@ -60,13 +60,17 @@ function linkBack(findings) {
 
 // The findings that a row or lane shows, as links.
 function backLinks(id) {
-  return (BACK.get(id) ?? []).map(([target, code]) => element("a", { class: "back", href: `#${target}` }, `\u2191 ${code}`));
+  return (BACK.get(id) ?? []).flatMap(([target, code]) => [" ", backLink(target, code)]);
+}
+
+function backLink(target, code) {
+  return element("a", { class: "back", href: `#${target}` }, `\u2191 ${code}`);
 }
 
 // The links of a finding, to what is on the page. `reveal` shows the rank of a finding, and its spans.
 function evidenceLinks(findings, finding, timeline, reveal) {
-  const spans = Object.hasOwn(SHOWN_BY, finding.code) ? SHOWN_BY[finding.code].spans : undefined;
-  const drawn = spans && timeline?.has(spans.shows);
+  const { spans = [] } = Object.hasOwn(SHOWN_BY, finding.code) ? SHOWN_BY[finding.code] : {};
+  const drawn = spans.find(({ shows }) => timeline?.has(shows));
   const place = ([id, words]) => {
     const heading = document.getElementById(id)?.querySelector("h2")?.textContent;
     return element("a", { href: `#${id}`, onclick: () => reveal(finding) }, words ?? heading);
@@ -76,7 +80,7 @@ function evidenceLinks(findings, finding, timeline, reveal) {
     href: "#timeline",
     onclick: () => {
       reveal(finding);
-      timeline.emphasize(spans, element("a", { class: "back", href: `#${findingId(findings, finding)}` }, `\u2191 ${finding.code}`));
+      timeline.emphasize(drawn, backLink(findingId(findings, finding), finding.code));
     },
   }, "Timeline");
   const links = [toTimeline, ...there].filter(Boolean);

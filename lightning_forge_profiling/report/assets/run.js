@@ -135,7 +135,7 @@ function laneRow(lane, axis) {
   picture.setAttribute("tabindex", "0");
   picture.style.setProperty("fill", `var(${lane.colour})`);
   return element("div", { class: "chart-row state", id: laneId(lane.name) },
-    element("div", { class: "chart-label" }, element("div", { class: "chart-line" }, swatch(lane.colour), element("span", null, breakable(lane.name), " ", backLinks(laneId(lane.name))), element("span", { class: "reading" }, total))),
+    element("div", { class: "chart-label" }, element("div", { class: "chart-line" }, swatch(lane.colour), element("span", null, breakable(lane.name), backLinks(laneId(lane.name))), element("span", { class: "reading" }, total))),
     element("div", { class: "chart-plot" }, picture));
 }
 

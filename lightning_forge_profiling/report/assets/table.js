@@ -97,7 +97,7 @@ class DataTable {
       const value = column.value(row);
       const written = column.write ? column.write(value, row) : value;
       const attributes = { class: column.numeric ? "number" : null, scope: index === 0 ? "row" : null };
-      const cell = element(index === 0 ? "th" : "td", attributes, written, index === 0 && only && backLinks(id).flatMap((link) => [" ", link]));
+      const cell = element(index === 0 ? "th" : "td", attributes, written, index === 0 && only && backLinks(id));
       if (column.bar) {
         cell.classList.add("bar");
         cell.style.setProperty("--part", `${Math.min(100, Math.max(0, value || 0))}%`);

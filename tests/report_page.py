@@ -120,7 +120,7 @@ class Page:
             const walker = document.createTreeWalker(document.getElementById("page"), NodeFilter.SHOW_TEXT);
             while (walker.nextNode()) {
               const { data, parentElement: element } = walker.currentNode;
-              if (!data.trim() || !element.checkVisibility() || element.closest(".for-readers, .scroll, option")) continue;
+              if (!data.trim() || !element.checkVisibility() || element.closest(".for-readers, .scroll")) continue;
               const range = document.createRange();
               range.selectNodeContents(walker.currentNode);
               for (const { left, top, right, bottom } of range.getClientRects()) {

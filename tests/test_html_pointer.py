@@ -151,6 +151,19 @@ def test_python_functions_say_their_time_to_the_keys(show):
     assert tip.startswith("log_losses (train.py:88): ")
 
 
+def test_between_the_spans_of_a_stream_the_timeline_says_how_long_nothing_ran(show):
+    timeline = sample_timeline()
+    stream = next(lane for lane in timeline.lanes if lane.name == "stream 7")
+    ends = [start + us for start, us in zip(stream.start_us, stream.duration_us, strict=True)]
+    gap, begin = max((start - end, end) for start, end in zip(stream.start_us[1:], ends, strict=False))
+    page = show(sample_analysis(), timeline)
+    page.hover("stream 7", begin + gap / 2)
+    [tip] = shown_tips(page)
+    words = tip.split(" \u00b7 ")
+    assert (words[0], words[3]) == ("nothing runs", "stream 7")
+    assert [float(word.strip("at ms")) for word in words[1:3]] == pytest.approx([gap / 1000, begin / 1000], abs=0.001)
+
+
 def test_the_keys_go_from_span_to_span_of_the_timeline(show):
     page = show(sample_analysis(), sample_timeline())
     canvas = page.one("canvas")

@@ -173,10 +173,10 @@ def _findings(analysis: Analysis) -> Iterator[str]:
     yield from ("", "## Findings", "")
     for number, finding in enumerate(analysis.findings, start=1):
         on_rank = "" if finding.rank is None else f" on rank {finding.rank}"
-        url, name = docs_url(finding.code), prose(finding.code)
+        url, name = docs_url(finding.code), f"**{prose(finding.code)}**"
         name = f"[{name}]({url})" if url else name
         yield (
-            f"{number}. **{name}**{on_rank}, {finding.share_pct:.1f} % {share_of(analysis, finding)} "
+            f"{number}. {name}{on_rank}, {finding.share_pct:.1f} % {share_of(analysis, finding)} "
             f"(from the {finding.source}): {prose(finding.title)}."
         )
         yield f"   - {prose(finding.remedy)}"

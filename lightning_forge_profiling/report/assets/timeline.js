@@ -292,8 +292,21 @@ class TimelineView {
 
   point(x, y) {
     const hit = this.hit(x, y);
-    if (hit) this.showTip(hit, x);
-    else this.hideTip();
+    if (hit) {
+      this.showTip(hit, x);
+      return;
+    }
+    this.hideTip();
+    const lane = this.lanes.find((each) => each.group === "stream" && y >= each.y && y < each.y + each.height);
+    if (lane) this.showGap(lane, x);
+  }
+
+  // The time without work around a place in a stream's lane.
+  showGap(lane, x) {
+    const next = firstAbove(lane.start_us, this.timeAt(x));
+    const [begin, end] = [lane.reach[next - 1] ?? 0, lane.start_us[next] ?? this.length];
+    this.tip.replaceChildren(element("div", { class: "tip-facts" }, this.facts("nothing runs", lane, begin, end - begin)));
+    this.placeTip(lane, x);
   }
 
   showTip(hit, x) {
@@ -302,18 +315,25 @@ class TimelineView {
       this.fillTip(hit);
       this.redraw();
     }
+    this.placeTip(hit.lane, x);
+  }
+
+  placeTip(lane, x) {
     this.tip.hidden = false;
     const space = this.plot.clientWidth - this.tip.offsetWidth - 4;
     this.tip.style.left = `${Math.max(4, Math.min(space, this.left + x + 14))}px`;
-    this.tip.style.top = `${hit.lane.y + hit.lane.height + 8}px`;
+    this.tip.style.top = `${lane.y + lane.height + 8}px`;
   }
 
   fillTip({ lane, index }) {
-    const where = this.timelines.length > 1 ? `rank ${lane.rank}, ${lane.name}` : lane.name;
-    const facts = [lane.kindAt(index), duration(lane.duration_us[index]), `at ${duration(lane.start_us[index])}`, where];
     this.tip.replaceChildren(
-      element("div", { class: "tip-facts" }, swatch(lane.colours[index]), facts.filter(Boolean).join(" \u00b7 ")),
+      element("div", { class: "tip-facts" }, swatch(lane.colours[index]), this.facts(lane.kindAt(index), lane, lane.start_us[index], lane.duration_us[index])),
       element("div", { class: "tip-name" }, nameText(lane.nameAt(index), lane.group !== "host")));
+  }
+
+  facts(kind, { rank, name }, begin, us) {
+    const where = this.timelines.length > 1 ? `rank ${rank}, ${name}` : name;
+    return [kind, duration(us), `at ${duration(begin)}`, where].filter(Boolean).join(" \u00b7 ");
   }
 
   hideTip() {

@@ -79,6 +79,9 @@ def test_on_a_phone_nothing_is_cut_or_needs_scrolling_sideways(show, tmp_path, n
         page = show(html, width=width)
         assert page.run("return document.scrollingElement.scrollWidth <= innerWidth")
         assert page.cut_texts() == []
+        assert [
+            one for one in page.all("#verdict .scroll") if page.run("return arguments[0].scrollWidth", one) > width
+        ] == []
 
 
 def test_of_a_run_the_lanes_fit_too(show):

@@ -30,6 +30,7 @@ const SHOWN_BY = {
   "python-bound": { sections: ["python", "operators"] },
 };
 const OF_TRACE = ["Parts of the step", "Regions"];
+const OF_RANKS = { run: "Ranks of the run", trace: "Waiting by rank" };
 const OF_RUN = ["The step by region", "Regions of the whole run", "Wall time of the run"];
 
 const findingId = (findings, finding) => {
@@ -45,7 +46,7 @@ function placesOf(finding) {
   return [
     ...tables.flatMap((table) => names.map((name) => [rowId(table, name), `${table}: ${name}`])),
     ...names.map((name) => [laneId(name), `Lane: ${name}`]),
-    ...(finding.code === "straggler" ? [rowId("Ranks of the run", finding.rank), rowId("Waiting by rank", finding.rank)].map((id) => [id, `Rank ${finding.rank}`]) : []),
+    ...(finding.code === "straggler" ? [[rowId(OF_RANKS[finding.source], finding.rank), `${OF_RANKS[finding.source]}: ${finding.rank}`]] : []),
     ...sections.map((id) => [id, null]),
   ];
 }

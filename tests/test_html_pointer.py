@@ -1,5 +1,6 @@
 """The web page under a pointer, a finger and the keys, on a phone; its links from findings to what shows them."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,10 @@ from selenium.webdriver.common.keys import Keys
 
 from lightning_forge_profiling.crossover.curves import read_crossover
 from lightning_forge_profiling.crossover.page import crossover_page
-from lightning_forge_profiling.names import docs_url
+from lightning_forge_profiling.names import FINDING_PAGES, docs_url
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.record.reader import read_run
+from lightning_forge_profiling.report.page import asset
 from lightning_forge_profiling.report.run_page import run_page
 from lightning_forge_profiling.results.analysis import Finding
 from tests.record_builder import MadeRun
@@ -112,15 +114,8 @@ def test_each_bar_says_what_is_under_the_pointer(show, tmp_path):
 def test_the_keys_go_through_a_bar_and_a_finger_tells_too(show):
     page = show(of_run(), width=400)
     [bar] = page.all("#course .stack")
-    bar.send_keys(Keys.ARROW_RIGHT)
-    first = shown_tips(page)
-    assert first == ["steps: 55.4 s, 50.4 %"]
-    bar.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_LEFT)
-    assert shown_tips(page) == first
-    bar.send_keys(Keys.END)
-    assert shown_tips(page) == ["unexplained: 4.00 s, 3.6 %"]
-    bar.send_keys(Keys.ESCAPE)
-    assert shown_tips(page) == []
+    first = ["steps: 55.4 s, 50.4 %"]
+    page.run("arguments[0].scrollIntoView({block: 'center'})", bar)
     box = page.run("const { x, y } = arguments[0].getBoundingClientRect(); return { x, y }", bar)
     touch = {"x": box["x"] + 5, "y": box["y"] + 5}
     page.browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [touch]})
@@ -130,6 +125,14 @@ def test_the_keys_go_through_a_bar_and_a_finger_tells_too(show):
         "const { left, right } = document.querySelector('body > .tip').getBoundingClientRect(); return [left, right]"
     )
     assert 0 <= box[0] < box[1] <= 400
+    bar.send_keys(Keys.ESCAPE, Keys.ARROW_RIGHT)
+    assert shown_tips(page) == first
+    bar.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_LEFT)
+    assert shown_tips(page) == first
+    bar.send_keys(Keys.END)
+    assert shown_tips(page) == ["unexplained: 4.00 s, 3.6 %"]
+    bar.send_keys(Keys.ESCAPE)
+    assert shown_tips(page) == []
 
 
 def test_a_lane_says_what_is_near_the_pointer_and_the_keys_go_through_it(show):
@@ -152,6 +155,9 @@ def test_python_functions_say_their_time_to_the_keys(show):
     page.run("arguments[0].focus()", losses)
     [tip] = shown_tips(page)
     assert tip.startswith("log_losses (train.py:88): ")
+    losses.send_keys(Keys.ENTER)
+    assert page.run("return document.activeElement.textContent") == "log_losses", "the one that is now as wide as all"
+    assert shown_tips(page) == [tip]
 
 
 def test_between_the_spans_of_a_stream_the_timeline_says_how_long_nothing_ran(show):
@@ -240,6 +246,12 @@ def test_each_finding_of_a_trace_leads_to_what_shows_it_and_that_back(show, case
                 )
                 back.click()
                 assert page.all(":target") == [finding]
+
+
+def test_only_codes_that_there_are_have_links():
+    codes = re.findall(r'^  "([a-z-]+)": {', asset("links.js"), re.MULTILINE)
+    assert len(codes) > 10
+    assert {*codes} < {*FINDING_PAGES}
 
 
 def test_a_finding_shows_its_spans_in_full_colour_until_all_are_asked_for(show):

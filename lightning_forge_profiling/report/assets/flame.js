@@ -42,6 +42,8 @@ function flameGraph(tree) {
     const [from, length] = widened ? [widened.begin, widened.end - widened.begin] : [0, 1];
     const around = new Set();
     for (let node = widened; node; node = node.above) around.add(node);
+    const [hadFocus, first] = [chart.contains(document.activeElement), widened ?? nodes[0]];
+    let next = null;
     chart.replaceChildren(...nodes.filter((node) => around.has(node) || (node.end > from && node.begin < from + length)).map((node) => {
       const [left, width] = around.has(node) ? [0, 100] : [(100 * (node.begin - from)) / length, (100 * (node.end - node.begin)) / length];
       const made = button(element("span", null, node.call.name), () => show(node === widened ? node.above : node),
@@ -49,8 +51,10 @@ function flameGraph(tree) {
       placed(made, { left });
       Object.assign(made.style, { width: `${width}%`, top: `${20 * node.depth}px` });
       made.style.setProperty("--colour", `var(${CALL_COLOURS[node.call.kind][0]})`);
+      if (node === first) next = made;
       return made;
     }));
+    if (hadFocus) next.focus({ preventScroll: true });
   };
   show(null);
   return chart;

@@ -41,7 +41,7 @@ const findingId = (findings, finding) => {
 // What shows a finding, where it is on the page: [id, words]; a finding of the run is not that of the recorded steps.
 function placesOf(finding) {
   const { rows = [], sections = [] } = Object.hasOwn(SHOWN_BY, finding.code) ? SHOWN_BY[finding.code] : {};
-  const names = [...rows, finding.evidence.part, finding.evidence.leaf].filter((name) => typeof name === "string");
+  const names = [...new Set([...rows, finding.evidence.part, finding.evidence.leaf])].filter((name) => typeof name === "string");
   const tables = finding.source === "run" ? OF_RUN : OF_TRACE;
   return [
     ...tables.flatMap((table) => names.map((name) => [rowId(table, name), `${table}: ${name}`])),

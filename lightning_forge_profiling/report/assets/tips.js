@@ -7,10 +7,14 @@ const REACH_PX = 8; // so near a mark the pointer need be: some are narrower tha
 
 class Tips {
   constructor() {
+    this.mark = null;
     this.element = element("div", { class: "tip", role: "status", hidden: true });
     document.body.append(this.element);
     for (const name of ["pointermove", "pointerdown"]) document.addEventListener(name, (event) => this.show(this.at(event)));
-    document.addEventListener("focusin", ({ target }) => this.show(target.matches("[data-tip]") ? target : null));
+    document.addEventListener("focusin", ({ target }) => { // a tap gives the focus to the bar of the mark that it is at
+      if (target.matches("[data-tip]")) this.show(target);
+      else if (!target.contains(this.mark)) this.show(null);
+    });
     document.addEventListener("keydown", (event) => this.onKey(event));
   }
 

@@ -118,6 +118,37 @@ MARK_PREFIX: Final = "forge."
 
 FETCH_MARK: Final = f"{MARK_PREFIX}data"
 
+_DOCS: Final = "https://lightning-forge-profiling.readthedocs.io/en/latest"
+_OWN_PAGE: Final = (
+    *("input-bound", "worker-restarts", "transfer-bound", "sync-bound", "launch-bound", "allocator-churn"),
+    *("between-regions", "slow-launches", "slow-optimizer", "communication-bound", "straggler", "compute-bound"),
+    *("python-bound", "memory-bandwidth-bound", "gpu-idle"),
+)
+_SHARED_PAGES: Final = {
+    "blocked": ("blocked-forward", "blocked-backward"),
+    "busy-machine": ("cpu-starved", "cpu-throttled", "gil-held"),
+    "outside-the-step": (
+        *("checkpoint-bound", "validation-bound", "slow-callback", "slow-hook", "slow-logger", "loader-startup"),
+        *("gc-bound", "compile-bound", "startup-bound"),
+    ),
+}
+FINDING_PAGES: Final = {
+    **{code: code for code in _OWN_PAGE},
+    **{code: page for page, codes in _SHARED_PAGES.items() for code in codes},
+}
+"""The page of the docs of each code of a finding, in `docs/findings/`."""
+
+
+def docs_url(code: str) -> str:
+    """The address of the docs on a code of a finding; "" for any other text.
+
+    Examples:
+        >>> docs_url("gil-held"), docs_url("nothing stands out")
+        ('https://lightning-forge-profiling.readthedocs.io/en/latest/findings/busy-machine/', '')
+    """
+    return f"{_DOCS}/findings/{FINDING_PAGES[code]}/" if code in FINDING_PAGES else ""
+
+
 METADATA_KEY: Final = "forge_profiling"
 """The field of a trace's header that holds our metadata."""
 

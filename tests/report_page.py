@@ -112,6 +112,43 @@ class Page:
             """
         )
 
+    def cut_texts(self):
+        """The texts outside of tables' own boxes that are cut, reach out of the window, or lie over one another."""
+        return self.run(
+            """
+            const found = [], seen = [];
+            const walker = document.createTreeWalker(document.getElementById("page"), NodeFilter.SHOW_TEXT);
+            while (walker.nextNode()) {
+              const { data, parentElement: element } = walker.currentNode;
+              if (!data.trim() || !element.checkVisibility() || element.closest(".for-readers, .scroll")) continue;
+              const range = document.createRange();
+              range.selectNodeContents(walker.currentNode);
+              for (const { left, top, right, bottom } of range.getClientRects()) {
+                const shown = [left, top, right, bottom];
+                let ellipsis = false;
+                for (let each = element; each.id !== "page"; each = each.parentElement) {
+                  if (getComputedStyle(each).overflowX === "visible") continue;
+                  ellipsis ||= getComputedStyle(each).textOverflow === "ellipsis";
+                  const box = each.getBoundingClientRect();
+                  shown[0] = Math.max(shown[0], box.left);
+                  shown[1] = Math.max(shown[1], box.top);
+                  shown[2] = Math.min(shown[2], box.right);
+                  shown[3] = Math.min(shown[3], box.bottom);
+                }
+                if (shown[2] <= shown[0] || shown[3] <= shown[1]) continue;
+                if (shown[2] > innerWidth || shown[0] < 0) found.push(`${data}: out of the window`);
+                if (shown[2] - shown[0] < right - left - 1.5 && !ellipsis) found.push(`${data}: cut`);
+                const over = seen.find(([other, box]) => !other.contains(element) && !element.contains(other) &&
+                  Math.min(box[2], shown[2]) - Math.max(box[0], shown[0]) > 2 &&
+                  Math.min(box[3], shown[3]) - Math.max(box[1], shown[1]) > 5);
+                if (over) found.push(`${data}: over ${over[0].textContent}`);
+                seen.push([element, shown]);
+              }
+            }
+            return found;
+            """
+        )
+
     def pixels(self, row):
         """Red, green, blue and opacity of each pixel of a row of the timeline."""
         return self.run(

@@ -17,6 +17,7 @@ from lightning_forge_profiling import bench, compat, errors, flops, gpu, profile
 from lightning_forge_profiling.diagnosis.findings import CPU_RULES, RUN_RULES, TRACE_RULES
 from lightning_forge_profiling.diagnosis.ledger_rules import LEDGER_RULES
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
+from lightning_forge_profiling.names import FINDING_PAGES, docs_url
 
 CHECKOUT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(CHECKOUT.glob("*.md")), *sorted((CHECKOUT / "docs").rglob("*.md"))]
@@ -83,6 +84,14 @@ def test_the_citation_names_this_version():
     assert f"\nversion: {lightning_forge_profiling.__version__}\n" in citation
 
 
+def test_links_to_the_docs_lead_to_the_site_that_is_built():
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    site = project["urls"]["Documentation"]
+    assert f"\nsite_url: {site}\n" in (CHECKOUT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert docs_url("gc-bound") == f"{site}findings/outside-the-step/"
+    assert docs_url("made-up") == docs_url("../x") == ""
+
+
 def test_what_is_quoted_of_the_package_is_what_it_prints():
     quotes = runpy.run_path(str(CHECKOUT / "docs" / "quotes.py"))
     outdated = [page.name for page, text in quotes["renewed"]().items() if page.read_text(encoding="utf-8") != text]
@@ -100,9 +109,10 @@ def test_every_finding_has_its_page_with_an_example():
     pages = {page.stem: page.read_text(encoding="utf-8") for page in (CHECKOUT / "docs" / "findings").glob("*.md")}
     outside = pages.pop("outside-the-step")
     assert [rule.code for rule in LEDGER_RULES.values() if f"| `{rule.code}` |" not in outside] == []
-    page_of = {code: "blocked" if code.startswith("blocked-") else code for code in codes}
-    page_of |= dict.fromkeys(MACHINE, "busy-machine")
+    page_of = {code: FINDING_PAGES[code] for code in codes}
     assert pages.keys() == {*page_of.values()}
+    outside_codes = {rule.code for rule in LEDGER_RULES.values()}
+    assert page_of | dict.fromkeys(outside_codes, "outside-the-step") == FINDING_PAGES
     assert [code for code, page in page_of.items() if f"\n{code}: " not in pages[page]] == []
     index = (CHECKOUT / "docs" / "findings.md").read_text(encoding="utf-8")
     assert [code for code, page in page_of.items() if f"| [`{code}`](findings/{page}.md) |" not in index] == []

@@ -54,7 +54,7 @@ def lanes(page):
             """
         return [...document.querySelectorAll("#course .chart-row.state")].map((row) => [
           row.querySelector(".chart-line > :nth-child(2)").textContent,
-          [...row.querySelectorAll("rect")].map((rect) => [rect.textContent, Math.round(rect.getAttribute("x") / 10),
+          [...row.querySelectorAll("rect")].map((rect) => [rect.dataset.tip, Math.round(rect.getAttribute("x") / 10),
             Math.round((Number(rect.getAttribute("x")) + Number(rect.getAttribute("width"))) / 10)]),
         ]);
         """

@@ -14,6 +14,7 @@ from markdown_it import MarkdownIt
 
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.diagnosis.verdict import decide
+from lightning_forge_profiling.names import docs_url
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.console import print_analysis
@@ -161,8 +162,13 @@ def test_many_ranks_have_a_row_each_and_who_waits_is_shown():
 def test_a_share_says_where_it_is_a_mean_over_the_ranks():
     analysis = analyze(TRACES / "slow_rank_gpu").analysis
     assert "Findings, shares averaged over the ranks" in printed(analysis)
-    assert "2. **compute-bound** on rank 1, 46.2 % of the step, mean of the ranks (" in markdown(analysis)
-    assert "1. **straggler** on rank 1, 37.7 % of the step (" in markdown(analysis), "8.3 ms of each 22.0 ms step"
+    assert (
+        f"2. [**compute-bound**]({docs_url('compute-bound')}) on rank 1, 46.2 % of the step, mean of the ranks ("
+        in markdown(analysis)
+    )
+    assert f"1. [**straggler**]({docs_url('straggler')}) on rank 1, 37.7 % of the step (" in markdown(analysis), (
+        "8.3 ms of each 22.0 ms step"
+    )
     assert "mean of the ranks" not in printed(sample_analysis(1)) + markdown(sample_analysis(1))
 
 
@@ -229,7 +235,8 @@ def test_markdown_has_breakdown_efficiency_kernels_findings_and_how_to_view():
     )
     assert "| `allreduce` | `default_pg` | 3.0 | 497.8 |" in text
     assert "| .item() | `train.py:88` | yours | 12.0 |" in text
-    assert "2. **compute-bound**, 38.0 % of the step, mean of the ranks (from the trace)" in text
+    linked = f"2. [**compute-bound**]({docs_url('compute-bound')})"
+    assert f"{linked}, 38.0 % of the step, mean of the ranks (from the trace)" in text
     assert "Evidence: idle in the data loader, ms per step: 8.53; workers: none" in text
     assert "forge-profiling view --perfetto runs/gpt/forge/rank1.trace.json.gz" in text
     assert "tensorboard --logdir" in text
@@ -259,7 +266,8 @@ def test_names_add_no_markup_to_markdown(ranks):
     assert [token.type for token in rendered(wild)] == [token.type for token in rendered(tame)], "the same blocks"
     inline = [child for token in rendered(wild) for child in token.children or []]
     assert not {"html_inline", "image"} & {child.type for child in inline}
-    assert [child.attrs["href"] for child in inline if child.type == "link_open"] == ["https://ui.perfetto.dev"]
+    links = {child.attrs["href"] for child in inline if child.type == "link_open"}
+    assert links == {"https://ui.perfetto.dev", *(docs_url(finding.code) for finding in sample_analysis().findings)}
     strong = [after.content for child, after in pairwise(inline) if child.type == "strong_open"]
     assert not [text for text in strong if "evil" in text]
     assert "a" not in strong

@@ -8,7 +8,6 @@ import shutil
 import socket
 import sys
 import tempfile
-import time
 import webbrowser
 from contextlib import ExitStack
 from hmac import compare_digest
@@ -19,15 +18,16 @@ from secrets import token_urlsafe
 from typing import Any, cast
 
 from lightning_forge_profiling.cli.arguments import port
-from lightning_forge_profiling.cli.output import Progress, say, warn
+from lightning_forge_profiling.cli.output import say, warn
+from lightning_forge_profiling.cli.report import has_run, source_at
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.kineto.files import find_traces
 from lightning_forge_profiling.names import REPORT_HTML
-from lightning_forge_profiling.safe_files import open_regular, read_regular, write_whole
+from lightning_forge_profiling.safe_files import open_regular, write_whole
 
 _EXAMPLES = """\
 examples:
-  forge-profiling view lightning_logs/                   the HTML report in the browser
+  forge-profiling view lightning_logs/                   the page of the newest run, also without a trace
   forge-profiling view --perfetto rank0.trace.json.gz    the trace at ui.perfetto.dev, which runs in the browser alone
 
 For a trace on a remote machine, forward the port (ssh -L 9001:127.0.0.1:9001 HOST), run there with --no-browser, and
@@ -77,24 +77,14 @@ def _report(path: Path, undo: ExitStack) -> Path:
     if path.suffix == ".html":
         path.stat()
         return path
-    from lightning_forge_profiling.record.reader import RecordError, read_run, records_at  # noqa: PLC0415
+    from lightning_forge_profiling.record.reader import RecordError, records_at  # noqa: PLC0415  (loads msgspec)
 
     page, record = _newest_page(path), None
     with contextlib.suppress(RecordError):
         record = records_at(path)[0]
     if page is not None and (record is None or _covers(page, record)):
         return page
-    if record is not None:
-        from lightning_forge_profiling.report.run_page import run_page  # noqa: PLC0415
-
-        content = run_page(read_run(record), time.time())
-    else:
-        from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
-        from lightning_forge_profiling.report.page import report_page  # noqa: PLC0415
-
-        with Progress() as progress:
-            result = analyze(path, progress=progress)
-            content = report_page(result.analysis, result.timelines)
+    content = source_at(path).page()
     made = Path(tempfile.mkdtemp(prefix="forge-profiling-")) / REPORT_HTML
     undo.callback(shutil.rmtree, made.parent, ignore_errors=True)
     write_whole(made, content.encode(errors="replace"))
@@ -115,14 +105,9 @@ def _newest_page(path: Path) -> Path | None:
 
 def _covers(page: Path, record: Path) -> bool:
     """Whether a page has the run of a record, or a later one."""
-    if record.parent not in page.parents:
-        return page.stat().st_mtime >= record.stat().st_mtime
-    from lightning_forge_profiling.report.page import record_of  # noqa: PLC0415
-
-    try:
-        return record_of(read_regular(page).decode()) is not None
-    except ValueError:
-        return True  # somebody else's page
+    if record in page.parents:
+        return False  # `report` wrote it, perhaps during the run
+    return has_run(page) if record.parent in page.parents else page.stat().st_mtime >= record.stat().st_mtime
 
 
 def _one_trace(path: Path) -> Path:

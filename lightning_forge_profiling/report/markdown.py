@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 from typing import Final
 
+from lightning_forge_profiling.names import docs_url
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.analysis_tables import (
     communication_tables,
@@ -172,8 +173,10 @@ def _findings(analysis: Analysis) -> Iterator[str]:
     yield from ("", "## Findings", "")
     for number, finding in enumerate(analysis.findings, start=1):
         on_rank = "" if finding.rank is None else f" on rank {finding.rank}"
+        url, name = docs_url(finding.code), f"**{prose(finding.code)}**"
+        name = f"[{name}]({url})" if url else name
         yield (
-            f"{number}. **{prose(finding.code)}**{on_rank}, {finding.share_pct:.1f} % {share_of(analysis, finding)} "
+            f"{number}. {name}{on_rank}, {finding.share_pct:.1f} % {share_of(analysis, finding)} "
             f"(from the {finding.source}): {prose(finding.title)}."
         )
         yield f"   - {prose(finding.remedy)}"

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import singledispatch
 
+from lightning_forge_profiling.names import docs_url
 from lightning_forge_profiling.report.analysis_tables import ledger_table, run_regions_table
 from lightning_forge_profiling.report.blocks import Row, Rows, rows_of
 from lightning_forge_profiling.report.page import rendered
@@ -21,7 +22,12 @@ def page(result: object) -> str:
 def analysis_html(analysis: Analysis) -> str:
     """HTML of the verdict, the findings with their evidence, and the split of the step."""
     findings = [
-        (finding, f"{finding.share_pct:.1f} % {share_of(analysis, finding)}", "; ".join(evidence_words(finding)))
+        (
+            finding,
+            docs_url(finding.code),
+            f"{finding.share_pct:.1f} % {share_of(analysis, finding)}",
+            "; ".join(evidence_words(finding)),
+        )
         for finding in analysis.findings
     ]
     return rendered("notebook.html", analysis=analysis, findings=findings, rows=_step(analysis))

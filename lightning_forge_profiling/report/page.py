@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from lightning_forge_profiling.names import docs_url
 from lightning_forge_profiling.report.run_wording import compute_lines, ledger_rows, run_notes, slowest_rows
 from lightning_forge_profiling.report.text import kernel_labels
 from lightning_forge_profiling.report.wording import cpu_threads, findings_note, findings_remarks, share_of
@@ -82,7 +83,19 @@ def _source(text: str) -> str:
 
 
 _SCRIPTS: Final = (
-    *("format", "palette", "table", "lanes", "timeline_canvas", "timeline", "axis", "breakdown", "sections"),
+    *(
+        "format",
+        "palette",
+        "tips",
+        "links",
+        "table",
+        "lanes",
+        "timeline_canvas",
+        "timeline",
+        "axis",
+        "breakdown",
+        "sections",
+    ),
 )
 _SHOWN_OF_NAME: Final = 70  # a kernel's name is shown so far at least, in the two lines that it has
 _LABEL: Final = 80
@@ -142,6 +155,7 @@ def _words(analysis: Analysis) -> dict[str, Any]:
             for step, ms, times, why in (slowest_rows(run) if run else ())
         ],
         "labels": _labels(analysis),
+        "docs": {finding.code: docs_url(finding.code) for finding in analysis.findings},
         "run": list(run_notes(run) if run else ()),
         "remarks": list(findings_remarks(analysis)),
         "shares": [share_of(analysis, finding) for finding in analysis.findings],

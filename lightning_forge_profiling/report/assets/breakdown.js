@@ -38,17 +38,20 @@ function partsOf(rank) {
 
 function segment(part, pct) {
   const made = element("div", {
-    class: part.idle ? "segment hatched" : "segment", title: part.title ?? `${part.name}: ${number(part.ms, 3)} ms, ${percent(part.pct)}`,
-  }, pct >= 7 ? element("span", null, part.name.replace("idle: ", "")) : null);
+    class: part.idle ? "segment hatched" : "segment", "data-tip": part.title ?? `${part.name}: ${number(part.ms, 3)} ms, ${percent(part.pct)}`,
+  }, element("span", null, part.name.replace("idle: ", "")));
   made.style.width = `${pct}%`;
   made.style.setProperty("--colour", `var(${part.colour})`);
   return made;
 }
 
+function barOf(label, segments) {
+  return element("div", { class: "stack marks", role: "img", tabindex: "0", "aria-label": label }, segments);
+}
+
 function stackedBar(parts, label) {
   const text = parts.map((part) => `${part.name} ${percent(part.pct)}`).join(", ");
-  return element("div", { class: "stack", role: "img", "aria-label": `${label}: ${text || "nothing recorded"}` },
-    parts.map((part) => segment(part, part.pct)));
+  return barOf(`${label}: ${text || "nothing recorded"}`, parts.map((part) => segment(part, part.pct)));
 }
 
 function rankBars(ranks) {
@@ -124,8 +127,7 @@ function stepBars(rank) {
     const text = parts.map((part) => `${part.name} ${percent(part.pct)}`).join(", ");
     return element("div", { class: "barrow" },
       element("span", { class: "barlabel" }, label),
-      element("div", { class: "stack", role: "img", "aria-label": `${label}: ${text}` },
-        parts.map((part) => segment(part, share(part.ms)))),
+      barOf(`${label}: ${text}`, parts.map((part) => segment(part, share(part.ms)))),
       element("span", { class: "barvalue" }, milliseconds(step.ms)));
   }));
 }

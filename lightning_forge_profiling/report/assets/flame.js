@@ -2,7 +2,6 @@
 
 const CALL_COLOURS = { user: ["--amber", "yours"], library: ["--stone", "Python, PyTorch, Lightning, packages"], profiler: ["--indigo", "this package"] };
 const PASSED_ON = 0.9; // a library function whose only callee takes so much of its time is folded into that
-const LABEL_FROM_PCT = 2.5; // of the width
 
 // The calls as nodes with places: from `begin` to `end` in parts of the step, and `depth` rows down.
 function flameNodes(tree) {
@@ -43,15 +42,19 @@ function flameGraph(tree) {
     const [from, length] = widened ? [widened.begin, widened.end - widened.begin] : [0, 1];
     const around = new Set();
     for (let node = widened; node; node = node.above) around.add(node);
+    const [hadFocus, first] = [chart.contains(document.activeElement), widened ?? nodes[0]];
+    let next = null;
     chart.replaceChildren(...nodes.filter((node) => around.has(node) || (node.end > from && node.begin < from + length)).map((node) => {
       const [left, width] = around.has(node) ? [0, 100] : [(100 * (node.begin - from)) / length, (100 * (node.end - node.begin)) / length];
-      const made = button(width >= LABEL_FROM_PCT ? node.call.name : "", () => show(node === widened ? node.above : node),
-        { class: "call", title: callTitle(node), "aria-label": callTitle(node) });
+      const made = button(element("span", null, node.call.name), () => show(node === widened ? node.above : node),
+        { class: "call", "data-tip": callTitle(node), "aria-label": callTitle(node) });
       placed(made, { left });
       Object.assign(made.style, { width: `${width}%`, top: `${20 * node.depth}px` });
       made.style.setProperty("--colour", `var(${CALL_COLOURS[node.call.kind][0]})`);
+      if (node === first) next = made;
       return made;
     }));
+    if (hadFocus) next.focus({ preventScroll: true });
   };
   show(null);
   return chart;

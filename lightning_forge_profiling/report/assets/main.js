@@ -75,6 +75,7 @@ function build(summary, record, timelines) {
       ? [element("h3", null, ranks.length > 1 ? `Steps of rank ${rankName(rank)}` : "Steps"), stepBars(rank)] : []));
   };
 
+  linkBack(findings);
   const several = ranks.length > 1;
   const breakdown = breakdownSection(ranks, summary.words);
   const verdict = section("verdict", "", verdictSection(summary, record));
@@ -109,6 +110,13 @@ function build(summary, record, timelines) {
   document.title = visible([record?.outcome, summary.verdict, record ? record.folder : summary.source].filter(Boolean).join(" \u00b7 "));
   if (ranks.length) choose(findings[0]?.rank ?? ranks[0].rank);
   timeline?.layout();
+  const reveal = (finding) => finding.rank !== null && choose(finding.rank);
+  for (const finding of findings) {
+    const links = evidenceLinks(findings, finding, timeline, reveal);
+    if (links) document.getElementById(findingId(findings, finding)).append(links);
+  }
+  new Tips();
+  if (location.hash) location.replace(location.hash); // the place was not there yet
 }
 
 const block = (id) => JSON.parse(document.getElementById(id).textContent);

@@ -11,7 +11,8 @@ function stepSection({ step: { headings, rows, lines } }) {
   if (!rows.length) return element("p", { class: "empty" }, "No step was timed.");
   const [first, share, ...others] = headings;
   const parts = rows.filter((row) => row.pct > 0 && REGION_COLOURS.has(row.name)).map((row) => ({
-    name: row.name, pct: row.pct, colour: regionColour(row.name), idle: false, title: `${row.name} ${percent(row.pct)}`,
+    name: row.name, pct: row.pct, colour: regionColour(row.name), idle: false,
+    title: `${row.name}: ${[percent(row.pct), ...others.map((heading, index) => `${heading} ${row.times[index]}`)].join(", ")}`,
   }));
   const columns = [
     column.text(first || "Region", (row) => row.name, (name, row) => element(row.pct === null ? "b" : "span", null, name)),
@@ -45,9 +46,12 @@ function eventState(kind, events, time) {
   const spans = events.map((event) => ({
     begin: time.part(event.start_s), end: Math.max(time.part(event.end_s), time.part(event.start_s) + 0.0015), share: 100,
   }));
-  const holds = (index) => events.some((event) => event.start_s <= time.seconds[index] && event.end_s >= (time.seconds[index - 1] ?? 0));
+  const during = (index) => events.filter((event) => event.start_s <= time.seconds[index] && event.end_s >= (time.seconds[index - 1] ?? 0));
+  const holds = (index) => during(index).length > 0;
+  const lasting = (index) => during(index).reduce((sum, event) => sum + event.end_s - event.start_s, 0);
+  const at = (index) => (lasting(index) > 0 ? `${short(lasting(index))} s` : holds(index) ? "yes" : "no");
   const total = `${number(events.length)} \u00d7`;
-  return { name: kind, style: events.some((event) => event.is_problem) ? "throttled" : "left-out", spans, total, label: `${kind}: ${total}`, holds, at: (index) => (holds(index) ? "yes" : "no") };
+  return { name: kind, style: events.some((event) => event.is_problem) ? "throttled" : "left-out", spans, total, label: `${kind}: ${total}`, holds, at };
 }
 
 function curvesSection(record) {

@@ -58,8 +58,7 @@ function runBar(ledger, rows, colours) {
   const whole = drawnParts.reduce((sum, part) => sum + part.pct, 0);
   const text = parts.map((part) => `${part.name} ${percent(part.pct)}`).join(", ");
   return [
-    element("div", { class: "stack", role: "img", "aria-label": `The whole run, ${inSeconds(ledger.wall_s)}: ${text}` },
-      drawnParts.map((part) => segment(part, (100 * part.pct) / whole))),
+    barOf(`The whole run, ${inSeconds(ledger.wall_s)}: ${text}`, drawnParts.map((part) => segment(part, (100 * part.pct) / whole))),
     element("ul", { class: "legend" }, parts.map((part) => element("li", null, swatch(part.colour, part.idle),
       element("span", { class: "name" }, breakable(part.name)), "\u00a0", element("span", { class: "muted" }, `${inSeconds(part.seconds)}, ${percent(part.pct)}`)))),
   ];
@@ -128,14 +127,15 @@ function laneRow(lane, axis) {
     const alternate = lane.name === "epochs" && index % 2 ? 0.6 : 1;
     return drawn("rect", {
       x: (WIDE * Math.min(begin, 1 - width)).toFixed(2), width: (WIDE * width).toFixed(2), y: 0, height: 100,
-      opacity: (alternate * Math.max(FAINTEST_SPAN, dense)).toFixed(2),
-    }, drawn("title", {}, visible(spanText(span, lane.name, axis))));
+      opacity: (alternate * Math.max(FAINTEST_SPAN, dense)).toFixed(2), "data-tip": visible(spanText(span, lane.name, axis)),
+    });
   });
   const total = `${number(lane.count)} \u00d7, ${inSeconds(lane.seconds)}`;
-  const picture = plot("state-lane", `${lane.name}: ${total}`, rects);
+  const picture = plot("state-lane marks", `${lane.name}: ${total}`, rects);
+  picture.setAttribute("tabindex", "0");
   picture.style.setProperty("fill", `var(${lane.colour})`);
-  return element("div", { class: "chart-row state" },
-    element("div", { class: "chart-label" }, element("div", { class: "chart-line" }, swatch(lane.colour), element("span", null, breakable(lane.name)), element("span", { class: "reading" }, total))),
+  return element("div", { class: "chart-row state", id: laneId(lane.name) },
+    element("div", { class: "chart-label" }, element("div", { class: "chart-line" }, swatch(lane.colour), element("span", null, breakable(lane.name), backLinks(laneId(lane.name))), element("span", { class: "reading" }, total))),
     element("div", { class: "chart-plot" }, picture));
 }
 

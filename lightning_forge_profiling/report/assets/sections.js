@@ -7,7 +7,7 @@ function verdictSection(summary, record) {
   const said = named ? `${first.title}. ${remedy(first)}` : plain;
   const beside = plain.startsWith(said) ? plain.slice(said.length).trim() : "";
   return [
-    element("p", { class: "badges" }, element("span", { class: "badge", id: "verdict-code" }, summary.verdict),
+    element("p", { class: "badges" }, codeBadge(summary.verdict, summary.words, { class: "badge", id: "verdict-code" }),
       record && element("span", { class: "badge quiet", id: "outcome" }, record.outcome),
       named && element("span", { class: "muted" }, `${percent(first.share_pct)} ${summary.words.shares[0]}${ofRank(first.rank)}`),
       record && element("span", { class: "muted", id: "status" }, record.status)),
@@ -77,9 +77,16 @@ function remedy(finding) {
   return finding.saves ? `${finding.advice} ${finding.saves.text}` : finding.advice;
 }
 
-function findingsSection(findings, { shares, remarks }) {
-  return [...findings.map((finding, index) => element("article", { class: "finding" },
-    element("p", { class: "badges" }, element("span", { class: "badge quiet" }, finding.code),
+// A code, as a link to its page of the docs.
+function codeBadge(code, { docs }, attributes) {
+  if (!Object.hasOwn(docs, code) || !docs[code]) return element("span", attributes, code);
+  return element("a", { ...attributes, href: docs[code], target: "_blank", rel: "noopener noreferrer", title: `${code} in the documentation` }, code);
+}
+
+function findingsSection(findings, words) {
+  const { shares, remarks } = words;
+  return [...findings.map((finding, index) => element("article", { class: "finding", id: findingId(findings, finding) },
+    element("p", { class: "badges" }, codeBadge(finding.code, words, { class: "badge quiet" }),
       element("b", null, percent(finding.share_pct)),
       element("span", { class: "muted" }, `${shares[index]}${ofRank(finding.rank)} \u00b7 from the ${finding.source === "run" ? "whole run" : "trace"}`)),
     element("h3", null, finding.title),

@@ -6,6 +6,8 @@
 class DataTable {
   constructor({ label, columns, rows, search = null, limit = 20, sort = null, empty = "None." }) {
     Object.assign(this, { label, columns, rows, limit, empty });
+    const named = new Map(rows.map((row) => [rowId(label, columns[0].value(row)), row]).reverse()); // the first of each name
+    this.ids = new Map([...named].map(([id, row]) => [row, id]));
     this.sorted = sort === null ? null : { column: sort, descending: columns[sort].numeric === true };
     this.wanted = "";
     this.all = false;
@@ -91,11 +93,12 @@ class DataTable {
   }
 
   row(row) {
-    return element("tr", null, this.columns.map((column, index) => {
+    const id = this.ids.get(row);
+    return element("tr", { id }, this.columns.map((column, index) => {
       const value = column.value(row);
       const written = column.write ? column.write(value, row) : value;
       const attributes = { class: column.numeric ? "number" : null, scope: index === 0 ? "row" : null };
-      const cell = element(index === 0 ? "th" : "td", attributes, written);
+      const cell = element(index === 0 ? "th" : "td", attributes, written, index === 0 && backLinks(id));
       if (column.bar) {
         cell.classList.add("bar");
         cell.style.setProperty("--part", `${Math.min(100, Math.max(0, value || 0))}%`);

@@ -13,14 +13,16 @@ class TimelineView {
     this.all = timelines;
     this.pointers = new Map();
     this.hovered = null;
+    this.emphasis = null;
     this.lastPageScroll = -Infinity;
     this.canvas = element("canvas", {
       tabindex: "0", role: "application", "aria-label": "Step timeline", "aria-describedby": "timeline-text",
-      "aria-keyshortcuts": "+ - 0 ArrowLeft ArrowRight",
+      "aria-keyshortcuts": "+ - 0 ArrowLeft ArrowRight ArrowUp ArrowDown Shift+ArrowLeft Shift+ArrowRight",
     });
     this.drawing = new TimelineCanvas(this.canvas);
     this.labels = element("div", { class: "lanes", role: "list", "aria-label": "Lanes" });
-    this.tip = element("div", { class: "tip", role: "tooltip", hidden: true });
+    this.tip = element("div", { class: "tip", role: "status", hidden: true });
+    this.emphasized = element("p", { id: "emphasized", role: "status", hidden: true });
     this.plot = element("div", { class: "plot" }, this.labels, this.canvas, this.tip);
     this.legend = element("ul", { class: "legend", "aria-label": "Colours" });
     this.text = element("p", { id: "timeline-text", class: "muted" });
@@ -32,8 +34,8 @@ class TimelineView {
           button("+", () => this.zoom(0.5), { "aria-label": "Zoom in", "data-zoom": "in" }),
           button("Reset", () => this.reset(), { "data-zoom": "reset" })),
         this.stepButtons,
-        element("span", { class: "muted help" }, "wheel or pinch zooms, drag pans, double click fits a span; keys + \u2212 0 \u2190 \u2192")),
-      this.plot, this.legend, this.text);
+        element("span", { class: "muted help" }, "wheel or pinch zooms, drag pans, double click fits a span; keys + \u2212 0 \u2190 \u2192, \u2191 \u2193 and Shift \u2190 \u2192 for spans")),
+      this.emphasized, this.plot, this.legend, this.text);
     this.listen();
     this.show(timelines[0].rank);
   }
@@ -245,9 +247,38 @@ class TimelineView {
       "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2), "0": () => this.reset(),
       ArrowLeft: () => this.pan(-0.1 * range), ArrowRight: () => this.pan(0.1 * range), Escape: () => this.hideTip(),
     };
-    if (!Object.hasOwn(actions, event.key)) return;
+    const steps = event.shiftKey ? { ArrowLeft: [0, -1], ArrowRight: [0, 1] } : { ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+    const action = Object.hasOwn(steps, event.key) ? () => this.choose(...steps[event.key]) : Object.hasOwn(actions, event.key) && actions[event.key];
+    if (!action) return;
     event.preventDefault();
-    actions[event.key]();
+    action();
+  }
+
+  // The span that is so many lanes and spans from the one that has a tip; in another lane the one at the same time.
+  choose(lanes, spans) {
+    const from = this.hovered;
+    const [first, last] = [0, this.lanes.length - 1];
+    const place = from ? this.lanes.indexOf(from.lane) + lanes : lanes < 0 ? last : first;
+    const lane = this.lanes[Math.min(last, Math.max(first, place))];
+    const time = from && from.lane !== lane ? from.lane.start_us[from.index] : this.start;
+    const index = from?.lane === lane ? from.index + spans : firstAbove(lane.ends, time);
+    const hit = { lane, index: Math.min(lane.ends.length - 1, Math.max(0, index)) };
+    const [start, end] = [lane.start_us[hit.index], lane.ends[hit.index]];
+    if (end < this.start || start > this.end) this.pan((start + end - this.start - this.end) / 2);
+    this.showTip(hit, (Math.max(0, start - this.start) / (this.end - this.start)) * this.width);
+  }
+
+  // Whether there is a span that `shows` is true for.
+  has(shows) {
+    return this.lanes.some((lane) => lane.ends.some((_, index) => shows(lane, index)));
+  }
+
+  // All other spans become pale; none do where it is null. `link` leads back to the finding.
+  emphasize(emphasis, link = null) {
+    this.emphasis = emphasis;
+    this.emphasized.hidden = !emphasis;
+    if (emphasis) this.emphasized.replaceChildren(`In full colour: ${emphasis.text}. `, link, " ", button("Show all", () => this.emphasize(null)));
+    this.redraw();
   }
 
   // The span at a place on the canvas, or within two pixels of it.
@@ -261,27 +292,48 @@ class TimelineView {
 
   point(x, y) {
     const hit = this.hit(x, y);
-    if (!hit) {
-      this.hideTip();
+    if (hit) {
+      this.showTip(hit, x);
       return;
     }
+    this.hideTip();
+    const lane = this.lanes.find((each) => each.group === "stream" && y >= each.y && y < each.y + each.height);
+    if (lane) this.showGap(lane, x);
+  }
+
+  // The time without work around a place in a stream's lane.
+  showGap(lane, x) {
+    const next = firstAbove(lane.start_us, this.timeAt(x));
+    const [begin, end] = [lane.reach[next - 1] ?? 0, lane.start_us[next] ?? this.length];
+    this.tip.replaceChildren(element("div", { class: "tip-facts" }, this.facts("nothing runs", lane, begin, end - begin)));
+    this.placeTip(lane, x);
+  }
+
+  showTip(hit, x) {
     if (this.hovered?.lane !== hit.lane || this.hovered.index !== hit.index) {
       this.hovered = hit;
       this.fillTip(hit);
       this.redraw();
     }
+    this.placeTip(hit.lane, x);
+  }
+
+  placeTip(lane, x) {
     this.tip.hidden = false;
     const space = this.plot.clientWidth - this.tip.offsetWidth - 4;
     this.tip.style.left = `${Math.max(4, Math.min(space, this.left + x + 14))}px`;
-    this.tip.style.top = `${hit.lane.y + hit.lane.height + 8}px`;
+    this.tip.style.top = `${lane.y + lane.height + 8}px`;
   }
 
   fillTip({ lane, index }) {
-    const where = this.timelines.length > 1 ? `rank ${lane.rank}, ${lane.name}` : lane.name;
-    const facts = [lane.kindAt(index), duration(lane.duration_us[index]), `at ${duration(lane.start_us[index])}`, where];
     this.tip.replaceChildren(
-      element("div", { class: "tip-facts" }, swatch(lane.colours[index]), facts.filter(Boolean).join(" \u00b7 ")),
+      element("div", { class: "tip-facts" }, swatch(lane.colours[index]), this.facts(lane.kindAt(index), lane, lane.start_us[index], lane.duration_us[index])),
       element("div", { class: "tip-name" }, nameText(lane.nameAt(index), lane.group !== "host")));
+  }
+
+  facts(kind, { rank, name }, begin, us) {
+    const where = this.timelines.length > 1 ? `rank ${rank}, ${name}` : name;
+    return [kind, duration(us), `at ${duration(begin)}`, where].filter(Boolean).join(" \u00b7 ");
   }
 
   hideTip() {
@@ -299,8 +351,8 @@ class TimelineView {
   redraw() {
     this.frame ??= requestAnimationFrame(() => {
       this.frame = null;
-      const { timelines, start, end, length, hovered } = this;
-      this.drawing.draw({ timelines, start, end, length, hovered });
+      const { timelines, start, end, length, hovered, emphasis } = this;
+      this.drawing.draw({ timelines, start, end, length, hovered, emphasis });
     });
   }
 }

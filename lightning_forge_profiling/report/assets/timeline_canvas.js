@@ -1,4 +1,4 @@
-// The timeline on its canvas. What is drawn comes as a view: { timelines, start, end, length, hovered }, one timeline a
+// The timeline on its canvas. What is drawn comes as a view: { timelines, start, end, length, hovered, emphasis }, one timeline a
 // rank, each with the place that it has: y, height.
 //
 // Spans narrower than a pixel and a half are gathered by pixel column and drawn as dense as they cover it, so that a row
@@ -7,6 +7,7 @@
 const AXIS_HEIGHT = 20;
 const STEP_HEIGHT = 18;
 const SMALL_SPAN_PX = 1.5;
+const PALE = 0.25; // spans beside those that are emphasized
 const FAINTEST = 0.2; // so that a lone short span is still visible
 const CANVAS_COLOURS = ["--ink", "--muted", "--line", "--lane", "--band", "--on-colour", "--accent"];
 
@@ -112,10 +113,10 @@ class TimelineCanvas {
   drawLane(context, lane) {
     context.fillStyle = this.colours.get("--lane");
     context.fillRect(0, lane.y, this.width, lane.height);
-    const small = { column: -1, row: 0, covered: 0, longest: 0, colour: "" };
+    const small = { column: -1, row: 0, covered: 0, longest: 0, colour: "", pale: false };
     const flush = () => {
       if (small.column < 0) return;
-      context.globalAlpha = Math.max(FAINTEST, Math.min(1, small.covered));
+      context.globalAlpha = Math.max(FAINTEST, Math.min(1, small.covered)) * (small.pale ? PALE : 1);
       context.fillStyle = this.colours.get(small.colour);
       context.fillRect(small.column, lane.y + small.row * lane.rowHeight, 1, lane.rowHeight);
       context.globalAlpha = 1;
@@ -134,14 +135,20 @@ class TimelineCanvas {
           Object.assign(small, { column, row, covered: 0, longest: 0 });
         }
         small.covered += wide;
-        if (wide >= small.longest) Object.assign(small, { longest: wide, colour: lane.colours[index] });
+        if (wide >= small.longest) Object.assign(small, { longest: wide, colour: lane.colours[index], pale: this.isPale(lane, index) });
       } else {
         flush();
         small.column = -1;
+        context.globalAlpha = this.isPale(lane, index) ? PALE : 1;
         this.drawSpan(context, lane, index, x, right);
+        context.globalAlpha = 1;
       }
     }
     flush();
+  }
+
+  isPale(lane, index) {
+    return this.emphasis !== null && !this.emphasis.shows(lane, index);
   }
 
   drawSpan(context, lane, index, x, right) {

@@ -39,7 +39,7 @@ class Photos(Dataset[tuple[Tensor, int]]):
         return self.count
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        time.sleep(0.0013)  # a small file from a disk on the network
+        time.sleep(0.001)  # a small file from a disk on the network
         return torch.rand(3, 32, 32), index % 10
 
 
@@ -144,7 +144,7 @@ def main() -> None:
     verdict, text = before.analysis.verdict, before.analysis.verdict_text
     finding = next((found for found in before.analysis.findings if found.code == "input-bound"), None)
     if finding is None or finding.low_pct is None or TRY_WORKERS not in finding.evidence:
-        sys.exit(f"The slow loader is not among the findings, so there is nothing to fix. {text}")
+        sys.exit(f"No prediction: it takes more --steps, or a machine that is less busy. {text}")
     if verdict != finding.code:
         print(f"\nThis machine is busy: the verdict is {verdict}. The slow loader is the finding {finding.code}.")
     workers = finding.evidence[TRY_WORKERS]

@@ -207,7 +207,6 @@ RUN_RULES: Final = (
         "input-bound",
         lambda run: _run_wait(run).exposed_ms,
         explain_run_wait,
-        saves_ms=lambda run: saved_by_workers(_run_wait(run), run.loader),
         at_most=lambda run: only_bounded(_run_wait(run), run.loader),
     ),
     WORKER_RESTARTS,
@@ -247,15 +246,6 @@ def workers_to_try(wait: LoaderWait, settings: LoaderSettings | None) -> int | N
         return min(wanted, most) if now < most else most if now > most else min(2 * now, max(_MOST_TRIED, now + 1))
     tried = min(wanted, affordable, max(_MOST_TRIED, now), max(2 * now, 4) if _waits(cpu) else most)
     return tried if tried > now else None
-
-
-def saved_by_workers(wait: LoaderWait, settings: LoaderSettings | None) -> float:
-    """Milliseconds per step that training waits less with as many workers as the advice names."""
-    workers = workers_to_try(wait, settings)
-    if workers is None or settings is None or settings.num_workers:
-        return wait.exposed_ms
-    # a batch, made in the wait today, comes at best once in that time divided by the number of workers
-    return min(wait.exposed_ms, wait.step_ms - wait.host_ms / workers)
 
 
 def only_bounded(wait: LoaderWait, settings: LoaderSettings | None) -> bool:

@@ -113,8 +113,8 @@ def forge_profiling(*arguments: str) -> None:
 
 def outcome(finding: Finding, before: Run, after: Run) -> str:
     """The predicted gain beside the measured one."""
-    predicted_ms, saved_ms = finding.saves.ms_per_step, before.step_ms - after.step_ms
-    low_ms, high_ms = (predicted_ms * pct / finding.share_pct for pct in (finding.low_pct, finding.high_pct))
+    predicted_ms, saved_ms = finding.saves.ms_per_step, round(before.step_ms - after.step_ms, 1)
+    low_ms, high_ms = (round(predicted_ms * pct / finding.share_pct, 1) for pct in (finding.low_pct, finding.high_pct))
     apart = "within that"
     if saved_ms > high_ms:
         apart = f"{saved_ms - high_ms:.1f} ms more"

@@ -40,8 +40,8 @@ help:  ## list the targets
 
 setup: $(READY)  ## make .venv and install everything into it (the other targets do this themselves)
 
-demo: $(READY)  ## train a small GPT with both callbacks attached: traces and scalars in demo_runs/
-	@$(RUN) examples/train_gpt.py
+demo: $(READY)  ## a slow loader, the verdict, its fix, and the gain beside the prediction; files in demo_runs/
+	@KINETO_LOG_LEVEL=6 $(RUN) examples/demo.py
 
 test: lint types quick  ## what to run before each commit: five minutes on two cores
 

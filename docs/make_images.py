@@ -1,7 +1,7 @@
 """Make the images of the documents from what the package really prints and writes: docs/images.
 
     python docs/make_images.py            the end table, the console report, parts of report.html
-    python docs/make_images.py demo       only the end table of the demo: the numbers are those of this machine
+    python docs/make_images.py demo       only the first table of the demo: the numbers are those of this machine
     python docs/make_images.py reports    only the reports, of traces in tests/data; needs Chromium
 
 `docs/make_diagrams.py` draws the diagrams.
@@ -52,22 +52,25 @@ def save(print_on: Callable[[Screen], None], name: str, title: str, *, folder: s
 
 
 def demo() -> None:
-    """Train, and draw what is printed at the end."""
+    """Run the demo, and draw the table of its first training."""
     from lightning_forge_profiling.callbacks import fit_results  # noqa: PLC0415  (torch, which reports need not)
     from lightning_forge_profiling.report.run_table import print_run  # noqa: PLC0415
     from lightning_forge_profiling.results.run_report import RunReport  # noqa: PLC0415
 
-    def draw(report: RunReport, _: Screen | None) -> None:
-        save(lambda screen: print_run(report, screen), "run-table", "make demo", folder=folder)
+    reports: list[RunReport] = []
 
-    script = CHECKOUT / "examples" / "train_gpt.py"
+    def keep(report: RunReport, _: Screen | None) -> None:
+        reports.append(report)
+
+    script = CHECKOUT / "examples" / "demo.py"
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
-        mock.patch.object(fit_results, "print_run", draw),
+        mock.patch.object(fit_results, "print_run", keep),
         mock.patch.object(sys, "argv", [str(script)]),
     ):
         runpy.run_path(str(script), run_name="__main__")
+        save(lambda screen: print_run(reports[0], screen), "run-table", "make demo", folder=folder)
 
 
 def console_report(case: str) -> None:

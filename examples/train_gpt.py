@@ -1,6 +1,6 @@
 """Train a small character-level GPT on Shakespeare's sonnets and see where the time went.
 
-Run it with ``make demo``, or directly::
+Run it with::
 
     python examples/train_gpt.py --steps 200 --accelerator cpu
 """

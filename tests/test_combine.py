@@ -197,10 +197,12 @@ class TestWithoutAGpu:
 
     def test_where_both_agree_it_is_the_runs_figure_with_the_advice_of_the_trace_which_knows_the_loader(self):
         traced = self.traced(input_bound=27.0)
-        traced = replace(traced, findings=(replace(traced.findings[0], advice="try num_workers=2"),))
+        advised = replace(traced.findings[0], advice="try num_workers=2", evidence={"try_num_workers": 2})
+        traced = replace(traced, findings=(advised,))
         both = combine(traced, evidence(data=0.25 * STEP_MS, on_device=False))
         [found] = both.findings
         assert (found.source, found.share_pct, found.advice) == ("run", pytest.approx(25), "try num_workers=2")
+        assert found.evidence["try_num_workers"] == 2
         assert both.differences == ()
 
     def test_findings_of_other_ranks_than_the_runs_are_kept(self):

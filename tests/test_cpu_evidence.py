@@ -16,7 +16,7 @@ from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.callbacks import host_readings
 from lightning_forge_profiling.callbacks.cpu_account import CpuAccount
 from lightning_forge_profiling.diagnosis.combine import combine
-from lightning_forge_profiling.diagnosis.loader import LoaderWait, loader_advice
+from lightning_forge_profiling.diagnosis.loader import LoaderWait, loader_advice, workers_to_try
 from lightning_forge_profiling.host import CpuTimes, cpu_times, usable_cores
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.results.analysis import Analysis, RunEvidence, RunLedger, RunRegion
@@ -145,10 +145,10 @@ def test_a_loader_that_waits_may_have_more_workers_than_cores(make_trainer, monk
     monkeypatch.setattr(host_readings, "CpuAccount", partial(CpuAccount, read=read))
     callback = every_step(2)
     make_trainer(callback, logger=False).fit(Classifier(), DataLoader(Waits(), 4, num_workers=workers))
-    advice = found(callback.analysis())["input-bound"].advice
-    assert "and waits for the rest, as for a disk or a network" in advice
-    assert int(re.search(r"try num_workers=(\d+)", advice)[1]) == 4
-    assert COMMAND not in advice
+    finding = found(callback.analysis())["input-bound"]
+    assert "and waits for the rest, as for a disk or a network" in finding.advice
+    assert int(re.search(r"try num_workers=(\d+)", finding.advice)[1]) == finding.evidence["try_num_workers"] == 4
+    assert COMMAND not in finding.advice
 
 
 @pytest.mark.slow
@@ -187,6 +187,8 @@ def test_workers_are_advised_by_what_they_need_of_the_idle_cores(workers, busy_p
     advice, _ = loader_advice(wait, settings)
     tried = [int(number) for number in re.findall(r"try num_workers=(\d+)", advice)]
     assert tried == ([advised] if isinstance(advised, int) else [])
+    if advised != "measure":
+        assert workers_to_try(wait, settings) == advised
     assert (COMMAND in advice) == (advised == "measure")
     assert ("Make a sample cheaper" in advice) == (advised is None)
 

@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.report.text import digits
 from tests.outcomes import HANGS_S, PARTITION, read_trace, recorded_steps, summary_of, tables, traces
 
 CHECKOUT = Path(__file__).parents[1]
 
 
-def example(name, *options, cwd):
-    """Run an example in a folder of its own; returns what it printed."""
+def started(name, *options, cwd):
+    """Run an example in a folder of its own."""
     paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, str(CHECKOUT / "examples" / name), *map(str, options)],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "120"},
@@ -28,8 +29,81 @@ def example(name, *options, cwd):
         check=False,
         timeout=HANGS_S,
     )
+
+
+def example(name, *options, cwd):
+    """Run an example in a folder of its own; returns what it printed."""
+    done = started(name, *options, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """A shorter `make demo`: its folder and what it printed."""
+    folder = tmp_path_factory.mktemp("demo")
+    return folder, example("demo.py", "--steps", 120, "--accelerator", "cpu", cwd=folder)
+
+
+def summary(folder, side, version=0):
+    """What the demo's run found."""
+    [path] = (folder / "demo_runs" / side / f"version_{version}").rglob("summary.json")
+    return json.loads(path.read_text())
+
+
+def gain(out):
+    """What the demo says of the gain: predicted and measured milliseconds, the step before and after."""
+    predicted, measured = re.search(
+        r"^predicted: at most ([\d.]+) ms saved .*; measured: (-?[\d.]+) ms", out, re.MULTILINE
+    ).groups()
+    before, after = re.search(r"^A step took ([\d.]+) ms, .*; now ([\d.]+) ms", out, re.MULTILINE).groups()
+    return [float(ms) for ms in (predicted, measured, before, after)]
+
+
+@pytest.mark.slow
+def test_the_demo_finds_its_slow_loader_and_trains_faster_with_the_workers_that_it_advises(demo):
+    folder, out = demo
+    before, after = summary(folder, "before"), summary(folder, "after")
+    finding = next(finding for finding in before["findings"] if finding["code"] not in MACHINE)
+    assert finding["code"] == "input-bound"
+    assert before["verdict"] in {"input-bound", *MACHINE}, "on a busy machine that comes first"
+    assert "Photos.__getitem__" in finding["title"]
+    workers = finding["evidence"]["try_num_workers"]
+    assert f"num_workers={workers} and persistent_workers=True" in finding["advice"]
+    assert f"\n2. Apply the fix of input-bound: num_workers={workers}, persistent_workers=True\n" in out
+    assert (before["run"]["loader"]["num_workers"], after["run"]["loader"]["num_workers"]) == (0, workers)
+    assert after["run"]["regions"]["data"]["host_ms"] < before["run"]["regions"]["data"]["host_ms"]
+    predicted, measured, step_before, step_after = gain(out)
+    assert predicted == pytest.approx(finding["saves"]["ms_per_step"], abs=0.05)
+    assert step_before == pytest.approx(before["run"]["step_ms"]["mean"], abs=0.05)
+    assert step_after == pytest.approx(after["run"]["step_ms"]["mean"], abs=0.05)
+    assert measured == pytest.approx(step_before - step_after, abs=0.11)
+    assert step_after < step_before
+    assert re.search(r"^step, mean ms +[\d.]+ +[\d.]+ +-\d+ %", out, re.MULTILINE), "the table of compare"
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+def test_the_gain_of_the_demo_is_the_predicted_one(demo):
+    predicted, measured, *_ = gain(demo[1])
+    assert measured == pytest.approx(predicted, rel=0.5)
+
+
+@pytest.mark.slow
+def test_a_second_demo_in_the_same_folder_compares_its_own_runs(demo):
+    folder, _ = demo
+    out = example("demo.py", "--steps", 60, "--accelerator", "cpu", cwd=folder)
+    assert "$ forge-profiling compare demo_runs/before/version_1 demo_runs/after/version_1\n" in out
+    assert gain(out)[2] == pytest.approx(summary(folder, "before", 1)["run"]["step_ms"]["mean"], abs=0.05)
+
+
+@pytest.mark.slow
+def test_a_demo_that_is_too_short_for_a_prediction_says_so_and_fails(tmp_path):
+    done = started("demo.py", "--steps", 12, "--accelerator", "cpu", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "No prediction: it takes more --steps" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "demo_runs" / "after").exists()
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,13 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ForgeProfilerCallback
-from lightning_forge_profiling.diagnosis.loader import LoaderWait, loader_advice, only_bounded, pin_memory_advice
+from lightning_forge_profiling.diagnosis.loader import (
+    LoaderWait,
+    loader_advice,
+    only_bounded,
+    pin_memory_advice,
+    workers_to_try,
+)
 from lightning_forge_profiling.kineto.anonymous_copy import write_anonymous_copy
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.results.run import LoaderSettings
@@ -183,6 +189,8 @@ SETTINGS = [
 def test_nothing_is_advised_that_is_set_or_that_the_cores_do_not_allow(wait):
     for settings in SETTINGS:
         advice, _ = loader_advice(wait, settings)
+        tried = workers_to_try(wait, settings)
+        assert workers_advised(advice) == ([] if tried is None else [tried]), settings
         most = max(settings.cores // settings.ranks_on_host, 2 * settings.num_workers, 1)
         for workers in workers_advised(advice):
             assert workers <= most, settings

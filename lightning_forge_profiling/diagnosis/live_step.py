@@ -12,6 +12,7 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.findings import CPU_RULES
 from lightning_forge_profiling.diagnosis.host_rules import blocked_ms
 from lightning_forge_profiling.diagnosis.ledger_costs import hooks_ms, self_times
+from lightning_forge_profiling.diagnosis.loader import with_advice_of
 from lightning_forge_profiling.diagnosis.machine_rules import machine_findings
 from lightning_forge_profiling.diagnosis.ranks import HOST_WAITS
 from lightning_forge_profiling.diagnosis.rule import (
@@ -232,7 +233,7 @@ def _bounded_by_run(finding: Finding, of_run: Finding | None, run: RunEvidence) 
     if of_run is None:
         return finding
     if finding.code == "input-bound" and run.loader is not None:  # the run's advice knows the use of the cores
-        finding = replace(finding, advice=of_run.advice, fix=of_run.fix)
+        finding = with_advice_of(finding, of_run)
     recorded, live = finding.saves, of_run.saves
     if recorded is None or live is None or not recorded.at_most or live.ms_per_step <= recorded.ms_per_step:
         return finding
@@ -280,7 +281,7 @@ def cpu_findings(
         return [*waits, *others, *of_run.values()], differences
     if waits and "input-bound" in of_run and not run.on_device and run.loader is None:
         # the trace's advice knows the loader
-        of_run["input-bound"] = replace(of_run["input-bound"], advice=waits[0].advice, fix=waits[0].fix)
+        of_run["input-bound"] = with_advice_of(of_run["input-bound"], waits[0])
     in_trace = max((finding.share_pct for finding in waits), default=NAMED_FROM_PCT)
     if abs(share_pct(run, "data") - in_trace) > DIFFER_BY_PCT:
         differences = [*differences, steps.disagreement("input-bound", waits)]

@@ -1,7 +1,7 @@
 """Training waits for its next batch: `input-bound`, `worker-restarts` and `transfer-bound`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
@@ -17,7 +17,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     of_step,
     region,
 )
-from lightning_forge_profiling.results.analysis import RunEvidence
+from lightning_forge_profiling.results.analysis import Finding, RunEvidence
 from lightning_forge_profiling.results.run import OTHERS, CpuUse, LoaderSettings
 
 # a DataLoader's worker needs 0.5 ms to hand a batch of one tensor over, however cheap it is to make (torch 2.13, two
@@ -35,6 +35,8 @@ _WAITS_BELOW_PCT: Final = 50.0
 _FOUND: Final = 0.25
 
 _SINGLE_PROCESS: Final = "_SingleProcessDataLoaderIter"
+
+TRY_WORKERS: Final = "try_num_workers"  # in a finding's evidence: the number that its advice says to try or to measure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,17 @@ def _explain_wait(wait: LoaderWait, hidden: str, settings: LoaderSettings | None
     if wait.on_gpu:
         title = f"the GPU {takes} (host wait {in_ms(wait.host_ms)}, {hidden} of it hidden)"
     evidence: Evidence = {"exposed_wait_ms_per_step": wait.exposed_ms, "host_wait_ms_per_step": wait.host_ms}
-    return Explanation(title, evidence | loader_evidence(settings), *loader_advice(wait, settings))
+    workers = workers_to_try(wait, settings)
+    tried: Evidence = {} if workers is None else {TRY_WORKERS: workers}
+    return Explanation(title, evidence | loader_evidence(settings) | tried, *loader_advice(wait, settings))
+
+
+def with_advice_of(finding: Finding, other: Finding) -> Finding:
+    """The finding with the advice of another one on the same loader."""
+    evidence = {name: value for name, value in finding.evidence.items() if name != TRY_WORKERS}
+    if TRY_WORKERS in other.evidence:
+        evidence[TRY_WORKERS] = other.evidence[TRY_WORKERS]
+    return replace(finding, advice=other.advice, fix=other.fix, evidence=evidence)
 
 
 def _explain_restarts(run: RunEvidence) -> Explanation:
@@ -225,6 +237,23 @@ def loader_advice(wait: LoaderWait, settings: LoaderSettings | None) -> tuple[st
     return _workers(wait, settings, settings.num_workers)
 
 
+def workers_to_try(wait: LoaderWait, settings: LoaderSettings | None) -> int | None:
+    """The number of workers to try or to measure; None if it is unknown, or another one than now would not gain."""
+    if wait.host_ms < _HANDED_OVER_MS:
+        return None
+    if settings is None:
+        return wait.suggest_workers() if wait.in_process else None
+    cpu, now, most = wait.cpu, settings.num_workers, settings.most_workers
+    if now is None:
+        return None
+    wanted = max(wait.workers_to_keep_up(now), now + 1) if now else wait.suggest_workers()
+    affordable = None if cpu is None else _affordable(cpu, now)
+    if cpu is None or affordable is None:
+        return min(wanted, most) if now < most else most if now > most else min(2 * now, max(_MOST_TRIED, now + 1))
+    tried = min(wanted, affordable, max(_MOST_TRIED, now), max(2 * now, 4) if _waits(cpu) else most)
+    return tried if tried > now else None
+
+
 def only_bounded(wait: LoaderWait, settings: LoaderSettings | None) -> bool:
     """Whether workers may leave a part of the wait: on a CPU, whose cores they take, and where they cannot keep up."""
     if not wait.on_gpu or wait.host_ms < _HANDED_OVER_MS:
@@ -307,9 +336,7 @@ def _without_settings(wait: LoaderWait) -> tuple[str, str]:
 
 def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> tuple[str, str]:
     """What the number of workers should be, by how busy they keep the cores, and code for it."""
-    cpu, cheaper, most = wait.cpu, wait.cheaper, settings.most_workers
-    keeps_up = wait.workers_to_keep_up(now)
-    wanted = max(keeps_up, now + 1) if now else wait.suggest_workers()
+    cpu, cheaper, tried = wait.cpu, wait.cheaper, workers_to_try(wait, settings)
     state, also = _state(settings, now), [] if now else ["persistent_workers=True"]
     pin = wait.on_gpu and not settings.pin_memory
     if pin:
@@ -317,37 +344,39 @@ def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> tuple[str,
     splits = ""
     if settings.iterable:
         splits = " An IterableDataset must split its samples among the workers (torch.utils.data.get_worker_info)."
-    affordable = None if cpu is None else _affordable(cpu, now)
-    if cpu is None or cpu.idle is None or cpu.loader_busy_pct is None or affordable is None:
-        more = min(wanted, most) if now < most else most if now > most else min(2 * now, max(_MOST_TRIED, now + 1))
+    if cpu is None or cpu.idle is None or cpu.loader_busy_pct is None or _affordable(cpu, now) is None:
         return (
             f"{state} on {_cores(settings)}. Workers gain where a core is free, or where they wait for a disk or a "
-            f"network: measure {_listed([f'num_workers={more}', *also])} ({MEASURE}), or {cheaper}.{splits}"
-        ), _loader_fix([f"num_workers={more}", *also])
-    waits = cpu.loader_busy_pct < _WAITS_BELOW_PCT
-    tried = min(wanted, affordable, max(_MOST_TRIED, now), max(2 * now, 4) if waits else most)
+            f"network: measure {_listed([f'num_workers={tried}', *also])} ({MEASURE}), or {cheaper}.{splits}"
+        ), _loader_fix([f"num_workers={tried}", *also])
     busy = f"{'A worker' if now else 'Loading'} keeps a core busy for {cpu.loader_busy_pct:.0f} % of the time"
     free = f"and {cpu.idle:.1f} of {_cores(settings)} are free"
-    if tried <= now:
+    if tried is None:
         pinned = " Set pin_memory=True." if pin else ""
         return (
             f"{state}. {busy}, {free}: more workers would compete for them. {cheaper[0].upper()}{cheaper[1:]}.{pinned}"
         ), _loader_fix(["pin_memory=True"]) if pin else ""
     why = "and waits for the rest, as for a disk or a network, so there may be more workers than cores"
-    advice = f"{state}. {busy} {why}" if waits else f"{state}. {busy}, {free}"
+    advice = f"{state}. {busy} {why}" if _waits(cpu) else f"{state}. {busy}, {free}"
     advice += f": try {_listed([f'num_workers={tried}', *also])}."
     if now:
         advice += f" Uneven batches need a larger prefetch_factor than {settings.prefetch_factor} instead."
+    keeps_up = wait.workers_to_keep_up(now)
     if keeps_up > tried:
         advice += f" {keeps_up} would keep up; so also {cheaper}."
     return advice + splits, _loader_fix([f"num_workers={tried}", *also])
+
+
+def _waits(cpu: CpuUse) -> bool:
+    """Whether the loader mostly waits, as for a disk or a network."""
+    return cpu.loader_busy_pct is not None and cpu.loader_busy_pct < _WAITS_BELOW_PCT
 
 
 def _affordable(cpu: CpuUse, now: int) -> int | None:
     """How many workers find cores; None if that is unknown, as it is for workers that wait where no core is free."""
     if cpu.idle is None or cpu.loader_busy_pct is None:
         return None
-    waits = cpu.loader_busy_pct < _WAITS_BELOW_PCT
+    waits = _waits(cpu)
     left = max(cpu.idle, _FOUND) if waits and cpu.threads == 1 else cpu.idle
     affordable = now + int(left * 100 / max(cpu.loader_busy_pct, 1.0) + OTHERS) if left > OTHERS else now
     return None if waits and affordable == now else affordable

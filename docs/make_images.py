@@ -54,23 +54,23 @@ def save(print_on: Callable[[Screen], None], name: str, title: str, *, folder: s
 def demo() -> None:
     """Run the demo, and draw the table of its first training."""
     from lightning_forge_profiling.callbacks import fit_results  # noqa: PLC0415  (torch, which reports need not)
-    from lightning_forge_profiling.report.run_table import print_run  # noqa: PLC0415
+    from lightning_forge_profiling.report.run_end import print_end  # noqa: PLC0415
     from lightning_forge_profiling.results.run_report import RunReport  # noqa: PLC0415
 
-    reports: list[RunReport] = []
+    printed: list[tuple[RunReport, Path | None]] = []
 
-    def keep(report: RunReport, _: Screen | None) -> None:
-        reports.append(report)
+    def keep(report: RunReport, files: Path | None, _: Screen | None) -> None:
+        printed.append((report, files))
 
     script = CHECKOUT / "examples" / "demo.py"
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
-        mock.patch.object(fit_results, "print_run", keep),
+        mock.patch.object(fit_results, "print_end", keep),
         mock.patch.object(sys, "argv", [str(script)]),
     ):
         runpy.run_path(str(script), run_name="__main__")
-        save(lambda screen: print_run(reports[0], screen), "run-table", "make demo", folder=folder)
+        save(lambda screen: print_end(*printed[0], screen), "run-table", "make demo", folder=folder)
 
 
 def console_report(case: str) -> None:

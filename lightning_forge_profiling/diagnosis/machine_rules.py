@@ -111,7 +111,7 @@ def _starved(run: RunEvidence, cpu: CpuUse, waits: str) -> Explanation:
             "Stop the other processes (top shows them), or give training cores of its own: taskset -c, the batch "
             "system's --cpus-per-task."
         )
-    if cpu.workers > OTHERS and run.loader is not None and run.loader.num_workers:
+    if cpu.workers > max(OTHERS, others) and run.loader is not None and run.loader.num_workers:
         advice.append(f"The loader's num_workers={run.loader.num_workers} want {cpu.workers:.1f} cores: measure fewer.")
     if cpu.threads > cpu.cores:
         fix = f"OMP_NUM_THREADS={max(int(cpu.cores), 1)}"

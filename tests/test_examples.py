@@ -138,7 +138,7 @@ def test_train_gpt_leaves_its_trace_where_the_table_says(gpt):
     folder, out = gpt
     [path] = traces(folder)
     assert path.parents[1] == folder / "runs" / "gpt" / "version_0" / "profiler_traces"
-    assert f"more        forge-profiling view {path.parent.relative_to(folder)}\n" in out
+    assert "more        forge-profiling view runs/gpt/version_0\n" in out
     assert recorded_steps(read_trace(path)) == [5, 6, 7]
     assert [copy.parent for copy in folder.rglob("*.pt.trace.json.gz")] == [path.parent / "tensorboard"]
 

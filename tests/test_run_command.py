@@ -376,8 +376,7 @@ def test_the_table_is_on_standard_error_and_names_the_trace(tmp_path, make_train
     out, err = capsys.readouterr()
     assert tables(out) == 0
     assert tables(err) == 1
-    [trace] = traces(tmp_path)
-    assert f"forge-profiling view {trace.parent}\n" in err
+    assert f"forge-profiling view {tmp_path / 'csv' / 'version_0'}\n" in err
     assert recorded_steps(the_trace(tmp_path)) == [2, 3]
 
 

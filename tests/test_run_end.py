@@ -3,11 +3,13 @@
 import io
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks.run_report import run_compute
+from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.machine_rules import STARVED
 from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.report.screen import Screen
@@ -155,5 +157,19 @@ def test_the_last_line_is_a_command_for_what_the_fit_left(tmp_path, make_trainer
     make_trainer(*(kind() for kind in callbacks), max_steps=20, max_epochs=-1).fit(Classifier(), loader(128))
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("more        forge-profiling view ")
-    [folder] = tmp_path.rglob("forge_record" if callbacks == (ThroughputCallback,) else "*_steps_5-7")
-    assert last.endswith(str(folder))
+    folder = Path(last.removeprefix("more        forge-profiling view "))
+    assert folder == tmp_path / "csv" / "version_0"
+    assert main(["view", str(folder), "--no-browser"]) == 0
+    page = Path(capsys.readouterr().out.strip())
+    assert "Classifier" in page.read_text() or callbacks == (ForgeProfilerCallback,)
+
+
+@pytest.mark.parametrize("window", [True, False])
+def test_a_further_fit_in_the_same_folder_is_named_by_itself(tmp_path, make_trainer, capsys, window):
+    for _ in range(2):
+        callbacks = [ThroughputCallback(), *([ForgeProfilerCallback(2, 4)] if window else [])]
+        make_trainer(*callbacks, max_steps=20, max_epochs=-1).fit(Classifier(), loader(128))
+    last = capsys.readouterr().out.splitlines()[-1]
+    [folder] = tmp_path.rglob("forge_record.2")
+    left = callbacks[1].trace_report().path.parent if window else folder
+    assert last == f"more        forge-profiling view {left}"

@@ -59,7 +59,7 @@ def test_the_default_window_is_three_steps_under_the_loggers_folder(tmp_path, ma
     assert (report.summary_path, report.report_path) == (path.parent / "summary.json", path.parent / "report.html")
     out = capsys.readouterr().out
     assert tables(out) == 1
-    assert f"more        forge-profiling view {path.parent}\n" in out
+    assert f"more        forge-profiling view {tmp_path / 'csv' / 'version_0'}\n" in out
 
 
 def test_the_trace_holds_operators_the_built_in_regions_and_the_users_own(tmp_path, make_trainer):

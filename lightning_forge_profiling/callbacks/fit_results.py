@@ -17,6 +17,7 @@ from lightning_forge_profiling.callbacks.run_report import (
     run_report,
     with_ledger,
 )
+from lightning_forge_profiling.names import RECORD_FOLDER
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.report.screen import Screen
@@ -106,11 +107,13 @@ class FitReporter:
             print_end(report, self._files(report), screen)
 
     def _files(self, report: RunReport) -> Path | None:
-        """The folder with the page of the window, else that of the record; None without either."""
-        trace, log = report.trace, self._monitor.log
-        if trace is not None and trace.report_path is not None:
-            return trace.report_path.parent
-        return None if log is None else log.record_path
+        """The folder that `view` finds this fit in, the shortest; None if the fit left no file."""
+        trace, log, folder = report.trace, self._monitor.log, report.log_folder
+        record = None if log is None else log.record_path
+        page = None if trace is None or trace.report_path is None else trace.report_path.parent
+        only = record is None or record.name == RECORD_FOLDER  # and no further fit in the logger's folder
+        left = page or record
+        return folder if only and left is not None and folder is not None and folder in left.parents else left
 
     def keep(self, trainer: Trainer, ledger: Ledger) -> None:
         """Give each callback the results so far."""

@@ -86,8 +86,9 @@ def goodput_words(ledger: RunLedger) -> str:
     own_pct = shares.pop(PROFILER, 0.0)
     if ledger.goodput is None or STEPS not in shares or own_pct >= _ALL_PCT:
         return ""
-    of_fit = _ALL_PCT * shares[STEPS] / (_ALL_PCT - own_pct)
-    return f"{of_fit:.0f} % of the fit is training steps, {100 * ledger.goodput:.0f} % of the process with imports"
+    of_fit, goodput_pct = _ALL_PCT * shares[STEPS] / (_ALL_PCT - own_pct), _ALL_PCT * ledger.goodput
+    of_process = f"{goodput_pct:.0f}" if goodput_pct >= 1 else "under 1"
+    return f"{of_fit:.0f} % of the fit is training steps, {of_process} % of the process with imports"
 
 
 def slower_after(effect: WindowEffect) -> bool:

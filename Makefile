@@ -14,7 +14,7 @@ GPU_TESTS = $(shell grep -lE 'mark\.(multi_)?gpu' tests/test_*.py)
 
 # Tests that need a GPU one after the other, for they time; the others on all cores, a file on each, where more threads in
 # a process would only get in each other's way. $(1) selects them, $(2) is set for them, $(3) are more options.
-pytest = $(2) OMP_NUM_THREADS=1 $(RUN) -m pytest -m "not gpu and not multi_gpu and ($(1))" --numprocesses auto \
+pytest = $(2) OMP_NUM_THREADS=1 $(RUN) -m pytest -m "not gpu and not multi_gpu and not programs and ($(1))" --numprocesses auto \
 	--dist loadfile --no-loadscope-reorder $(3)
 
 # `slow` takes many seconds or starts processes, `real_time` needs a machine with a free core, `browser` needs Chromium;
@@ -33,7 +33,7 @@ TORCH_FREE := $(patsubst %,tests/test_%.py,accounting cli collectives combine cu
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all rest lint types quick gpu mutants coverage pythons lowest docs clean
+.PHONY: help setup demo test test-all rest lint types quick gpu programs mutants coverage pythons lowest docs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -64,6 +64,9 @@ quick: $(READY)  ## the tests of `make test` alone
 gpu: $(READY)  ## the tests that need a GPU; skipped, with the reason, where there is none
 	$(RUN) -m pytest -m "gpu or multi_gpu" $(GPU_TESTS)
 
+programs: build/programs/.ready  ## six packages with synthetic data under `forge-profiling run`: all is as without (ten minutes)
+	OMP_NUM_THREADS=1 build/programs/bin/python -m pytest -m programs tests/programs
+
 mutants: $(READY) build/mutants/.ready  ## changes FILE at COUNT places: which changes do the tests not notice?
 	$(RUN) tests/mutants.py $(FILE) --tests "$(TESTS)" --count $(or $(COUNT),30) --cosmic-ray build/mutants/bin/cosmic-ray
 
@@ -71,7 +74,7 @@ mutants: $(READY) build/mutants/.ready  ## changes FILE at COUNT places: which c
 # because the tracer of Python 3.11 makes tests take 1.4 to 2.2 times the CPU time.
 coverage: $(READY)  ## branch coverage of the package by the tests that need no GPU; fails below pyproject.toml's fail_under
 	$(RUN) -m coverage erase
-	OMP_NUM_THREADS=1 $(RUN) -m coverage run -m pytest -m "not gpu and not multi_gpu and not browser and not untraced" \
+	OMP_NUM_THREADS=1 $(RUN) -m coverage run -m pytest -m "not gpu and not multi_gpu and not programs and not browser and not untraced" \
 	  --numprocesses auto --dist loadfile --no-loadscope-reorder
 	$(RUN) -m coverage combine --quiet
 	$(RUN) -m coverage report
@@ -112,6 +115,14 @@ $(LOWEST)/.ready: pyproject.toml
 	@echo "Fetching Lightning $(FLOOR)"
 	@rm -rf $(LOWEST)
 	@$(INSTALL) --no-deps --target $(LOWEST) lightning==$(FLOOR) pytorch-lightning==$(FLOOR)
+	@touch $@
+
+# apart from the environment: they bring 130 packages
+build/programs/.ready: pyproject.toml tests/programs/requirements.txt
+	@echo "Setting up build/programs (once; takes some minutes)"
+	@$(PYTHON) -m venv build/programs
+	@build/programs/bin/python -m pip --disable-pip-version-check install -qq -r tests/programs/requirements.txt
+	@build/programs/bin/python -m pip --disable-pip-version-check install -qq --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # apart from the environment: it brings a web server and a database

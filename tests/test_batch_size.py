@@ -69,6 +69,12 @@ class Fields:
     ids: torch.Tensor
 
 
+@dataclass(slots=True)
+class Slots:
+    ids: torch.Tensor
+    covariates: torch.Tensor | None = None
+
+
 class Pair(NamedTuple):
     ids: torch.Tensor
     mask: torch.Tensor
@@ -129,6 +135,7 @@ COUNTED = {
     "texts": loader(lambda n: [str(number) for number in n]),
     "texts of the default": DataLoader(Made(44, str), 8),
     "a dataclass": loader(lambda n: Fields(0.1, ids(n))),
+    "a dataclass with slots": loader(lambda n: Slots(ids(n))),
     "a class": loader(LabelledGraphs),
     "packed, in any order": loader(
         lambda n: pack_sequence([torch.zeros(1 + number % 7) for number in n], enforce_sorted=False)

@@ -186,6 +186,35 @@ def test_ctrl_c_ends_a_training_with_its_trace_and_table(tmp_path):
     assert recorded_steps(the_trace(tmp_path / "traces")) == [2, 3, 4]
 
 
+HAS_MESSAGES = """
+import logging, warnings
+import PACKAGE as L
+from PACKAGE.demos.boring_classes import BoringModel
+
+class Warns(BoringModel):
+    def training_step(self, *args):
+        warnings.warn("as Python shows it")
+        return super().training_step(*args)
+
+logging.getLogger("PACKAGE").setLevel(logging.ERROR)
+for _ in range(2):
+    trainer = L.Trainer(max_epochs=1, limit_train_batches=4, limit_val_batches=0, enable_progress_bar=False)
+    trainer.fit(Warns())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.__version__ < (2, 13), reason="an older torch warns itself, and that has to be silenced")
+@pytest.mark.parametrize("package", GROUPS)
+def test_warnings_come_once_and_lightning_says_no_more_than_it_may(tmp_path, package):
+    (tmp_path / "fits.py").write_text(HAS_MESSAGES.replace("PACKAGE", package))
+    done = forge_run("--window", "1:2", "fits.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert tables(done.stderr) >= 1
+    assert done.stderr.count("UserWarning: as Python shows it") == 1
+    assert "GPU available" not in done.stderr
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 

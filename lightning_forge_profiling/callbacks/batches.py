@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import islice
 from math import isfinite
@@ -166,8 +167,10 @@ def _inside(part: Any) -> Iterable[tuple[Callable[[Any], Any], Any]]:
         return ((itemgetter(key), each) for key, each in part.items())
     if isinstance(part, (list, tuple)):
         return ((itemgetter(number), each) for number, each in enumerate(part))
-    # a dataclass, or what a user calls a batch
-    return ((attrgetter(name), each) for name, each in getattr(part, "__dict__", {}).items())
+    # a dataclass, with or without slots, or what a user calls a batch
+    declared = (field.name for field in fields(part)) if is_dataclass(part) else ()
+    names = dict.fromkeys((*declared, *getattr(part, "__dict__", ())))
+    return ((attrgetter(name), getattr(part, name, None)) for name in names)
 
 
 def _holds_samples(part: Any, size: int | None) -> bool:

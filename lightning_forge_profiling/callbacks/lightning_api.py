@@ -1,5 +1,6 @@
 """What the callbacks use of Lightning's Trainer and module beyond its documented interface."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
@@ -21,8 +22,14 @@ else:
     # `lightning.pytorch` and `pytorch_lightning` are two packages with the same contents, and each one's Trainer and
     # command line accept its own callbacks only. Which one the user will import is not known here, so ours descend
     # from both where both are installed.
-    _homes = [name for name in ("lightning", "pytorch_lightning") if find_spec(name)]
+    _homes = [name for name in ("pytorch_lightning", "lightning") if find_spec(name)]
+    # Each of them, when imported, makes Lightning's messages its own: the logger that they go to, by which users
+    # silence them. They stay with the one that is imported already, or else with `lightning`, the last here.
+    _messages = sys.modules.get("lightning_utilities.core.rank_zero")
+    _before = dict(vars(_messages)) if _messages and {"lightning.pytorch", "pytorch_lightning"} & {*sys.modules} else {}
     _classes = [import_module("lightning.pytorch" if name == "lightning" else name).Callback for name in _homes]
+    if _messages:
+        vars(_messages).update(_before)
     Callback = _classes[0] if len(_classes) == 1 else type("Callback", tuple(_classes), {})
     LightningModule = Any
 

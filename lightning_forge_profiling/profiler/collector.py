@@ -8,6 +8,7 @@ at the stop. No PyTorch release known to us does so by default (pytorch/kineto#1
 import contextlib
 import gc
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from threading import Lock
 from time import perf_counter, sleep
@@ -42,6 +43,18 @@ def scheduled_profiler(until: int) -> str:
             if any(other.schedule(step) is not ProfilerAction.NONE for step in steps):
                 return "another torch profiler in this process is scheduled for the same steps"
     return ""
+
+
+@contextlib.contextmanager
+def no_warning_of_later_cycles() -> Iterator[None]:
+    """Silence what torch before 2.13 says of every first cycle: that later ones would forget it."""
+    # only there, since afterwards Python shows each warning again that it shows once per place
+    if torch.__version__ >= "2.13":
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Profiler clears events")
+        yield
 
 
 # what a rank allows the GPU also among others: while that is busy, the profiler's stop would block

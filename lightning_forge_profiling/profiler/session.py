@@ -4,7 +4,6 @@ import json
 import os
 import re
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -26,6 +25,7 @@ from lightning_forge_profiling.profiler.collector import (
     active_profiler,
     detached_at_stop,
     let_gpu_settle,
+    no_warning_of_later_cycles,
     scheduled_profiler,
 )
 from lightning_forge_profiling.profiler.config import Phase, ProfilingConfig, StepWindow
@@ -312,9 +312,7 @@ class TraceSession:
             with_stack=config.with_stack,
             with_flops=config.with_flops,
         )
-        with warnings.catch_warnings():
-            # torch 2.11 warns of what later cycles would forget; there is one
-            warnings.filterwarnings("ignore", message=".*Profiler clears events")
+        with no_warning_of_later_cycles():
             self._profiler.prepare_trace()
         _leave_kinetos_level()
         if recording:

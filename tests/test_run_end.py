@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks.run_report import run_compute
@@ -168,7 +169,8 @@ def test_the_last_line_is_a_command_for_what_the_fit_left(tmp_path, make_trainer
 def test_a_further_fit_in_the_same_folder_is_named_by_itself(tmp_path, make_trainer, capsys, window):
     for _ in range(2):
         callbacks = [ThroughputCallback(), *([ForgeProfilerCallback(2, 4)] if window else [])]
-        make_trainer(*callbacks, max_steps=20, max_epochs=-1).fit(Classifier(), loader(128))
+        logger = CSVLogger(tmp_path, "csv", version=0)
+        make_trainer(*callbacks, logger=logger, max_steps=20, max_epochs=-1).fit(Classifier(), loader(128))
     last = capsys.readouterr().out.splitlines()[-1]
     [folder] = tmp_path.rglob("forge_record.2")
     left = callbacks[1].trace_report().path.parent if window else folder

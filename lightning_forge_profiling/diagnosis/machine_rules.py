@@ -28,7 +28,7 @@ def before_all(analysis: Analysis, run: RunEvidence) -> Analysis:
         return analysis
     first, others = machine[0], analysis.findings
     unreliable = "All other shares include such waits and are unreliable."
-    note = ". ".join(filter(None, (analysis.findings_note, unreliable)))
+    note = ". ".join(filter(None, (analysis.findings_note, unreliable.rstrip("."))))
     largest = others[0] if others and others[0].code == analysis.verdict else None
     small = sum(finding.share_pct for finding in machine) < _DECIDES_PCT
     if small and largest is not None and (largest.low_pct or 0.0) - first.share_pct > NAMED_FROM_PCT:

@@ -180,6 +180,8 @@ def _findings(analysis: Analysis) -> Iterator[str]:
             f"(from the {finding.source}): {prose(finding.title)}."
         )
         yield f"   - {prose(finding.remedy)}"
+        if finding.fix:
+            yield f"   - Try: {code(finding.fix)}"
         yield f"   - Evidence: {'; '.join(evidence_words(finding, prose))}"
     for remark in findings_remarks(analysis):
         yield from ("", prose(remark))

@@ -13,6 +13,7 @@ function verdictSection(summary, record) {
       record && element("span", { class: "muted", id: "status" }, record.status)),
     element("h1", { id: "verdict-text" }, named ? first.title : plain),
     named && element("p", { class: "advice" }, remedy(first)),
+    named && fix(first),
     beside && element("p", { id: "verdict-beside" }, beside),
     summary.words.note && element("p", { id: "findings-note", class: "muted" }, `${summary.words.note}.`),
     facts(record ? [...record.facts, ...(summary.ranks.length ? overview(summary).slice(2) : [])] : overview(summary)),
@@ -77,6 +78,11 @@ function remedy(finding) {
   return finding.saves ? `${finding.advice} ${finding.saves.text}` : finding.advice;
 }
 
+// The fix as code to copy, where it is some.
+function fix(finding) {
+  return finding.fix ? element("p", { class: "fix" }, element("code", null, finding.fix)) : false;
+}
+
 // A code, as a link to its page of the docs.
 function codeBadge(code, { docs }, attributes) {
   if (!Object.hasOwn(docs, code) || !docs[code]) return element("span", attributes, code);
@@ -91,7 +97,7 @@ function findingsSection(findings, words) {
       element("span", { class: "muted" }, `${shares[index]}${ofRank(finding.rank)} \u00b7 from the ${finding.source === "run" ? "whole run" : "trace"}`)),
     element("h3", null, finding.title),
     facts(Object.entries(finding.evidence).map(([key, value]) => evidence(key, value))),
-    element("p", { class: "advice" }, remedy(finding)))), ...remarks.map((remark) => element("p", { class: "muted" }, remark))];
+    element("p", { class: "advice" }, remedy(finding)), fix(finding))), ...remarks.map((remark) => element("p", { class: "muted" }, remark))];
 }
 
 function hintsSection(hints, several) {

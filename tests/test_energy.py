@@ -1,6 +1,7 @@
 """Energy per sample and of a run: over the GPUs of all ranks, and over the runs that it continues."""
 
 import json
+import os
 import shutil
 import time
 
@@ -9,6 +10,8 @@ import pytest
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.record.reader import read_run
 from tests.models import loader
+from tests.outcomes import script
+from tests.ports import free_port
 from tests.record_builder import BATCH, MadeRun
 from tests.test_cli import forge
 from tests.test_telemetry_callback import PERIOD_S, Waiting, gpu  # noqa: F401  (a fixture)
@@ -107,3 +110,16 @@ def test_a_fit_records_the_energy_of_its_gpu_also_in_warm_up(make_trainer, gpu, 
     summary = read_run(record).ranks[0].state.report.gpu
     assert energy["joules_per_sample"] == pytest.approx(summary.joules_per_sample)
     assert energy_line(record).endswith("on 1 GPU")
+
+
+@pytest.mark.slow
+def test_each_rank_of_a_fit_reads_the_meter_of_its_gpu(tmp_path):
+    environment = {**os.environ, "MASTER_PORT": str(free_port())}
+    done = script("slow_rank.py", tmp_path, "none", "metered", cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    energy = energy_json(tmp_path)
+    assert (energy["gpus"], energy["ranks"], energy["world_size"]) == (2, 2, 2)
+    [folder] = tmp_path.rglob("forge_record")
+    of_ranks = [rank.energy for rank in read_run(folder).ranks]
+    assert energy["joules"] == pytest.approx(sum(rank.joules for rank in of_ranks))
+    assert energy["joules_per_sample"] == pytest.approx(sum(rank.joules_per_sample for rank in of_ranks) / 2)

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from math import ceil
 from types import FrameType
 from typing import Any, Final, TextIO
 
@@ -47,17 +48,16 @@ class LiveScreen:
 
     def draw(self, text: str, footer: str = "") -> None:
         """Replace the frame. Lines that do not fit are left out; a line says how many. The footer is always shown."""
-        self._size = columns, room = shutil.get_terminal_size()
-        below, lines = ([footer] if footer else []), text.rstrip("\n").split("\n")
-        room, taken = (
-            max(room, 2 + len(below)) - len(below),
-            [max(1, -(-shown_width(line) // columns)) for line in lines],
-        )
-        if sum(taken) > room:
-            kept = len(lines)
-            while kept and sum(taken[:kept]) > room - 1:
+        columns, height = self._size = shutil.get_terminal_size()
+        lines, below = text.rstrip("\n").split("\n"), [footer] if footer else []
+        rows, room = [_rows(line, columns) for line in lines], max(height, 2 + len(below)) - len(below)
+        kept = len(lines)
+        if sum(rows) > room:
+            while kept and sum(rows[:kept]) > room - 1:
                 kept -= 1
             lines[kept:] = [f"… {len(lines) - kept} more lines"]
+        elif below:
+            lines += [""] * (room - sum(rows))
         # in place, line by line: clearing the screen first would flicker
         self.write("\x1b[H" + "\n".join(_drawn(line, columns) for line in (*lines, *below)) + "\x1b[J")
 
@@ -112,12 +112,15 @@ def _terminal_of(keyboard: TextIO | None) -> int | None:
     return None
 
 
+def _rows(line: str, columns: int) -> int:
+    return max(1, ceil(shown_width(line) / columns))
+
+
 def _drawn(line: str, columns: int) -> str:
     """A line with what clears its row. The terminal wraps a longer one, which is a path, so that it can be copied."""
-    width = shown_width(line)
-    if width <= columns:
+    if _rows(line, columns) == 1:
         return f"\x1b[K{line}"
-    rest = "\x1b[K" if width % columns else ""
+    rest = "\x1b[K" if shown_width(line) % columns else ""
     return f"\x1b[K\x1b[?7h{line}{rest}\x1b[?7l"
 
 

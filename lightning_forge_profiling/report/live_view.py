@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from lightning_forge_profiling.names import MFU, per_second
 from lightning_forge_profiling.record.histogram import percentile_ms
-from lightning_forge_profiling.record.lines import IntervalLine
+from lightning_forge_profiling.record.lines import IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.report.blocks import Line, Text
 from lightning_forge_profiling.report.energy import RunEnergy, energy_words, run_energy
@@ -125,17 +125,15 @@ def print_frame(record: RunRecord, where: str, now: float, screen: Screen, view:
     print_pace(shown, now, screen)
     if len(record.ranks) > 1:
         screen.table(_ranks(view.sorted(rank_paces(record, now, stretch)), shown.begin.rank, now))
-    lines = list(_of_run(record, shown, screen))
-    if lines:
-        _, state = totals(record)
-        age = "" if state is None else f": {state.step:,} steps, totals written {duration(now - state.at)} ago"
+    _, state = totals(record)
+    if state is not None:
+        age = f"{state.step:,} steps, totals written {duration(now - state.at)} ago"
         screen.line()
-        screen.line(Text(f"The run so far{age}", "bold"))
-    print_lines(lines, screen)
-    events = list(_events(record, now))
-    if events:
+        screen.line(Text(f"The run so far: {age}", "bold"))
+        print_lines(_of_run(record, state), screen)
+    if latest := list(_until_now(record, shown, now, screen.width - NAMES_WIDTH - 1)):
         screen.line()
-    print_lines((Line("" if position else "events", Text(text)) for position, text in enumerate(events)), screen)
+        print_lines(latest, screen)
 
 
 def setting_words(rank: RankRecord) -> str:
@@ -220,22 +218,13 @@ def _gpu(metrics: Mapping[str, float]) -> list[str]:
     return words + ([f"throttled {throttled:.0f} % of the time"] if throttled >= 1 else [])
 
 
-def _of_run(record: RunRecord, rank: RankRecord, screen: Screen) -> Iterator[Line]:
-    """Lines about the run as a whole, from its latest totals, and the step times of a rank."""
-    _, state = totals(record)
-    analysis = None if state is None else state.report.analysis
+def _of_run(record: RunRecord, state: State) -> Iterator[Line]:
+    """Lines about the run as a whole, from its latest totals."""
+    analysis = state.report.analysis
     if analysis is not None:
         yield from _causes(analysis)
-    if state is not None and state.report.run.steady.steps:
+    if state.report.run.steady.steps:
         yield Line("mean step", Text(f"{state.report.run.steady.mean_ms('step'):,.2f} ms"))
-    medians = [percentile_ms(interval.steps_us, 50) for interval in counted(rank) if interval.steps_us]
-    if len(medians) > 1:
-        shown = medians[-min(_MOST_TIMES, max(1, screen.width - NAMES_WIDTH - 1)) :]
-        over = f"{digits(min(shown))} to {digits(max(shown))} ms, medians of the latest {len(shown)} log entries"
-        yield Line("step times", Text(sparkline(shown, len(shown))))
-        yield Line("", Text(over))
-    if state is None:
-        return
     yield from (line for line in run_table(state.report).lines if line.name in _OF_RUN)
     yield from _energy(record)
     if analysis is not None and analysis.run is not None:
@@ -258,13 +247,20 @@ def _energy(record: RunRecord) -> Iterator[Line]:
         yield Line("energy", Text(energy_words(energy)))
 
 
-def _events(record: RunRecord, now: float) -> Iterator[str]:
-    """The latest events, newest first."""
-    for event, ranks in reversed(events_once(record)[-_EVENTS:]):
+def _until_now(record: RunRecord, rank: RankRecord, now: float, width: int) -> Iterator[Line]:
+    """The course of a rank's step time, and the latest events, newest first."""
+    medians = [percentile_ms(interval.steps_us, 50) for interval in counted(rank) if interval.steps_us]
+    if len(medians) > 1:
+        shown = medians[-min(_MOST_TIMES, max(1, width)) :]
+        yield Line("step times", Text(sparkline(shown, len(shown))))
+        over = f"{digits(min(shown))} to {digits(max(shown))} ms, medians of the latest {len(shown)} log entries"
+        yield Line("", Text(over))
+    for position, (event, ranks) in enumerate(reversed(events_once(record)[-_EVENTS:])):
         on = f" on rank {ranks[0]}" if len(ranks) == 1 < len(record.ranks) else ""
         took = f", {span(event.seconds)}" if event.seconds else ""
         said = f": {event.text}" if event.text else ""
-        yield f"{duration(now - event.at):>10} ago, step {event.step:>7,}: {event.kind}{on}{took}{said}"
+        text = f"{duration(now - event.at):>10} ago, step {event.step:>7,}: {event.kind}{on}{took}{said}"
+        yield Line("" if position else "events", Text(text))
 
 
 def _ranks(paces: Sequence[RankPace], shown: int, now: float) -> Table:

@@ -215,7 +215,7 @@ def device_name(trainer: Trainer) -> str:
 def gpu_uuid(trainer: Trainer) -> str:
     """UUID of the GPU that the run trains on; "" without one."""
     device = trainer.strategy.root_device
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) if device.type == "cuda" else ""
 
 
 class BatchesAhead(NamedTuple):

@@ -69,7 +69,7 @@ def test_a_frame_has_pace_causes_ranks_and_events(tmp_path):
     for part in (
         "Steps 1,050 to 1,199 of rank 0, written ", "backward ", "throughput  ", "% utilized,  61.2 GiB used",
         "whole fit   steps ", "verdict     input-bound, ", "rank        step ", "validation, 4.0 s",
-        "The run so far: 1,000 steps, totals written ",
+        "Totals of the run: the first 1,000 steps, written ",
     ):  # fmt: skip
         assert part in done.stdout, part
     assert "rank 2 works 42.5 ms of its step" in text, "the late rank, which waits for none"
@@ -89,7 +89,7 @@ def test_all_step_times_of_a_frame_s_present_are_of_the_same_steps(tmp_path):
             longer = {name: 3 * ms for name, ms in line.device_ms.items()}
             lines[place] = msgspec.structs.replace(line, device_ms=longer, steps_us=histogram([108.0] * line.counted))
     (record / "rank0.jsonl").write_bytes(b"".join(map(encode_line, lines)))
-    now, _, whole = forge("watch", record, "--once").stdout.partition("The run so far")
+    now, _, whole = forge("watch", record, "--once").stdout.partition("Totals of the run")
     assert "Steps 350 to 499, written " in now
     [mean_ms] = re.findall(r"([\d.]+) ms mean", now)
     [step_row] = re.findall(r"(?m)^step +([\d.]+)$", now)
@@ -109,6 +109,7 @@ def test_columns_stay_where_they_are_as_numbers_grow(tmp_path):
         for place, line in enumerate(lines):
             if isinstance(line, IntervalLine):
                 times = {name: longer * ms for name, ms in line.device_ms.items()}
+                times["data"] *= longer
                 lines[place] = msgspec.structs.replace(line, device_ms=times, steps_us=histogram([36.0 * longer] * 50))
         record = run.write(tmp_path / f"x{longer}")
         (record / "rank0.jsonl").write_bytes(b"".join(map(encode_line, lines)))

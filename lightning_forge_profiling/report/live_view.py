@@ -127,9 +127,9 @@ def print_frame(record: RunRecord, where: str, now: float, screen: Screen, view:
         screen.table(_ranks(view.sorted(rank_paces(record, now, stretch)), shown.begin.rank, now))
     _, state = totals(record)
     if state is not None:
-        age = f"{state.step:,} steps, totals written {duration(now - state.at)} ago"
+        age = f"the first {state.step:,} steps, written {duration(now - state.at)} ago"
         screen.line()
-        screen.line(Text(f"The run so far: {age}", "bold"))
+        screen.line(Text(f"Totals of the run: {age}", "bold"))
         print_lines(_of_run(record, state), screen)
     if latest := list(_until_now(record, shown, now, screen.width - NAMES_WIDTH - 1)):
         screen.line()
@@ -162,7 +162,7 @@ def print_pace(rank: RankRecord, now: float, screen: Screen) -> None:
         times += [f"{spread.p50:{_MS},.2f} median", f"{spread.p95 or 0.0:{_MS},.2f} p95"]
     print_lines([Line("step", Text(",".join(times)))], screen)
     if split(stretch.intervals):
-        screen.table(step_table(latest_regions(stretch.intervals), screen.width))
+        screen.table(step_table(latest_regions(stretch.intervals), screen.width, fixed=True))
     metrics = _by_time(stretch.intervals)
     parts = (("throughput", _throughput(rates, metrics)), ("gpu", _gpu(metrics)))
     print_lines((Line(name, Text(", ".join(words))) for name, words in parts if words), screen)

@@ -1,8 +1,8 @@
 """A run on the terminal, from its record: a frame of `forge-profiling watch`, and `forge-profiling summary`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
 from lightning_forge_profiling.names import MFU, per_second
 from lightning_forge_profiling.record.histogram import percentile_ms
@@ -69,15 +69,18 @@ _GPU: Final = (
 _RATE: Final = 7
 _MS: Final = 9
 
-Order = Literal["late", "slow", "rank"]
-_ORDERS: Final[Mapping[Order, str]] = {"late": "late first", "slow": "by step time", "rank": "by number"}
+_ORDERS: Final[Mapping[str, Callable[[RankPace], tuple[float, ...]]]] = {
+    "late first": lambda pace: (not pace.late, pace.outcome != "silent", pace.rank),
+    "by step time": lambda pace: (-(pace.step_ms or 0.0), pace.rank),
+    "by number": lambda pace: (pace.rank,),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """What the user of a live view has chosen."""
 
-    order: Order = "late"  # of the ranks
+    order: str = next(iter(_ORDERS))  # of the ranks
     rank: int | None = None  # whose figures are shown; None for the lowest
 
     def of(self, record: RunRecord) -> RankRecord:
@@ -86,11 +89,7 @@ class View:
 
     def sorted(self, paces: Sequence[RankPace]) -> list[RankPace]:
         """The ranks in this order."""
-        if self.order == "late":
-            return sorted(paces, key=lambda pace: (not pace.late, pace.outcome != "silent", pace.rank))
-        if self.order == "slow":
-            return sorted(paces, key=lambda pace: (-(pace.step_ms or 0.0), pace.rank))
-        return sorted(paces, key=lambda pace: pace.rank)
+        return sorted(paces, key=_ORDERS[self.order])
 
     def after(self, key: str, record: RunRecord, now: float) -> "View":
         """The view once a key is pressed: `s`, a digit, `up` or `down`."""
@@ -106,7 +105,7 @@ class View:
 
     def keys(self, record: RunRecord) -> str:
         """The keys in words."""
-        of_ranks = f"   s order: {_ORDERS[self.order]}   0-9, up, down: rank {self.of(record).begin.rank}"
+        of_ranks = f"   s order: {self.order}   0-9, up, down: rank {self.of(record).begin.rank}"
         return "q quit" + (of_ranks if len(record.ranks) > 1 else "")
 
 
@@ -157,15 +156,21 @@ def print_pace(rank: RankRecord, now: float, screen: Screen) -> None:
     of_rank = f" of rank {rank.begin.rank}" if rank.begin.world_size > 1 else ""
     written = f"written {duration(now - stretch.at)} ago"
     screen.line(Text(f"Steps {stretch.first:,} to {stretch.end - 1:,}{of_rank}, {written}", "bold"))
-    times = [f"{rates.mean_ms('step'):,.2f} ms mean".rjust(_MS + 8)]
+    mean_ms = rates.mean_ms("step")
+    times = [f"{_ms(mean_ms, mean_ms):>{_MS}} ms mean"]
     if spread.p50:
-        times += [f"{spread.p50:{_MS},.2f} median", f"{spread.p95 or 0.0:{_MS},.2f} p95"]
+        times += [f"{_ms(spread.p50, mean_ms):>{_MS}} median", f"{_ms(spread.p95 or 0.0, mean_ms):>{_MS}} p95"]
     print_lines([Line("step", Text(",".join(times)))], screen)
     if split(stretch.intervals):
         screen.table(step_table(latest_regions(stretch.intervals), screen.width, fixed=True))
     metrics = _by_time(stretch.intervals)
     parts = (("throughput", _throughput(rates, metrics)), ("gpu", _gpu(metrics)))
     print_lines((Line(name, Text(", ".join(words))) for name, words in parts if words), screen)
+
+
+def _ms(ms: float, step_ms: float) -> str:
+    """A part of a step, with as many digits for all parts."""
+    return f"{ms:,.{2 if step_ms >= 1 else 4}f}"
 
 
 def _by_time(intervals: Sequence[IntervalLine]) -> dict[str, float]:
@@ -189,7 +194,7 @@ def latest_regions(intervals: Sequence[IntervalLine]) -> RunTable:
     step_ms, of_split = rates_of(intervals).mean_ms("step"), rates_of(split(intervals))
 
     def row(name: str, share: float) -> RegionRow:
-        return RegionRow(name, None if name == "step" else 100 * share, (f"{share * step_ms:,.2f}",))
+        return RegionRow(name, None if name == "step" else 100 * share, (_ms(share * step_ms, step_ms),))
 
     names = [name for name in of_split.regions if of_split.mean_ms(name)]
     whole = of_split.mean_ms("step") or 1.0
@@ -224,7 +229,7 @@ def _of_run(record: RunRecord, state: State) -> Iterator[Line]:
     if analysis is not None:
         yield from _causes(analysis)
     if state.report.run.steady.steps:
-        yield Line("mean step", Text(f"{state.report.run.steady.mean_ms('step'):,.2f} ms"))
+        yield Line("mean step", Text(f"{digits(state.report.run.steady.mean_ms('step'))} ms"))
     yield from (line for line in run_table(state.report).lines if line.name in _OF_RUN)
     yield from _energy(record)
     if analysis is not None and analysis.run is not None:
@@ -267,11 +272,11 @@ def _ranks(paces: Sequence[RankPace], shown: int, now: float) -> Table:
     """Table of the ranks around the one whose figures are shown."""
     table = Table("rank", "step".rjust(_MS), "mean ms".rjust(_MS), "last line".rjust(15), "", align="<>>><")
     place = next((position for position, pace in enumerate(paces) if pace.rank == shown), 0)
-    start = max(0, min(place - _RANKS // 2, len(paces) - _RANKS))
+    start = max(0, place + 1 - _RANKS)
     for pace in paces[start : start + _RANKS]:
         odd = [pace.outcome] if pace.outcome in {"silent", "failed"} else []
         words = [*(["shown"] if pace.rank == shown else []), *(["late"] if pace.late else []), *odd]
-        step_ms = "" if pace.step_ms is None else f"{pace.step_ms:,.2f}"
+        step_ms = "" if pace.step_ms is None else _ms(pace.step_ms, pace.step_ms)
         cells = (f"{pace.rank}", f"{pace.step:,}", step_ms, f"{duration(now - pace.at)} ago", ", ".join(words))
         table.row(*cells, style="yellow" if pace.late or odd else "")
     if len(paces) > _RANKS:

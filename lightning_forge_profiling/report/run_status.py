@@ -95,7 +95,7 @@ class Progress:
 
 def run_progress(rank: RankRecord, step: int, now: float) -> Progress:
     """How far a run is, by the limits that were set when it began and by its recent pace, validation included."""
-    begin, intervals = rank.begin, rank.intervals
+    begin, intervals = rank.begin, rank.intervals[-_PACED:]
     batches, epochs = (begin.settings.get(name) for name in ("train_batches", "max_epochs"))
     epoch = last = left_s = None
     if isinstance(batches, int) and batches > 0 and isinstance(epochs, int) and epochs > 0:
@@ -138,6 +138,7 @@ def duration(seconds: float) -> str:
 
 _COMPARED: Final = 20  # number of latest intervals that a rank's step time is the mean of
 _STRETCH_S: Final = 5.0
+_PACED: Final = 400  # number of latest intervals that the time left is estimated from
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from lightning_forge_profiling.report.run_status import (
     Outcome,
     Progress,
     RankPace,
+    Stretch,
     counted,
     duration,
     events_once,
@@ -110,7 +111,7 @@ class View:
 
 
 def print_frame(record: RunRecord, where: str, now: float, screen: Screen, view: View = View()) -> None:
-    """Print one frame: status, the latest steps of a rank, the ranks beside it, the whole run, the latest events."""
+    """Print one frame: status, the latest steps of a rank, the totals of the run, all ranks, the latest events."""
     shown, status = view.of(record), run_status(record, now)
     stretch = latest_stretch(shown)
     text = status.text
@@ -122,14 +123,16 @@ def print_frame(record: RunRecord, where: str, now: float, screen: Screen, view:
     screen.line(Text(setting_words(shown), "dim"))
     screen.line()
     print_pace(shown, now, screen)
-    if len(record.ranks) > 1:
-        screen.table(_ranks(view.sorted(rank_paces(record, now, stretch)), shown.begin.rank, now))
     _, state = totals(record)
     if state is not None:
         age = f"the first {state.step:,} steps, written {duration(now - state.at)} ago"
         screen.line()
         screen.line(Text(f"Totals of the run: {age}", "bold"))
         print_lines(_of_run(record, state), screen)
+    if len(record.ranks) > 1:
+        screen.line()
+        screen.line(Text(f"Ranks{'' if stretch is None else f' in {_steps(stretch)}'}", "bold"))
+        screen.table(_ranks(view.sorted(rank_paces(record, now, stretch)), shown.begin.rank, now))
     if latest := list(_until_now(record, shown, now, screen.width - NAMES_WIDTH - 1)):
         screen.line()
         print_lines(latest, screen)
@@ -155,7 +158,7 @@ def print_pace(rank: RankRecord, now: float, screen: Screen) -> None:
     rates, spread = rates_of(stretch.intervals), spread_of(stretch.intervals)
     of_rank = f" of rank {rank.begin.rank}" if rank.begin.world_size > 1 else ""
     written = f"written {duration(now - stretch.at)} ago"
-    screen.line(Text(f"Steps {stretch.first:,} to {stretch.end - 1:,}{of_rank}, {written}", "bold"))
+    screen.line(Text(f"{_steps(stretch).capitalize()}{of_rank}, {written}", "bold"))
     mean_ms = rates.mean_ms("step")
     times = [f"{_ms(mean_ms, mean_ms):>{_MS}} ms mean"]
     if spread.p50:
@@ -166,6 +169,10 @@ def print_pace(rank: RankRecord, now: float, screen: Screen) -> None:
     metrics = _by_time(stretch.intervals)
     parts = (("throughput", _throughput(rates, metrics)), ("gpu", _gpu(metrics)))
     print_lines((Line(name, Text(", ".join(words))) for name, words in parts if words), screen)
+
+
+def _steps(stretch: Stretch) -> str:
+    return f"steps {stretch.first:,} to {stretch.end - 1:,}"
 
 
 def _ms(ms: float, step_ms: float) -> str:

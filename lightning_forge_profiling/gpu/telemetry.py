@@ -224,8 +224,9 @@ class TelemetrySampler:
     def _add_energy(self, energy_j: float | None) -> None:
         if energy_j is None:
             return
-        used = energy_j - (energy_j if self._latest_j is None else self._latest_j)
-        self.joules, self._latest_j = (self.joules or 0.0) + max(used, 0.0), energy_j  # the meter may restart
+        if self._latest_j is not None:
+            self.joules = (self.joules or 0.0) + max(energy_j - self._latest_j, 0.0)  # the meter may restart
+        self._latest_j = energy_j
 
     def close(self) -> None:
         """Shut NVML down, in the thread."""

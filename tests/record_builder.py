@@ -40,6 +40,10 @@ class MadeRun:
         quiet: the rank that died half way; None for none.
         states: whether totals were written.
         run: its name.
+        batches: number of steps that the fit will have, 1,000 an epoch; None for an endless one.
+        joules: energy that each rank's GPU uses for a sample of its own; None for a GPU without a meter.
+        gpus: UUIDs of the ranks' GPUs; () if unknown.
+        continues: record of the run that it continues.
     """
 
     ranks: int = 1
@@ -50,6 +54,10 @@ class MadeRun:
     quiet: int | None = None
     states: bool = True
     run: str = "made-up"
+    batches: int | None = None
+    joules: float | None = None
+    gpus: tuple[str, ...] = ()
+    continues: str = ""
 
     def write(self, folder: Path) -> Path:
         """Write the records of all ranks; returns their folder."""
@@ -140,7 +148,16 @@ def _begin(run: MadeRun, rank: int, began: float) -> Begin:
         versions={"python": "3.12.3", "torch": "2.11.0", "lightning": "2.6.6", "lightning_forge_profiling": "0.1.0"},
         host=f"node{rank // 8}",
         device="NVIDIA H200",
-        settings={"precision": "bf16-mixed", "strategy": "ddp", "devices": run.ranks, "max_steps": 100_000},
+        gpu=run.gpus[rank] if run.gpus else "",
+        settings={
+            "precision": "bf16-mixed",
+            "strategy": "ddp",
+            "devices": run.ranks,
+            "max_steps": 100_000,
+            **({} if run.batches is None else {"max_epochs": run.batches // 1000, "train_batches": 1000}),
+        },
+        batches=run.batches,
+        continues=run.continues,
         argv=("train.py", "--lr", "3e-4"),
         commit="0123456789abcdef0123456789abcdef01234567",
     )
@@ -180,7 +197,8 @@ def _state(  # noqa: PLR0917
     summary = totals.summary(steps=step, before_first_s=STARTUP_S, wall_s=clock - began)
     gpu = TelemetrySummary(device="NVIDIA H200", samples=100, utilization_pct=74.0, memory_peak_gib=61.2,
         memory_total_gib=139.8, power_w=495.0, power_limit_w=700.0, temperature_peak_c=58.0,
-        sm_mhz=1755.0, throttled_pct=0.0)  # fmt: skip
+        sm_mhz=1755.0, throttled_pct=0.0, joules_per_sample=run.joules,
+        joules=None if run.joules is None else run.joules * BATCH * step)  # fmt: skip
     ledger = Ledger(clock - began, dict(sorted(spent.items(), key=lambda part: -part[1])), 0.0, {"validation": 1})
     evidence = run_evidence(summary, on_device=True, ledger=ledger)
     if evidence is not None:

@@ -27,7 +27,9 @@ class Terminal:
         output: all that it wrote so far.
     """
 
-    def __init__(self, command: list[str], columns: int, lines: int, environment: dict[str, str]) -> None:
+    def __init__(
+        self, command: list[str], columns: int, lines: int, environment: dict[str, str], keyboard: int | None = None
+    ) -> None:
         self._master, self._slave = pty.openpty()
         self.resize(columns, lines)
         self.before = termios.tcgetattr(self._slave)
@@ -41,7 +43,7 @@ class Terminal:
 
         self.process = subprocess.Popen(
             command,
-            stdin=self._slave,
+            stdin=self._slave if keyboard is None else keyboard,
             stdout=self._slave,
             stderr=subprocess.PIPE,
             preexec_fn=take_terminal,  # noqa: PLW1509
@@ -100,12 +102,18 @@ class Terminal:
 
 
 @contextmanager
-def terminal(*arguments: object, columns: int = 80, lines: int = 50, environment: dict[str, str]) -> Iterator[Terminal]:
-    """A `forge-profiling` command on a terminal."""
+def terminal(
+    *arguments: object,
+    columns: int = 80,
+    lines: int = 50,
+    environment: dict[str, str],
+    keyboard: int | None = None,
+) -> Iterator[Terminal]:
+    """A `forge-profiling` command on a terminal, whose standard input may be something else."""
     size = {"COLUMNS", "LINES"}  # which would be the terminal's size, whatever it is
     kept = {name: value for name, value in environment.items() if name not in size}
     command = [sys.executable, "-m", "lightning_forge_profiling", *map(str, arguments)]
-    shown = Terminal(command, columns, lines, {"TERM": "xterm-256color", **kept})
+    shown = Terminal(command, columns, lines, {"TERM": "xterm-256color", **kept}, keyboard)
     try:
         yield shown
     finally:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import jsonschema
 import lightning as L
 import pytest
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
@@ -311,6 +311,50 @@ def test_of_several_records_in_a_place_the_one_that_wrote_the_checkpoint_is_name
     trainer = make_trainer(ThroughputCallback(warmup_steps=1), max_epochs=2, logger=False)
     trainer.fit(Classifier(), loader(16), ckpt_path=paths[1])
     assert the_record(tmp_path, "forge_record.4").begin.continues == str(tmp_path / "forge_record.2")
+
+
+@pytest.mark.parametrize(
+    ("limits", "batches"),
+    [
+        ({"max_epochs": 3}, 30),
+        ({"max_steps": 25, "max_epochs": -1}, 25),
+        ({"max_steps": 7, "max_epochs": -1, "accumulate_grad_batches": 4}, 24),
+        ({"max_steps": 100, "max_epochs": 2}, 20),
+        ({"max_epochs": 3, "limit_train_batches": 4}, 12),
+    ],
+)
+def test_the_number_of_steps_ahead_is_known_when_a_fit_begins(tmp_path, make_trainer, limits, batches):
+    make_trainer(ThroughputCallback(warmup_steps=1), logger=False, **limits).fit(Classifier(), loader(40))
+    record = the_record(tmp_path)
+    assert (record.begin.batches, record.end.step) == (batches, batches)
+    assert record.begin.settings["train_batches"] == limits.get("limit_train_batches", 10)
+
+
+def test_what_has_no_limit_or_updates_of_its_own_has_no_known_number_of_steps(tmp_path, make_trainer):
+    stops = LambdaCallback(on_train_epoch_end=lambda trainer, _: setattr(trainer, "should_stop", True))
+    for module, steps in ((Classifier(), -1), (Manual(), 100)):
+        folder = tmp_path / type(module).__name__
+        callbacks = ThroughputCallback(warmup_steps=1), stops
+        make_trainer(*callbacks, logger=False, default_root_dir=folder, max_epochs=-1, max_steps=steps).fit(
+            module, loader(16)
+        )
+        assert the_record(folder).begin.batches is None
+
+
+@pytest.mark.parametrize("limits", [{"max_epochs": 4}, {"max_steps": 33, "max_epochs": -1}])
+@pytest.mark.parametrize("every", [7, 10])
+def test_a_resumed_fit_knows_the_steps_ahead_of_it(tmp_path, make_trainer, limits, every):
+    saves = ModelCheckpoint(dirpath=tmp_path / "saved", every_n_train_steps=every, save_top_k=-1)
+    first = make_trainer(ThroughputCallback(warmup_steps=1), saves, enable_checkpointing=True, max_epochs=2)
+    first.fit(Classifier(), loader(40))
+    for number, path in enumerate(sorted((tmp_path / "saved").glob("*.ckpt"))):
+        folder = tmp_path / f"resumed{number}"
+        trainer = make_trainer(ThroughputCallback(warmup_steps=1), logger=False, default_root_dir=folder, **limits)
+        trainer.fit(Classifier(), loader(40), ckpt_path=path)
+        record = the_record(folder)
+        done = int(path.stem.rpartition("=")[2])
+        assert (record.begin.batches, record.end.step) == (limits.get("max_steps", 40) - done,) * 2
+        assert 10 * record.begin.first_epoch + record.begin.first_batch == done or "max_steps" in limits
 
 
 # -- runs that fail ----------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_an_exception_and_a_run_without_totals_have_a_page_too(tmp_path):
     page = page_of(MadeRun(began=LONG_AGO, states=False, rows=3), tmp_path / "early")
     early = record_of(page)
     assert analysis_in(page)["verdict"] == "no verdict yet"
-    assert early["status"].startswith("silent: step ")
+    assert early["status"].startswith("silent for ")
     assert "forward" in [row["name"] for row in early["step"]["rows"]]
     empty = record_of(page_of(MadeRun(began=LONG_AGO, rows=0), tmp_path / "empty"))
     assert empty["step"]["rows"] == empty["curves"] == empty["seconds"] == []

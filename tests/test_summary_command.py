@@ -40,15 +40,16 @@ def summary_json(path):
         (MadeRun(), "running: step 1,200, last written "),
         (MadeRun(began=LONG_AGO, outcome="finished"), "finished after 1 min, 1,200 steps"),
         (MadeRun(began=LONG_AGO, outcome="failed"), "failed after 1 min, step 1,200: ValueError: the loss is nan"),
-        (MadeRun(began=LONG_AGO), "silent: step 1,200, last written "),
+        (MadeRun(began=LONG_AGO), "silent for "),
     ],
     ids=["running", "finished", "failed", "killed"],
 )
 def test_the_first_line_says_which_run_it_is_and_how_it_stands_and_the_table_follows(tmp_path, run, says):
     record = run.write(tmp_path)
     done = summary(record)
-    first, *others = done.stdout.splitlines()
-    assert first.startswith(f"{record}: {says}")
+    first, second, *others = done.stdout.splitlines()
+    assert first == str(record), "which can be copied"
+    assert second.startswith(says)
     text = "\n".join(others)
     assert "verdict     input-bound: " in text
     assert "Where a step goes: 36." in text
@@ -59,7 +60,10 @@ def test_the_first_line_says_which_run_it_is_and_how_it_stands_and_the_table_fol
 @pytest.mark.slow
 def test_a_run_that_was_killed_after_its_last_totals_has_a_table_of_the_steps_until_then(tmp_path):
     text = summary(MadeRun(began=LONG_AGO, rows=24).write(tmp_path)).stdout
-    assert "; killed or stalled\nthe table covers the first 1,000 steps\n" in text
+    assert "; killed, stalled, or in a long validation, checkpoint or step the table covers the first" in unwrapped(
+        text
+    )
+    assert "\nthe table covers the first 1,000 steps\n" in text
 
 
 @pytest.mark.slow
@@ -127,7 +131,7 @@ def test_of_a_folder_with_several_records_the_newest_is_taken_and_said(tmp_path)
         record = MadeRun(began=LONG_AGO + age, outcome="finished", run=name).write(tmp_path / name)
         os.utime(record / "rank0.jsonl", (LONG_AGO + age, LONG_AGO + age))
     assert summary_json(tmp_path)["run"] == "version_1"
-    assert summary(tmp_path).stdout.startswith(f"{record} (newest of 2 records): finished after ")
+    assert summary(tmp_path).stdout.startswith(f"{record} (newest of 2 records)\nfinished after ")
     assert summary_json(tmp_path / "version_0")["run"] == "version_0"
     assert summary_json(tmp_path / "version_0" / "forge_record" / "rank0.jsonl")["run"] == "version_0"
 
@@ -229,5 +233,7 @@ def test_the_table_is_wrapped_in_a_narrow_terminal(tmp_path):
     with terminal("summary", record, columns=60, environment=ENVIRONMENT) as shown:
         assert shown.ended() == 0
     text = CODES.sub("", shown.output)
-    assert max(map(len, text.splitlines())) <= 60
+    where, *lines = text.splitlines()
+    assert where == str(record), "a path is whole"
+    assert max(map(len, lines)) <= 60
     assert "input-bound: the GPU waits" in unwrapped(text)

@@ -14,9 +14,9 @@ from lightning_forge_profiling.record.lines import Begin, End, IntervalLine, enc
 from lightning_forge_profiling.record.reader import Follower, RecordError, read_run
 from lightning_forge_profiling.report.live_view import print_frame
 from lightning_forge_profiling.report.screen import Screen
-from tests.outcomes import HANGS_S
+from tests.outcomes import HANGS_S, unwrapped
 from tests.record_builder import MadeRun
-from tests.terminals import frames, terminal
+from tests.terminals import CODES, frames, terminal
 from tests.test_cli import COMMAND, ENVIRONMENT, fails, forge
 
 ENTERS, LEAVES = "\x1b[?1049h", "\x1b[?1049l"
@@ -57,22 +57,116 @@ def left_as_it_was(shown):
 
 def test_a_frame_has_pace_causes_ranks_and_events(tmp_path):
     run = MadeRun(ranks=3, late=2)
-    done = forge("watch", run.write(tmp_path), "--once")
+    record = run.write(tmp_path)
+    done = forge("watch", record, "--once")
     assert (done.returncode, done.stderr) == (0, "")
-    text = done.stdout
-    assert "\x1b" not in text
-    assert ": running: step 1,200, last written " in text
-    assert "NVIDIA H200 on node0, 3 ranks, precision bf16-mixed" in text
+    assert "\x1b" not in done.stdout
+    where, status, setting, *_ = done.stdout.splitlines()
+    assert where == str(record)
+    assert status == "running: step 1,200"
+    assert setting.startswith("NVIDIA H200 on node0, 3 ranks, precision bf16-mixed")
+    text = unwrapped(done.stdout)
     for part in (
-        "step        42.", "50 steps to 1,200", "backward ", "throughput  ", "% utilized, 61.2 GiB used",
-        "whole fit   steps ", "verdict     input-bound, ", "rank    step ", "validation, 4.0 s",
+        "Steps 1,050 to 1,199 of rank 0, written ", "backward ", "throughput  ", "% utilized,  61.2 GiB used",
+        "whole fit   steps ", "verdict     input-bound, ", "rank        step ", "validation, 4.0 s",
+        "Totals of the run: the first 1,000 steps, written ",
     ):  # fmt: skip
-        assert part in text, part
-    first, *_ = [line for line in text.splitlines() if re.match(r"\d+ +1,200 ", line)]
-    assert re.match(r"2 +1,200 +42\.\d\d +42\.\d\d +0\.00 ", first), "the late rank, which waits for none"
-    assert text.count(": validation, 4.0 s\n") == 2, "each event once for all ranks"
+        assert part in done.stdout, part
+    assert "rank 2 works 42.5 ms of its step" in text, "the late rank, which waits for none"
+    first, *_ = [line for line in done.stdout.splitlines() if re.match(r"\d+ +1,200 ", line)]
+    assert re.match(r"2 +1,200 +42\.\d\d +\d+ s ago +late$", first)
+    assert done.stdout.count(": validation, 4.0 s\n") == 2, "each event once for all ranks"
     assert text.count(", validation 7 %, ") == 1, "of the whole fit"
-    assert text.count("also        validation-bound, 8 % of the fit: ") == 1
+    assert text.count("also validation-bound, 8 % of the fit: ") == 1
+
+
+def test_all_step_times_of_a_frame_s_present_are_of_the_same_steps(tmp_path):
+    """Although the steps became three times as long in the middle of the run."""
+    run = MadeRun(rows=10)
+    record, lines = run.write(tmp_path), run.lines()
+    for place, line in enumerate(lines):
+        if isinstance(line, IntervalLine) and line.step <= 300:
+            longer = {name: 3 * ms for name, ms in line.device_ms.items()}
+            lines[place] = msgspec.structs.replace(line, device_ms=longer, steps_us=histogram([108.0] * line.counted))
+    (record / "rank0.jsonl").write_bytes(b"".join(map(encode_line, lines)))
+    now, _, whole = forge("watch", record, "--once").stdout.partition("Totals of the run")
+    assert "Steps 350 to 499, written " in now
+    [mean_ms] = re.findall(r"([\d.]+) ms mean", now)
+    [step_row] = re.findall(r"(?m)^step +([\d.]+)$", now)
+    [steps_per_s] = re.findall(r"([\d.]+) steps/s", now)
+    assert mean_ms == step_row
+    assert float(steps_per_s) == pytest.approx(1e3 / float(mean_ms), rel=0.01)
+    regions = re.findall(r"(?m)^(?:data|transfer|forward|backward|optimizer|other) .* ([\d.]+)$", now)
+    assert sum(map(float, regions)) == pytest.approx(float(mean_ms), abs=0.05)
+    assert 35 < float(mean_ms) < 39
+    assert "36.0 to 108 ms, medians of the latest 10 log entries" in whole
+
+
+def test_columns_stay_where_they_are_as_numbers_grow(tmp_path):
+    def columns(longer):
+        run = MadeRun(rows=4, ranks=2, run=f"x{longer}")
+        lines = run.lines()
+        for place, line in enumerate(lines):
+            if isinstance(line, IntervalLine):
+                times = {name: longer * ms for name, ms in line.device_ms.items()}
+                times["data"] *= longer
+                lines[place] = msgspec.structs.replace(line, device_ms=times, steps_us=histogram([36.0 * longer] * 50))
+        record = run.write(tmp_path / f"x{longer}")
+        (record / "rank0.jsonl").write_bytes(b"".join(map(encode_line, lines)))
+        frame = forge("watch", record, "--once").stdout.splitlines()
+        table = [line for line in frame if re.match(r"(?:data|forward|step|other) ", line)]
+        ranks = [line for line in frame if re.match(r"[01]  ", line)]
+        return [len(line) for line in table], [line.index(" ago") for line in ranks]
+
+    assert columns(0.2) == columns(1) == columns(20)
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        (MadeRun(batches=5000), "running: step 1,200 of 5,000 (24 %), epoch 2 of 5, about 2 min left"),
+        (MadeRun(rows=100, batches=5000), "running: step 5,000 of 5,000 (100 %), epoch 5 of 5, about 0 s left"),
+        (MadeRun(rows=1, batches=5000), "running: step 50 of 5,000 (1 %), epoch 1 of 5"),
+        (MadeRun(), "running: step 1,200"),
+    ],
+    ids=["known", "last", "pace-unknown", "endless"],
+)
+def test_progress_and_time_left_are_shown_where_they_are_known(tmp_path, run, says):
+    record = run.write(tmp_path)
+    assert forge("watch", record, "--once").stdout.splitlines()[1] == says
+    done = forge("summary", record)
+    assert (says.removeprefix("running: ") in done.stdout.splitlines()) == (run.batches is not None)
+
+
+def test_of_a_run_that_resumed_in_an_epoch_the_epochs_are_those_of_the_training(tmp_path):
+    run = MadeRun(rows=10, batches=5000)
+    lines = run.lines()
+    record = run.write(tmp_path)
+    begin = msgspec.structs.replace(lines[0], first_epoch=2, first_batch=600, batches=2400)
+    (record / "rank0.jsonl").write_bytes(b"".join(map(encode_line, (begin, *lines[1:]))))
+    assert "running: step 500 of 2,400 (20 %), epoch 4 of 5, about " in forge("watch", record, "--once").stdout
+
+
+def test_a_silent_run_says_for_how_long_and_what_was_usual(tmp_path):
+    record = MadeRun(began=time.time() - 500, rows=12, batches=5000).write(tmp_path)
+    text = unwrapped(forge("watch", record, "--once").stdout)
+    assert re.search(
+        r"silent for 7 min, step 600: so far the longest step took 5\d ms, the longest pause between two lines was "
+        r"13\.\d s; killed, stalled, or in a long validation, checkpoint or step",
+        text,
+    )
+    assert "left" not in text
+
+
+def test_piped_sentences_obey_columns_if_it_is_set(tmp_path):
+    record = MadeRun(ranks=3, late=2).write(tmp_path / ("long" * 20))
+    for command in (["watch", record, "--once"], ["summary", record]):
+        lines = forge(*command, environment={"COLUMNS": "50"}).stdout.splitlines()
+        assert lines[0] == str(record), "a path is whole"
+        assert max(map(len, lines[1:])) <= 50
+    for columns in ("", "0", "wide"):
+        lines = forge("watch", record, "--once", environment={"COLUMNS": columns}).stdout.splitlines()
+        assert max(map(len, lines[1:])) > 100
 
 
 def test_the_sparkline_shows_the_interval_that_took_long(tmp_path):
@@ -82,7 +176,7 @@ def test_the_sparkline_shows_the_interval_that_took_long(tmp_path):
     lines[slow] = msgspec.structs.replace(lines[slow], steps_us=histogram([72.0] * 50))
     (record / "rank0.jsonl").write_bytes(b"".join(map(encode_line, lines)))
     text = forge("watch", record, "--once").stdout
-    assert "p95 36.7 ms ▁▁▁▁▁▁▁█▁▁\n" in text
+    assert "step times  ▁▁▁▁▁▁▁█▁▁\n" in text
 
 
 def test_a_frame_fits_into_40_columns(tmp_path):
@@ -99,10 +193,10 @@ def test_an_interval_without_regions_leaves_those_of_the_interval_before(tmp_pat
     last = [line for line in lines if isinstance(line, IntervalLine)][-1]
     append(record, msgspec.structs.replace(last, step=510, counted=10, device_ms={"step": 360.0}, host_ms={}))
     text = forge("watch", record, "--once").stdout
-    assert "running: step 510, " in text
+    assert "running: step 510\n" in text
     [forward] = [line.split() for line in text.splitlines() if line.startswith("forward ")]
-    assert [float(ms) for ms in forward[-2:]] == pytest.approx([8.1, 8.1], abs=0.1), "means of steps with known regions"
-    assert "50 steps to 500" in text
+    assert float(forward[-1]) == pytest.approx(8.1, abs=0.1), "the mean of steps with known regions"
+    assert "Steps 350 to 509, written " in text
 
 
 class Capture:
@@ -171,8 +265,65 @@ def test_while_it_is_stopped_the_shell_has_its_screen_and_then_it_goes_on(growin
         place = len(shown.output)
         shown.process.send_signal(signal.SIGCONT)
         shown.wait_for(lambda text: ENTERS in text and frames(text), since=place)
-        shown.type("\x03")
-        assert shown.ended() == 130
+        shown.type("q")
+        assert shown.ended() == 0, "keys are read again"
+        assert left_as_it_was(shown)
+
+
+@pytest.fixture
+def several(tmp_path):
+    """The record of a run of three ranks of which the second is late and the last one slow."""
+    run = MadeRun(ranks=3, late=1)
+    record, lines = run.write(tmp_path), run.lines(2)
+    for place, line in enumerate(lines):
+        if isinstance(line, IntervalLine):
+            times = {name: 2 * ms for name, ms in line.device_ms.items()}
+            lines[place] = msgspec.structs.replace(line, device_ms=times)
+    (record / "rank2.jsonl").write_bytes(b"".join(map(encode_line, lines)))
+    return record
+
+
+def order_of(text):
+    """The ranks in the table of the newest whole frame, and which one's figures are shown."""
+    whole = [frame for frame in text.split("\x1b[H") if "\x1b[J" in frame]
+    lines = CODES.sub("", whole[-1]).replace("\r", "").split("\n") if whole else []
+    [title] = [line for line in lines if line.startswith("Steps ")] or [""]
+    return "".join(line[0] for line in lines if re.match(r"\d +1,200 ", line)), title[-30:].partition("rank ")[2][:1]
+
+
+def test_keys_change_the_order_of_the_ranks_and_which_one_is_shown(several):
+    with watched(several, "--every", "50", lines=60) as shown:
+        shown.wait_for(lambda text: order_of(text) == ("102", "0"))
+        assert "q quit   s order: late first   0-9, up, down: rank 0" in shown.output
+        for key, expected in (
+            ("s", ("201", "0")), ("S", ("012", "0")), ("2", ("012", "2")), ("7", None), ("\x1b[A", ("012", "1")),
+            ("\x1bOA", ("012", "0")), ("\x1b[A", None), ("\x1b[B", ("012", "1")), ("x", None), ("s", ("102", "1")),
+        ):  # fmt: skip
+            place = len(shown.output)
+            shown.type(key)
+            if expected is not None:
+                shown.wait_for(lambda text, expected=expected: order_of(text) == expected, since=place)
+        assert "s order: by step time" in shown.output
+        shown.type("q")
+        assert shown.ended() == 0
+        assert left_as_it_was(shown)
+        assert shown.output.endswith(LEAVES), "the shell's screen is as before"
+        assert shown.process.stderr.read() == b""
+
+
+def test_typed_keys_are_not_echoed_and_those_without_a_terminal_are_not_read(growing):
+    with watched(growing[0]) as shown:
+        shown.wait_for(frames)
+        assert "q quit" in shown.wait_for(lambda text: "q quit" in text)
+        shown.type("zzz")
+        shown.type("q")
+        assert shown.ended() == 0
+        assert "zzz" not in shown.output
+    with watched(growing[0], keyboard=subprocess.DEVNULL) as shown:
+        shown.wait_for(lambda text: "\x1b[J" in text)
+        assert "q quit" not in shown.output
+        shown.process.send_signal(signal.SIGTERM)
+        assert shown.ended() == 143
         assert left_as_it_was(shown)
 
 
@@ -190,8 +341,11 @@ def test_a_frame_is_as_large_as_the_terminal_and_follows_its_size(growing):
         shown.resize(40, 12)
         shown.wait_for(lambda text: "more lines" in text, since=place)
         lines = frames(shown.output)[-1]
-        assert len(lines) == 12
-        assert max(map(len, lines)) <= 40
+        assert lines[0] == str(growing[0]), "whole, on as many rows as it takes"
+        assert len(lines[0]) > 40
+        assert sum(-(-len(line) // 40) or 1 for line in lines) == 12
+        assert max(map(len, lines[1:])) <= 40
+        assert lines[-1] == "q quit"
 
 
 def test_without_colours_nothing_is_styled(growing):
@@ -210,7 +364,8 @@ def test_a_pipe_gets_a_frame_for_what_is_new_and_ends_it_when_it_is_closed(growi
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
     ) as process:
-        assert ": running: step " in process.stdout.readline()
+        assert process.stdout.readline() == f"{record}\n"
+        assert process.stdout.readline().startswith("running: step ")
         process.stdout.close()
         append(record, *later[:-1])
         assert process.wait(timeout=HANGS_S) == 141

@@ -97,7 +97,8 @@ class FitLog(Guarded):
         self._counter = counter
         if self._record_folder is not None:
             self._start_record(trainer, self._record_folder, report)
-        if self._settings.telemetry_period_s is not None and trainer.is_global_zero:
+        # other ranks' sensors are in their records alone
+        if self._settings.telemetry_period_s is not None and (trainer.is_global_zero or self._run_record is not None):
             self._start_telemetry(trainer.strategy.root_device, self._settings.telemetry_period_s)
         if self._may_count or self._compares:
             self._find_peak(trainer)

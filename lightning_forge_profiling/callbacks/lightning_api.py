@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from math import ceil, isfinite
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -216,6 +217,47 @@ def device_name(trainer: Trainer) -> str:
     """The device that the run trains on, in words."""
     device = trainer.strategy.root_device
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
+def gpu_uuid(trainer: Trainer) -> str:
+    """UUID of the GPU that the run trains on; "" without one."""
+    device = trainer.strategy.root_device
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) if device.type == "cuda" else ""
+
+
+class BatchesAhead(NamedTuple):
+    """What a fit has before it when its training loop begins."""
+
+    of_fit: int | None  # batches until `max_steps` or `max_epochs`; None if unlimited or unknown
+    of_epoch: int | None  # batches of an epoch; None for a loader without a length
+    epoch: int  # number of the epoch that it begins in
+    batch: int  # number of the batch of that epoch that it begins with
+
+
+def batches_ahead(trainer: Trainer) -> BatchesAhead:
+    """The batches that a fit will train, as far as that is known when it begins."""
+    batches, epoch = trainer.num_training_batches, int(trainer.current_epoch)
+    of_epoch = int(batches) if isfinite(batches) else None
+    done = int(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
+    batch = done if of_epoch is None or done < of_epoch else 0  # one that is complete, as in its last checkpoint
+    limits: list[int] = []
+    if of_epoch is not None and trainer.max_epochs not in {None, -1}:
+        limits.append((trainer.max_epochs - epoch) * of_epoch - batch)
+    if trainer.max_steps != -1 and trainer.lightning_module.automatic_optimization and len(trainer.optimizers) == 1:
+        updates = int(trainer.max_steps - trainer.global_step)
+        limits.append(_batches_of(updates, int(trainer.accumulate_grad_batches), of_epoch, batch))
+    return BatchesAhead(max(min(limits), 0) if limits else None, of_epoch, epoch, batch)
+
+
+def _batches_of(updates: int, accumulated: int, of_epoch: int | None, batch: int) -> int:
+    """Batches until so many updates; the last batch of an epoch makes one, too."""
+    if not of_epoch:
+        return updates * accumulated
+    first = of_epoch - batch  # until the end of the epoch
+    if updates <= (updates_of_first := ceil(first / accumulated)):
+        return min(updates * accumulated, first)
+    epochs, rest = divmod(updates - updates_of_first, ceil(of_epoch / accumulated))
+    return first + epochs * of_epoch + rest * accumulated
 
 
 def has_unsized_loader(trainer: Trainer) -> bool:

@@ -93,6 +93,7 @@ def _new_folder(first: Path) -> Path:
 
 def begin_line(trainer: Trainer, folder: RecordFolder) -> Begin:
     """The first line of this rank's record, without what `with_origin` adds."""
+    ahead = lightning_api.batches_ahead(trainer)
     return Begin(
         run=folder.run,
         rank=trainer.global_rank,
@@ -101,7 +102,11 @@ def begin_line(trainer: Trainer, folder: RecordFolder) -> Begin:
         versions=_versions(),
         host=socket.gethostname(),
         device=lightning_api.device_name(trainer),
-        settings=_settings(trainer),
+        gpu=lightning_api.gpu_uuid(trainer),
+        settings={**_settings(trainer), "train_batches": ahead.of_epoch},
+        batches=ahead.of_fit,
+        first_epoch=ahead.epoch,
+        first_batch=ahead.batch,
         loader=loader_settings(trainer),
         argv=command_line(sys.argv),
         restored_from=str(trainer.ckpt_path or ""),

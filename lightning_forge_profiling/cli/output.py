@@ -64,6 +64,12 @@ class Progress:
             self._stream.flush()
 
 
+def wraps() -> bool:
+    """Whether sentences on standard output are wrapped: on a terminal, or to a width that `COLUMNS` asks for."""
+    columns = os.environ.get("COLUMNS", "")
+    return sys.stdout.isatty() or (columns.isdecimal() and int(columns) > 0)
+
+
 def say(text: str) -> None:
     """Write a line on standard output."""
     sys.stdout.write(f"{plain(text)}\n")

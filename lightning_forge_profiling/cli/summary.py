@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from lightning_forge_profiling.cli.files import find_record, warn_of_problems
-from lightning_forge_profiling.cli.output import write_as_json
+from lightning_forge_profiling.cli.output import wraps, write_as_json
 
 _EXAMPLES = """\
 examples:
@@ -38,6 +38,6 @@ def _run(args: argparse.Namespace) -> int:
     else:
         from lightning_forge_profiling.report.screen import Screen  # noqa: PLC0415
 
-        print_summary(record, where, time.time(), Screen())
+        print_summary(record, where, time.time(), Screen(wrap=wraps()))
     warn_of_problems(record)
     return 0

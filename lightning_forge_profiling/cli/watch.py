@@ -3,26 +3,25 @@
 import argparse
 import io
 import os
-import shutil
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING
 
 from lightning_forge_profiling.cli.arguments import seconds
 from lightning_forge_profiling.cli.files import find_record, warn_of_problems
-from lightning_forge_profiling.cli.output import say
+from lightning_forge_profiling.cli.output import say, wraps
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lightning_forge_profiling.record.reader import Follower, RunRecord
+    from lightning_forge_profiling.report.live_view import View
+    from lightning_forge_profiling.report.screen import Screen
 
 _EXAMPLES = """\
 examples:
-  forge-profiling watch lightning_logs/           stop with Ctrl-C
+  forge-profiling watch lightning_logs/           quit with q
   forge-profiling watch lightning_logs/ --wait    start before the training
   forge-profiling watch lightning_logs/version_3 --once
 """
@@ -55,7 +54,8 @@ def _run(args: argparse.Namespace) -> int:
     else:
         redraws = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         record = (_redrawn if redraws else _appended)(follower, where, args.every)
-        print_summary(record, where, time.time(), Screen())
+        if _ended(record):
+            print_summary(record, where, time.time(), Screen(wrap=wraps()))
     warn_of_problems(record)
     return 0
 
@@ -88,13 +88,20 @@ def _ended(record: "RunRecord") -> bool:
 
 
 def _redrawn(follower: "Follower", where: str, every_s: float) -> "RunRecord":
-    """Redraw the terminal until the run ends."""
-    record = follower.look()
+    """Redraw the terminal until the run ends, or the user quits."""
+    from lightning_forge_profiling.cli.live_screen import live_screen  # noqa: PLC0415
+    from lightning_forge_profiling.report.live_view import View  # noqa: PLC0415
+
+    record, view = follower.look(), View()
     if not _ended(record):
-        with live_screen(sys.stdout) as screen:
+        with live_screen(sys.stdout, sys.stdin) as screen:
             while not _ended(record):
-                screen.draw(_frame(record, where))
-                screen.wait(every_s)
+                screen.draw(_frame(record, where, view), _styled(view.keys(record)) if screen.has_keys else "")
+                keys = screen.wait(every_s)
+                if "q" in keys:
+                    break
+                for key in keys:
+                    view = view.after(key, record, time.time())
                 record = follower.look()
     return record
 
@@ -112,79 +119,25 @@ def _appended(follower: "Follower", where: str, every_s: float) -> "RunRecord":
     return record
 
 
-def _frame(record: "RunRecord", where: str) -> str:
+def _frame(record: "RunRecord", where: str, view: "View | None" = None) -> str:
     """One frame, in the colours and characters that standard output supports."""
-    from lightning_forge_profiling.report.live_view import print_frame  # noqa: PLC0415
+    from lightning_forge_profiling.report.live_view import View, print_frame  # noqa: PLC0415
+
+    return _printed(lambda screen: print_frame(record, where, time.time(), screen, view or View()))
+
+
+def _styled(keys: str) -> str:
+    from lightning_forge_profiling.report.blocks import Text  # noqa: PLC0415
+
+    return _printed(lambda screen: screen.line(Text(keys, "dim"))).rstrip("\n")
+
+
+def _printed(print_on: "Callable[[Screen], None]") -> str:
+    """What is printed on a screen like standard output."""
     from lightning_forge_profiling.report.screen import Screen  # noqa: PLC0415
 
     encoding = sys.stdout.encoding
     text = io.TextIOWrapper(buffer := io.BytesIO(), encoding=encoding, errors="replace", newline="")
-    real = Screen(sys.stdout)
-    print_frame(record, where, time.time(), Screen(text, wrap=sys.stdout.isatty(), colours=real.colours))
+    print_on(Screen(text, wrap=wraps(), colours=Screen(sys.stdout).colours))
     text.flush()
     return buffer.getvalue().decode(encoding)
-
-
-_ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # alternate screen, no cursor, lines cut instead of wrapped
-_RESTORE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
-_ENDING: Final = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP
-_SLICE_S: Final = 0.1  # longest time until a resized terminal is redrawn
-
-
-class LiveScreen:
-    """Shows one frame at a time on a terminal, whose attributes stay as they are; created by `live_screen`."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._size = shutil.get_terminal_size()
-
-    def draw(self, text: str) -> None:
-        """Replace the frame. Lines that do not fit are left out; the last line says how many."""
-        self._size = shutil.get_terminal_size()
-        lines = text.rstrip("\n").split("\n")
-        room = max(self._size.lines, 2)
-        if len(lines) > room:
-            lines[room - 1 :] = [f"… {len(lines) - room + 1} more lines"]
-        # in place, line by line: clearing the screen first would flicker
-        self.write("\x1b[H" + "\n".join(f"\x1b[K{line}" for line in lines) + "\x1b[J")
-
-    def wait(self, seconds: float) -> None:
-        """Wait for some seconds, or until the terminal is resized."""
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0 and shutil.get_terminal_size() == self._size:
-            time.sleep(min(left, _SLICE_S))
-
-    def write(self, text: str) -> None:
-        """Write text and terminal codes at once."""
-        self._stream.write(text)
-        self._stream.flush()
-
-    def restore(self) -> None:
-        """Switch back to the normal screen."""
-        with suppress(OSError, ValueError):  # the terminal may be gone
-            self.write(_RESTORE)
-
-
-@contextmanager
-def live_screen(stream: TextIO) -> Iterator[LiveScreen]:
-    """Context in which frames are drawn on a terminal. Restores it at the end, on a signal, and while stopped."""
-    screen = LiveScreen(stream)
-
-    def end(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    def stop(_: int, __: FrameType | None) -> None:  # Ctrl-Z: restore the screen for the shell
-        screen.restore()
-        os.kill(os.getpid(), signal.SIGSTOP)
-        screen.write(_ENTER)
-
-    handlers = dict.fromkeys(_ENDING, end) | {"SIGTSTP": stop}
-    numbers = {getattr(signal, name): handler for name, handler in handlers.items() if hasattr(signal, name)}
-    before = {number: signal.signal(number, handler) for number, handler in numbers.items()}
-    try:
-        screen.write(_ENTER)
-        yield screen
-    finally:
-        screen.restore()
-        for number, handler in before.items():
-            signal.signal(number, handler)

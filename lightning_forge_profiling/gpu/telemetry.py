@@ -163,11 +163,13 @@ class TelemetrySampler:
     ) -> None:
         self.device: GpuReader | None = None  # the device, once the thread has found it
         self.problem = ""  # why there is no telemetry; empty if there is
+        self.joules: float | None = None  # energy of the board over all samples, counted or not; None if unknown
         self._open_reader = open_reader
         self._period_s = period_s
         self._clock_ns = clock_ns
         self._interval, self._run, self._curve = GpuUsage(), GpuUsage(), UsageCurve()
         self._previous: GpuSample | None = None
+        self._latest_j: float | None = None
         self._counting = True
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -213,10 +215,18 @@ class TelemetrySampler:
         with self._lock:
             usage = GpuUsage.of(sample, self._previous, counted=self._counting)
             self._curve.add(usage)
+            self._add_energy(sample.energy_j)
             if self._counting:
                 self._previous = sample
                 self._interval, self._run = self._interval.plus(usage), self._run.plus(usage)
         return True
+
+    def _add_energy(self, energy_j: float | None) -> None:
+        if energy_j is None:
+            return
+        if self._latest_j is not None:
+            self.joules = (self.joules or 0.0) + max(energy_j - self._latest_j, 0.0)  # the meter may restart
+        self._latest_j = energy_j
 
     def close(self) -> None:
         """Shut NVML down, in the thread."""

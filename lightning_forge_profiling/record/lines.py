@@ -43,7 +43,12 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="be
         versions: versions of Python, torch, lightning and this package, by name.
         host: name of the machine.
         device: the training device, such as `cuda:0 (NVIDIA H200)`.
-        settings: settings of the Trainer: `precision`, `strategy`, `devices`, `max_steps`, `log_every_n_steps`, ...
+        gpu: UUID of the GPU that it trains on; "" if unknown, and without one.
+        settings: settings of the Trainer: `precision`, `strategy`, `devices`, `max_steps`, `log_every_n_steps`, ...;
+            `train_batches` is the number of training batches of an epoch.
+        batches: number of steps that the fit will have, by `max_steps` and `max_epochs`; None if unlimited or unknown.
+        first_epoch: number of the epoch that it begins in.
+        first_batch: number of the batch of that epoch that it begins with.
         loader: settings of the training DataLoader; None if unknown.
         argv: name of the script and of its options, without their values.
         commit: git commit of the working directory; "" if there is none.
@@ -60,7 +65,11 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="be
     versions: Mapping[str, str]
     host: str
     device: str
+    gpu: str = ""
     settings: Mapping[str, str | int | float | bool | None]
+    batches: _Whole | None = None
+    first_epoch: _Whole = 0
+    first_batch: _Whole = 0
     loader: LoaderSettings | None = None
     argv: tuple[str, ...] = ()
     commit: str = ""

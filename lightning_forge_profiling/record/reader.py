@@ -16,6 +16,7 @@ from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name, record_part, segment_name
 from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, Line, State, decode_line
 from lightning_forge_profiling.results.analysis import RankWork
+from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.safe_files import open_regular, read_at_most
 
 _MOST_BYTES: Final = 16 << 20  # of a segment, and so of a line. A segment of a run has 1 MB and one line.
@@ -36,6 +37,7 @@ class RankRecord:
     lines: tuple[Line, ...]  # oldest first
     problems: tuple[str, ...] = ()  # what could not be read, one sentence each
     work: RankWork | None = None  # None if unknown, and for a single rank
+    energy: "RankEnergy | None" = None  # None if unknown
 
     @property
     def intervals(self) -> tuple[IntervalLine, ...]:
@@ -56,6 +58,16 @@ class RankRecord:
     def end(self) -> End | None:
         """End of the run; None while it runs, and after it was killed."""
         return latest(End, self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnergy:
+    """Energy of one rank's GPU, by the rank's latest totals."""
+
+    joules: float  # during the fit
+    joules_per_sample: float | None  # over the counted steps; None if unknown
+    samples: float  # samples of the counted steps on all ranks
+    replicas: int  # number of ranks with samples of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +122,7 @@ class RankLines:
         }
         self._problems: list[str] = []
         self._work: RankWork | None = None
+        self._energy: RankEnergy | None = None
         self._bad = self._number = 0
         self._first_bad, self._rest = "", b""
 
@@ -186,10 +199,11 @@ class RankLines:
         state = next((line for _, line in reversed(self._lines[State]) if isinstance(line, State)), None)
         work = work_of(state, rank) if state is not None else self._work
         self._work = work
+        self._energy = energy = energy_of(state) if state is not None else self._energy
         if not totals:
             self._lines[State].clear()
         kept = sorted(chain(*self._lines.values()))
-        return RankRecord(self.path, self._begin, tuple(line for _, line in kept), tuple(problems), work)
+        return RankRecord(self.path, self._begin, tuple(line for _, line in kept), tuple(problems), work, energy)
 
 
 def work_of(state: State | None, rank: int) -> RankWork | None:
@@ -197,6 +211,15 @@ def work_of(state: State | None, rank: int) -> RankWork | None:
     if state is None or state.report.analysis is None or state.report.analysis.run is None:
         return None
     return next((work for work in state.report.analysis.run.ranks if work.rank == rank), None)
+
+
+def energy_of(state: State) -> RankEnergy | None:
+    """What a rank's totals say of the energy of its GPU."""
+    gpu, report = state.report.gpu, state.report
+    if not isinstance(gpu, TelemetrySummary) or gpu.joules is None:
+        return None
+    samples = (report.run.steady.samples or 0.0) * report.replicas
+    return RankEnergy(gpu.joules, gpu.joules_per_sample, samples, report.replicas)
 
 
 def with_clock(work: RankWork, ended_at: Mapping[int, float], first_ended_at: Mapping[int, float]) -> RankWork:

@@ -1,25 +1,34 @@
 """A run on the terminal, from its record: a frame of `forge-profiling watch`, and `forge-profiling summary`."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from lightning_forge_profiling.names import MFU, per_second
 from lightning_forge_profiling.record.histogram import percentile_ms
-from lightning_forge_profiling.record.lines import IntervalLine
+from lightning_forge_profiling.record.lines import IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.report.blocks import Line, Text
+from lightning_forge_profiling.report.energy import RunEnergy, energy_words, run_energy
 from lightning_forge_profiling.report.run_status import (
     Outcome,
+    Progress,
     RankPace,
+    Stretch,
     counted,
     duration,
     events_once,
+    latest_stretch,
+    progress_words,
     rank_paces,
     rates_of,
+    run_progress,
     run_status,
+    silent_ranks,
+    span,
     split,
     spread_of,
+    sums,
     totals,
 )
 from lightning_forge_profiling.report.run_table import (
@@ -31,9 +40,11 @@ from lightning_forge_profiling.report.run_table import (
     run_table,
     step_table,
 )
-from lightning_forge_profiling.report.screen import Screen, Table, width_of
+from lightning_forge_profiling.report.run_wording import rank_lines
+from lightning_forge_profiling.report.screen import Screen, Table
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.timing.rates import Rates
 
 _STYLES: Final[Mapping[Outcome, str]] = {
     "running": "bold green",
@@ -41,38 +52,90 @@ _STYLES: Final[Mapping[Outcome, str]] = {
     "failed": "bold red",
     "silent": "bold yellow",
 }
-_WIDE: Final = 60  # terminal width from which the means of the whole run are shown too
 _FINDINGS, _EVENTS, _RANKS = 3, 5, 8
-_OF_RUN: Final = ("compute", "clocks", "whole fit")
+_OF_RUN: Final = ("compute", "whole fit")
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
 # smallest range of a sparkline, as a share of its lowest value, so that noise does not look like a change
 _LEAST_RANGE: Final = 0.1
 _MOST_TIMES: Final = 60
 
+# widths of numbers, so that columns stay where they are from frame to frame
 _GPU: Final = (
-    ("gpu/utilization_pct", "{:.0f} % utilized"),
-    ("gpu/memory_used_gib", "{:.1f} GiB used"),
-    ("gpu/power_w", "{:.0f} W"),
-    ("gpu/temperature_c", "{:.0f} °C"),
-    ("gpu/sm_mhz", "{:.0f} MHz"),
+    ("gpu/utilization_pct", "{:3.0f} % utilized"),
+    ("gpu/memory_used_gib", "{:5.1f} GiB used"),
+    ("gpu/power_w", "{:4.0f} W"),
+    ("gpu/temperature_c", "{:3.0f} °C"),
+    ("gpu/sm_mhz", "{:4.0f} MHz"),
 )
+_RATE: Final = 7
+_MS: Final = 9
+
+_ORDERS: Final[Mapping[str, Callable[[RankPace], tuple[float, ...]]]] = {
+    "late first": lambda pace: (not pace.late, pace.outcome != "silent", pace.rank),
+    "by step time": lambda pace: (-(pace.step_ms or 0.0), pace.rank),
+    "by number": lambda pace: (pace.rank,),
+}
 
 
-def print_frame(record: RunRecord, where: str, now: float, screen: Screen) -> None:
-    """Print one frame: status, pace, causes of lost time, ranks, latest events."""
-    first, status = record.ranks[0], run_status(record, now)
-    screen.line(Text(f"{where}: {status.text}", _STYLES[status.outcome], marked=status.text))
-    screen.line(Text(setting_words(first), "dim"))
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the user of a live view has chosen."""
+
+    order: str = next(iter(_ORDERS))  # of the ranks
+    rank: int | None = None  # whose figures are shown; None for the lowest
+
+    def of(self, record: RunRecord) -> RankRecord:
+        """The record of the rank whose figures are shown."""
+        return next((rank for rank in record.ranks if rank.begin.rank == self.rank), record.ranks[0])
+
+    def sorted(self, paces: Sequence[RankPace]) -> list[RankPace]:
+        """The ranks in this order."""
+        return sorted(paces, key=_ORDERS[self.order])
+
+    def after(self, key: str, record: RunRecord, now: float) -> "View":
+        """The view once a key is pressed: `s`, a digit, `up` or `down`."""
+        if key == "s":
+            orders = [*_ORDERS]
+            return replace(self, order=orders[(orders.index(self.order) + 1) % len(orders)])
+        shown = self.of(record)
+        ranks = [pace.rank for pace in self.sorted(rank_paces(record, now, latest_stretch(shown)))]
+        if key in {"up", "down"}:
+            place = ranks.index(shown.begin.rank) + (1 if key == "down" else -1)
+            return replace(self, rank=ranks[max(0, min(place, len(ranks) - 1))])
+        return replace(self, rank=int(key)) if key.isdecimal() and int(key) in ranks else self
+
+    def keys(self, record: RunRecord) -> str:
+        """The keys in words."""
+        of_ranks = f"   s order: {self.order}   0-9, up, down: rank {self.of(record).begin.rank}"
+        return "q quit" + (of_ranks if len(record.ranks) > 1 else "")
+
+
+def print_frame(record: RunRecord, where: str, now: float, screen: Screen, view: View = View()) -> None:
+    """Print one frame: status, the latest steps of a rank, the totals of the run, all ranks, the latest events."""
+    shown, status = view.of(record), run_status(record, now)
+    stretch = latest_stretch(shown)
+    text = status.text
+    if status.outcome == "running":
+        step = status.step if stretch is None else stretch.end
+        text = f"running: {progress_words(run_progress(shown, step, now))}{silent_ranks(record, now)}"
+    screen.line(where, whole=True)
+    screen.line(Text(text, _STYLES[status.outcome]))
+    screen.line(Text(setting_words(shown), "dim"))
     screen.line()
-    print_pace(first, screen)
-    print_lines(_of_run(record), screen)
+    print_pace(shown, now, screen)
+    _, state = totals(record)
+    if state is not None:
+        age = f"the first {state.step:,} steps, written {duration(now - state.at)} ago"
+        screen.line()
+        screen.line(Text(f"Totals of the run: {age}", "bold"))
+        print_lines(_of_run(record, state), screen)
     if len(record.ranks) > 1:
         screen.line()
-        screen.table(_ranks(rank_paces(record, now), now))
-    events = list(_events(record, now))
-    if events:
+        screen.line(Text(f"Ranks{'' if stretch is None else f' in {_steps(stretch)}'}", "bold"))
+        screen.table(_ranks(view.sorted(rank_paces(record, now, stretch)), shown.begin.rank, now))
+    if latest := list(_until_now(record, shown, now, screen.width - NAMES_WIDTH - 1)):
         screen.line()
-    print_lines((Line("" if position else "events", Text(text)) for position, text in enumerate(events)), screen)
+        print_lines(latest, screen)
 
 
 def setting_words(rank: RankRecord) -> str:
@@ -85,24 +148,44 @@ def setting_words(rank: RankRecord) -> str:
     return ", ".join(filter(None, (f"{begin.device} on {begin.host}", ranks, *chosen)))
 
 
-def print_pace(rank: RankRecord, screen: Screen) -> None:
-    """Print step time, regions, rates and GPU over the latest intervals of a rank."""
-    intervals = counted(rank)
-    if not intervals:
+def print_pace(rank: RankRecord, now: float, screen: Screen) -> None:
+    """Print the latest steps of a rank: their time, regions, rates and GPU, all over the same steps."""
+    stretch = latest_stretch(rank)
+    if stretch is None:
         waiting = "no step was timed yet" if rank.end is None else "no step was timed"
         print_lines([Line("step", Text(waiting))], screen)
         return
-    latest = intervals[-1]
-    medians = [percentile_ms(interval.steps_us, 50) for interval in intervals if interval.steps_us]
-    spread = spread_of([latest])
-    times = f"{digits(spread.p50)} ms, p95 {digits(spread.p95 or 0.0)} ms " if medians else ""
-    room = min(_MOST_TIMES, screen.width - NAMES_WIDTH - 1 - width_of(times))
-    print_lines([Line("step", Text(times + sparkline(medians, max(room, 1))))], screen)
-    by_region = split(intervals)
-    if by_region:
-        screen.table(step_table(latest_regions(by_region, beside_run=screen.width >= _WIDE), screen.width))
-    rates = (("throughput", _throughput(latest)), ("gpu", _gpu(latest)))
-    print_lines((Line(name, Text(", ".join(parts))) for name, parts in rates if parts), screen)
+    rates, spread = rates_of(stretch.intervals), spread_of(stretch.intervals)
+    of_rank = f" of rank {rank.begin.rank}" if rank.begin.world_size > 1 else ""
+    written = f"written {duration(now - stretch.at)} ago"
+    screen.line(Text(f"{_steps(stretch).capitalize()}{of_rank}, {written}", "bold"))
+    mean_ms = rates.mean_ms("step")
+    times = [f"{_ms(mean_ms, mean_ms):>{_MS}} ms mean"]
+    if spread.p50:
+        times += [f"{_ms(spread.p50, mean_ms):>{_MS}} median", f"{_ms(spread.p95 or 0.0, mean_ms):>{_MS}} p95"]
+    print_lines([Line("step", Text(",".join(times)))], screen)
+    if split(stretch.intervals):
+        screen.table(step_table(latest_regions(stretch.intervals), screen.width, fixed=True))
+    metrics = _by_time(stretch.intervals)
+    parts = (("throughput", _throughput(rates, metrics)), ("gpu", _gpu(metrics)))
+    print_lines((Line(name, Text(", ".join(words))) for name, words in parts if words), screen)
+
+
+def _steps(stretch: Stretch) -> str:
+    return f"steps {stretch.first:,} to {stretch.end - 1:,}"
+
+
+def _ms(ms: float, step_ms: float) -> str:
+    """A part of a step, with as many digits for all parts."""
+    return f"{ms:,.{2 if step_ms >= 1 else 4}f}"
+
+
+def _by_time(intervals: Sequence[IntervalLine]) -> dict[str, float]:
+    """Means of the logged metrics over the time of the steps, as rates have to be averaged."""
+    spent = [(interval.metrics, rates_of([interval]).total_ms) for interval in intervals]
+    whole = sums(dict.fromkeys(metrics, ms) for metrics, ms in spent)
+    total = sums({name: value * ms for name, value in metrics.items()} for metrics, ms in spent)
+    return {name: value / whole[name] for name, value in total.items() if whole[name]}
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -113,46 +196,54 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_LEVELS[min(int(8 * (value - low) / span), 7) if span else 0] for value in shown)
 
 
-def latest_regions(intervals: Sequence[IntervalLine], *, beside_run: bool) -> RunTable:
-    """Table of the regions of the latest interval."""
-    latest, run, columns = rates_of(intervals[-1:]), rates_of(intervals), 2 if beside_run else 1
-    step_ms = latest.mean_ms("step")
+def latest_regions(intervals: Sequence[IntervalLine]) -> RunTable:
+    """Table of the regions, whose shares are those of the steps that were split."""
+    step_ms, of_split = rates_of(intervals).mean_ms("step"), rates_of(split(intervals))
 
-    def row(name: str, shown: str, pct: float | None) -> RegionRow:
-        return RegionRow(shown, pct, (f"{latest.mean_ms(name):.2f}", f"{run.mean_ms(name):.2f}")[:columns])
+    def row(name: str, share: float) -> RegionRow:
+        return RegionRow(name, None if name == "step" else 100 * share, (_ms(share * step_ms, step_ms),))
 
-    regions = [name for name in latest.regions if latest.mean_ms(name) or run.mean_ms(name)]
-    rows = [row(name, name, 100 * latest.mean_ms(name) / step_ms if step_ms else 0.0) for name in regions]
-    steps = f"{latest.steps} steps" if latest.steps > 1 else "1 step"
-    headings = (f"{steps} to {intervals[-1].step:,}", "share of mean", "mean ms", f"of {run.steps:,}")
-    return RunTable((), "", headings[: 2 + columns], (*rows, row("step", "step", None)))
+    names = [name for name in of_split.regions if of_split.mean_ms(name)]
+    whole = of_split.mean_ms("step") or 1.0
+    rows = [row(name, of_split.mean_ms(name) / whole) for name in names]
+    return RunTable((), "", ("", "share of mean", "mean ms".rjust(_MS)), (*rows, row("step", 1.0)))
 
 
-def _throughput(latest: IntervalLine) -> list[str]:
-    metrics = latest.metrics
-    units = ["samples", "tokens", "steps"]
-    if metrics.get(per_second("optimizer_steps")) != metrics.get(per_second("steps")):
-        units.append("optimizer_steps")
-    rates = ((unit.replace("_", " "), metrics.get(per_second(unit))) for unit in units)
-    words = [f"{digits(rate)} {unit}/s" for unit, rate in rates if rate]
+def _throughput(rates: Rates, metrics: Mapping[str, float]) -> list[str]:
+    """Rates of all ranks."""
+    of_device = metrics.get(per_second("samples", device=True))
+    replicas = metrics[per_second("samples")] / of_device if of_device and per_second("samples") in metrics else 1.0
+    amounts = {
+        "samples": None if rates.samples is None else rates.samples * replicas,
+        "tokens": None if rates.tokens is None else rates.tokens * replicas,
+        "steps": rates.steps,
+        "optimizer steps": rates.optimizer_steps if rates.optimizer_steps != rates.steps else None,
+    }
+    each = ((unit, rates.per_second(amount)) for unit, amount in amounts.items())
+    words = [f"{digits(rate):>{_RATE}} {unit}/s" for unit, rate in each if rate]
     return words + ([f"MFU {100 * metrics[MFU]:.1f} %"] if MFU in metrics else [])
 
 
-def _gpu(latest: IntervalLine) -> list[str]:
-    words = [form.format(latest.metrics[name]) for name, form in _GPU if name in latest.metrics]
-    throttled = latest.metrics.get("gpu/throttled_pct", 0.0)
+def _gpu(metrics: Mapping[str, float]) -> list[str]:
+    words = [form.format(metrics[name]) for name, form in _GPU if name in metrics]
+    throttled = metrics.get("gpu/throttled_pct", 0.0)
     return words + ([f"throttled {throttled:.0f} % of the time"] if throttled >= 1 else [])
 
 
-def _of_run(record: RunRecord) -> Iterator[Line]:
+def _of_run(record: RunRecord, state: State) -> Iterator[Line]:
     """Lines about the run as a whole, from its latest totals."""
-    _, state = totals(record)
-    if state is None:
-        return
-    yield from (line for line in run_table(state.report).lines if line.name in _OF_RUN)
     analysis = state.report.analysis
-    if analysis is None:
-        return
+    if analysis is not None:
+        yield from _causes(analysis)
+    if state.report.run.steady.steps:
+        yield Line("mean step", Text(f"{digits(state.report.run.steady.mean_ms('step'))} ms"))
+    yield from (line for line in run_table(state.report).lines if line.name in _OF_RUN)
+    yield from _energy(record)
+    if analysis is not None and analysis.run is not None:
+        yield from (Line(name, Text(text)) for name, text in rank_lines(analysis.run))
+
+
+def _causes(analysis: Analysis) -> Iterator[Line]:
     if not analysis.findings:
         yield Line("verdict", Text(analysis.verdict, "bold"))
     names = ["verdict", *(_FINDINGS - 1) * ["also"]]
@@ -162,26 +253,41 @@ def _of_run(record: RunRecord) -> Iterator[Line]:
         yield Line(name, Text(text, "bold yellow", marked=finding.code))
 
 
-def _events(record: RunRecord, now: float) -> Iterator[str]:
-    """The latest events, newest first."""
-    for event, ranks in reversed(events_once(record)[-_EVENTS:]):
+def _energy(record: RunRecord) -> Iterator[Line]:
+    energy = run_energy(record)
+    if energy is not None:
+        yield Line("energy", Text(energy_words(energy)))
+
+
+def _until_now(record: RunRecord, rank: RankRecord, now: float, width: int) -> Iterator[Line]:
+    """The course of a rank's step time, and the latest events, newest first."""
+    medians = [percentile_ms(interval.steps_us, 50) for interval in counted(rank) if interval.steps_us]
+    if len(medians) > 1:
+        shown = medians[-min(_MOST_TIMES, max(1, width)) :]
+        yield Line("step times", Text(sparkline(shown, len(shown))))
+        over = f"{digits(min(shown))} to {digits(max(shown))} ms, medians of the latest {len(shown)} log entries"
+        yield Line("", Text(over))
+    for position, (event, ranks) in enumerate(reversed(events_once(record)[-_EVENTS:])):
         on = f" on rank {ranks[0]}" if len(ranks) == 1 < len(record.ranks) else ""
-        length = f"{event.seconds:.1f} s" if event.seconds >= 1 else f"{1e3 * event.seconds:.0f} ms"
-        took = f", {length}" if event.seconds else ""
+        took = f", {span(event.seconds)}" if event.seconds else ""
         said = f": {event.text}" if event.text else ""
-        yield f"{duration(now - event.at)} ago, step {event.step:,}: {event.kind}{on}{took}{said}"
+        text = f"{duration(now - event.at):>10} ago, step {event.step:>7,}: {event.kind}{on}{took}{said}"
+        yield Line("" if position else "events", Text(text))
 
 
-def _ranks(paces: Sequence[RankPace], now: float) -> Table:
-    """Table of the ranks: late, then silent ones, then the others by number."""
-    table = Table("rank", "step", "ms", "own work", "waits", "last line")
-    ordered = sorted(paces, key=lambda pace: (not pace.late, pace.outcome != "silent", pace.rank))
-    for pace in ordered[:_RANKS]:
-        times = ("" if ms is None else f"{ms:.2f}" for ms in (pace.step_ms, pace.own_ms, pace.waits_ms))
-        style = "yellow" if pace.late or pace.outcome in {"silent", "failed"} else ""
-        table.row(f"{pace.rank}", f"{pace.step:,}", *times, f"{duration(now - pace.at)} ago", style=style)
-    if len(ordered) > _RANKS:
-        table.row(f"{len(ordered) - _RANKS} more")
+def _ranks(paces: Sequence[RankPace], shown: int, now: float) -> Table:
+    """Table of the ranks around the one whose figures are shown."""
+    table = Table("rank", "step".rjust(_MS), "mean ms".rjust(_MS), "last line".rjust(15), "", align="<>>><")
+    place = next((position for position, pace in enumerate(paces) if pace.rank == shown), 0)
+    start = max(0, place + 1 - _RANKS)
+    for pace in paces[start : start + _RANKS]:
+        odd = [pace.outcome] if pace.outcome in {"silent", "failed"} else []
+        words = [*(["shown"] if pace.rank == shown else []), *(["late"] if pace.late else []), *odd]
+        step_ms = "" if pace.step_ms is None else _ms(pace.step_ms, pace.step_ms)
+        cells = (f"{pace.rank}", f"{pace.step:,}", step_ms, f"{duration(now - pace.at)} ago", ", ".join(words))
+        table.row(*cells, style="yellow" if pace.late or odd else "")
+    if len(paces) > _RANKS:
+        table.row(f"{len(paces) - _RANKS} more")
     return table
 
 
@@ -199,6 +305,8 @@ class RecordSummary:
     metrics: Mapping[str, float]  # over all counted steps up to the latest totals; {} before the first
     analysis: Analysis | None  # as in `summary.json`; None before the first totals
     ranks: tuple[RankPace, ...]
+    progress: Progress
+    energy: RunEnergy | None  # of the GPUs of all ranks and of the fits that it continues; None if unknown
     problems: tuple[str, ...]  # what could not be read
 
 
@@ -212,6 +320,8 @@ def run_summary(record: RunRecord, now: float) -> RecordSummary:
         metrics={} if state is None else state.metrics,
         analysis=None if state is None else state.report.analysis,
         ranks=tuple(rank_paces(record, now)),
+        progress=run_progress(first, status.step, now),
+        energy=run_energy(record),
         problems=record.problems,
     )
 
@@ -219,12 +329,17 @@ def run_summary(record: RunRecord, now: float) -> RecordSummary:
 def print_summary(record: RunRecord, where: str, now: float, screen: Screen) -> None:
     """Print the status of a run, then its table so far."""
     status, (first, state) = run_status(record, now), totals(record)
-    style = "bold red" if status.outcome == "failed" else "bold"
-    screen.line(Text(f"{where}: {status.text}", style, marked=status.text))
+    screen.line(where, whole=True)
+    screen.line(Text(status.text, "bold red" if status.outcome == "failed" else "bold"))
+    if status.outcome in {"running", "silent"}:
+        progress = run_progress(first, status.step, now)
+        if progress.steps or progress.epoch:
+            screen.line(progress_words(progress))
     if state is None:
         screen.line()
-        print_pace(first, screen)
+        print_pace(first, now, screen)
         return
     if state.step < status.step:
         screen.line(f"the table covers the first {state.step:,} steps")
+    print_lines(_energy(record), screen)
     print_run(state.report, screen)

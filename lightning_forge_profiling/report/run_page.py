@@ -170,7 +170,7 @@ def run_view(record: RunRecord, now: float, *, has_sensors: bool = False) -> Run
     if state is not None:
         step = replace(run_table(state.report), verdict=())
     else:
-        step = latest_regions(by_region, beside_run=True) if by_region else RunTable((), "")
+        step = latest_regions(intervals) if by_region else RunTable((), "")
     lost = intervals[0] if intervals else None
     return RunView(
         outcome=status.outcome,

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import ceil
 from typing import Final, Literal
 
 import msgspec
@@ -22,6 +23,7 @@ _PATIENCE_S: Final = 30.0
 # silence is longer than this many times the longest recent pause: steps and validation may take long
 _PATIENT: Final = 3.0
 _RECENT: Final = 50
+_SILENT: Final = "killed, stalled, or in a long validation, checkpoint or step"
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
 
@@ -45,9 +47,14 @@ def run_status(record: RunRecord, now: float) -> RunStatus:
         return failed
     first = next(iter(ranks.values()))
     shown = first if first.outcome == "finished" else max(ranks.values(), key=lambda one: one.at)
-    silent = [(rank, one) for rank, one in ranks.items() if one.outcome == "silent" != shown.outcome]
-    others = "".join(f"; rank {rank} silent for {duration(now - one.at)}, step {one.step:,}" for rank, one in silent)
-    return replace(shown, text=shown.text + others)
+    return replace(shown, text=shown.text + ("" if shown.outcome == "silent" else silent_ranks(record, now)))
+
+
+def silent_ranks(record: RunRecord, now: float) -> str:
+    """The ranks that are silent, as the end of a sentence; "" for none."""
+    ranks = ((rank.begin.rank, rank_status(rank, now)) for rank in record.ranks)
+    silent = [(rank, one) for rank, one in ranks if one.outcome == "silent"]
+    return "".join(f"; rank {rank} silent for {duration(now - one.at)}, step {one.step:,}" for rank, one in silent)
 
 
 def rank_status(rank: RankRecord, now: float) -> RunStatus:
@@ -63,11 +70,58 @@ def rank_status(rank: RankRecord, now: float) -> RunStatus:
             return RunStatus("finished", end.step, began, end.at, f"finished after {after}, {steps}")
         what = end.exception or "an exception without a message"
         return RunStatus("failed", end.step, began, end.at, f"failed after {after}, step {end.step:,}: {what}")
-    ago = duration(now - at)
     times = [began, *(line.at for line in rank.lines)][-_RECENT:]
-    if now - at <= max([_PATIENCE_S, *(_PATIENT * (later - earlier) for earlier, later in pairwise(times))]):
-        return RunStatus("running", step, began, at, f"running: step {step:,}, last written {ago} ago")
-    return RunStatus("silent", step, began, at, f"silent: step {step:,}, last written {ago} ago; killed or stalled")
+    pause = max((later - earlier for earlier, later in pairwise(times)), default=0.0)
+    if now - at <= max(_PATIENCE_S, _PATIENT * pause):
+        return RunStatus("running", step, began, at, f"running: step {step:,}, last written {duration(now - at)} ago")
+    known = [f"the longest pause between two lines was {span(pause)}"] if pause else []
+    if times_us := merged(interval.steps_us for interval in rank.intervals):
+        known.insert(0, f"the longest step took {span(percentile_ms(times_us, 100) / 1e3)}")
+    before = f": so far {', '.join(known)}" if known else ""
+    text = f"silent for {duration(now - at)}, step {step:,}{before}; {_SILENT}"
+    return RunStatus("silent", step, began, at, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is."""
+
+    step: int  # number of steps so far
+    steps: int | None = None  # number of steps of the whole fit; None if unlimited or unknown
+    epoch: int | None = None  # number of the current epoch, counted from 1; None if unknown
+    epochs: int | None = None  # number of the last epoch; None if unlimited
+    left_s: float | None = None  # estimate of the time left; None if unknown
+
+
+def run_progress(rank: RankRecord, step: int, now: float) -> Progress:
+    """How far a run is, by the limits that were set when it began and by its recent pace, validation included."""
+    begin, intervals = rank.begin, rank.intervals[-_PACED:]
+    batches, epochs = (begin.settings.get(name) for name in ("train_batches", "max_epochs"))
+    epoch = last = left_s = None
+    if isinstance(batches, int) and batches > 0 and isinstance(epochs, int) and epochs > 0:
+        epoch, last = max(1, begin.first_epoch + ceil((begin.first_batch + step) / batches)), epochs
+    known = begin.batches is not None and step <= begin.batches
+    if known and len(intervals) > 1 and rank_status(rank, now).outcome == "running":
+        first, latest = intervals[0], intervals[-1]
+        if latest.step > first.step:
+            each_s = (latest.at - first.at) / (latest.step - first.step)
+            left_s = max(0.0, ((begin.batches or 0) - latest.step) * each_s - (now - latest.at))
+    return Progress(step, begin.batches if known else None, epoch, last, left_s)
+
+
+def progress_words(progress: Progress) -> str:
+    """How far a run is in words."""
+    words = f"step {progress.step:,}"
+    if progress.steps:
+        words += f" of {progress.steps:,} ({100 * progress.step // progress.steps} %)"
+    if progress.epoch and progress.epochs and progress.epoch <= progress.epochs:
+        words += f", epoch {progress.epoch:,} of {progress.epochs:,}"
+    return words if progress.left_s is None else f"{words}, about {duration(progress.left_s)} left"
+
+
+def span(seconds: float) -> str:
+    """A short time: milliseconds below one second."""
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.0f} ms"
 
 
 def duration(seconds: float) -> str:
@@ -83,6 +137,8 @@ def duration(seconds: float) -> str:
 
 
 _COMPARED: Final = 20  # number of latest intervals that a rank's step time is the mean of
+_STRETCH_S: Final = 5.0
+_PACED: Final = 400  # number of latest intervals that the time left is estimated from
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +165,31 @@ def counted(rank: RankRecord) -> list[IntervalLine]:
 def split(intervals: Iterable[IntervalLine]) -> list[IntervalLine]:
     """The intervals with times by region. A short one may have no split step."""
     return [interval for interval in intervals if not interval.device_ms.keys().isdisjoint(REGIONS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The latest counted steps of a rank: what is shown of the present."""
+
+    intervals: tuple[IntervalLine, ...]
+    first: int  # number of the first step
+    end: int  # number of the step after the last
+    at: float  # when they were written, Unix time in seconds
+
+
+def latest_stretch(rank: RankRecord) -> Stretch | None:
+    """The intervals of about the last five seconds, or more until regions are known; None before the first."""
+    intervals, took_ms, start = counted(rank), 0.0, 0
+    if not intervals:
+        return None
+    has_regions = bool(split(intervals))
+    for start in reversed(range(len(intervals))):
+        took_ms += rates_of(intervals[start : start + 1]).total_ms
+        if took_ms >= 1e3 * _STRETCH_S and not (has_regions and not split(intervals[start:])):
+            break
+    chosen = tuple(intervals[start:])
+    first = intervals[start - 1].step if start else max(0, chosen[0].step - chosen[0].counted)
+    return Stretch(chosen, first, chosen[-1].step, chosen[-1].at)
 
 
 def rates_of(intervals: Sequence[IntervalLine]) -> Rates:
@@ -178,14 +259,14 @@ def totals(record: RunRecord) -> tuple[RankRecord, State | None]:
     return first, msgspec.structs.replace(state, report=replace(state.report, analysis=of_all))
 
 
-def rank_paces(record: RunRecord, now: float) -> list[RankPace]:
-    """The pace of each rank."""
+def rank_paces(record: RunRecord, now: float, within: Stretch | None = None) -> list[RankPace]:
+    """The pace of each rank, its step time over a stretch or over its latest intervals."""
     _, state = totals(record)
     analysis = None if state is None else state.report.analysis
     works = () if analysis is None or analysis.run is None else analysis.run.ranks
     findings = () if analysis is None else analysis.findings
     late = {finding.rank for finding in findings if finding.code == STRAGGLER}
-    paces = {rank.begin.rank: _pace(rank, now) for rank in record.ranks}
+    paces = {rank.begin.rank: _pace(rank, now, within) for rank in record.ranks}
     for work in works:
         if work.rank in paces:
             paces[work.rank] = replace(
@@ -197,8 +278,13 @@ def rank_paces(record: RunRecord, now: float) -> list[RankPace]:
     return list(paces.values())
 
 
-def _pace(rank: RankRecord, now: float) -> RankPace:
-    status, rates = rank_status(rank, now), rates_of(counted(rank)[-_COMPARED:])
+def _pace(rank: RankRecord, now: float, within: Stretch | None) -> RankPace:
+    intervals = counted(rank)
+    if within is None:
+        intervals = intervals[-_COMPARED:]
+    else:  # ranks log at steps of their own
+        intervals = [one for one in intervals if one.step > within.first and one.step - one.counted < within.end]
+    status, rates = rank_status(rank, now), rates_of(intervals)
     return RankPace(
         rank=rank.begin.rank,
         host=rank.begin.host,

@@ -391,8 +391,8 @@ def print_lines(lines: Iterable[Line], screen: Screen) -> None:
         screen.line(line.text, name=Text(line.name, "bold"), column=NAMES_WIDTH, whole=line.whole)
 
 
-def step_table(table: RunTable, width: int) -> Table:
-    """The rows of a table with a bar for each share, as far as there is room for bars."""
+def step_table(table: RunTable, width: int, *, fixed: bool = False) -> Table:
+    """The rows of a table with a bar for each share, as far as there is room; `fixed` keeps the columns' places."""
     first, *columns = table.headings
     names = (first, *(row.name for row in table.rows))
     shares = [row.share for row in table.rows]
@@ -405,7 +405,7 @@ def step_table(table: RunTable, width: int) -> Table:
     if any(table.headings):
         lines.row(first, *([""] * with_bars), *columns, style="dim")
     for row, share in zip(table.rows, shares, strict=True):
-        bars = [_bar(row.pct or 0.0, room)] if with_bars else []
+        bars = [_bar(row.pct or 0.0, room).ljust(room if fixed else 0)] if with_bars else []
         lines.row(row.name, *bars, share, *row.times, style="bold" if row.pct is None else "")
     return lines
 

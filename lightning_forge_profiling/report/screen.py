@@ -46,6 +46,11 @@ def _width_of_character(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in {"W", "F"} else 1
 
 
+def shown_width(line: str) -> int:
+    """Columns that a line takes which has codes for styles."""
+    return width_of(_STYLE.sub("", line))
+
+
 def padded(text: str, width: int, align: str = "<") -> str:
     """Text filled up with spaces, on its left where `align` is ">"."""
     space = " " * (width - width_of(text))

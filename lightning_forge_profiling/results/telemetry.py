@@ -31,7 +31,7 @@ class TelemetrySeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySummary:
-    """The GPU of rank 0 over the counted steps. None if the driver does not report a value.
+    """The GPU of a rank over the counted steps. None if the driver does not report a value.
 
     Attributes:
         device: name of the GPU.
@@ -50,6 +50,7 @@ class TelemetrySummary:
         throttled_pct: share of the samples with a reduced clock.
         throttled_by_pct: the same by reason.
         joules_per_sample: energy of the board per training sample of this device.
+        joules: energy of the board during the fit, warm-up and validation included.
         allocated_peak_gib: peak memory allocated by PyTorch's tensors.
         alloc_retries: times that PyTorch's allocator ran out of memory, freed its cached blocks and tried again.
         device_allocs_per_step: calls of `cudaMalloc` (or `cuMemMap`) per step.
@@ -72,6 +73,7 @@ class TelemetrySummary:
     throttled_pct: float | None = None
     throttled_by_pct: Mapping[str, float] = field(default_factory=dict)
     joules_per_sample: float | None = None
+    joules: float | None = None
     allocated_peak_gib: float | None = None
     alloc_retries: int | None = None
     device_allocs_per_step: float | None = None

@@ -1,6 +1,7 @@
 """Train with two CPU processes, of which rank 1, or with `both` each, takes 20 ms longer in one place of its step.
 
-The folder; the place: `data`, `forward`, `backward`, `optimizer`, `callback` or none; any of `both`, `window`.
+The folder; the place: `data`, `forward`, `backward`, `optimizer`, `callback` or none; any of `both`, `window`, and
+`metered` for a simulated GPU for each process.
 """
 
 import os
@@ -15,6 +16,11 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling.callbacks.fit_log import FitLog
+from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
+from lightning_forge_profiling.gpu.memory import AllocatorReading
+from lightning_forge_profiling.gpu.nvml import GpuReader, find_device
+from tests.fake_nvml import FakeBoard, FakeNvml
 from tests.models import busy, loader, quiet_trainer
 
 SLOW_MS = 20.0
@@ -71,8 +77,25 @@ class SlowCallback(L.Callback):
         slow("callback")
 
 
+class MeteredGpu(FakeNvml):
+    """Each sample finds 2 J more on its meter."""
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):  # noqa: N802  (NVML's name)
+        handle.millijoules += 2000
+        return super().nvmlDeviceGetTotalEnergyConsumption(handle)
+
+
+def start_metered(rows, _device, _period_s):
+    gpu = MeteredGpu(FakeBoard())
+    reader = GpuReader(gpu, find_device(gpu, environ={}), pid=1)
+    rows._telemetry = RunTelemetry(lambda: reader, AllocatorReading, period_s=0.01)
+    rows._telemetry.start()
+
+
 if __name__ == "__main__":
     folder = sys.argv[1]
+    if "metered" in OPTIONS:
+        FitLog._start_telemetry = start_metered
     window = [ForgeProfilerCallback(30, 33)] if "window" in OPTIONS else []
     trainer = quiet_trainer(
         *window,

@@ -1,7 +1,7 @@
 """Make the images of the documents from what the package really prints and writes: docs/images.
 
     python docs/make_images.py            the end table, the console report, parts of report.html
-    python docs/make_images.py demo       only the first table of the demo: the numbers are those of this machine
+    python docs/make_images.py demo       only of the demo's first run, its end and `watch`: numbers are of this machine
     python docs/make_images.py reports    only the reports, of traces in tests/data; needs Chromium
 
 `docs/make_diagrams.py` draws the diagrams.
@@ -15,6 +15,8 @@ import runpy
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -23,32 +25,74 @@ from rich.console import Console
 from rich.terminal_theme import DIMMED_MONOKAI
 from rich.text import Text
 
+from lightning_forge_profiling.record.lines import End
+from lightning_forge_profiling.record.reader import RunRecord, read_run, records_at
+from lightning_forge_profiling.report.live_view import print_frame
 from lightning_forge_profiling.report.screen import Screen
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 IMAGES = CHECKOUT / "docs" / "images"
 TRACES = CHECKOUT / "tests" / "data" / "traces"
 H200_RUN = CHECKOUT / "tests" / "data" / "telemetry" / "h200.json"
-COLUMNS = 100
+COLUMNS = 80
+_FRAMES, _FRAME_LINES = 8, 26  # of the moving picture of `watch`
 # without rich's request for a web font: any monospaced one will do
 SVG = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
 
 def save(print_on: Callable[[Screen], None], name: str, title: str, *, folder: str = "") -> None:
-    """Draw a terminal on which something is printed. Lines that are too long, as of paths, end in an ellipsis.
+    """Draw a terminal on which something is printed."""
+    IMAGES.mkdir(exist_ok=True)
+    (IMAGES / f"{name}.svg").write_text(drawn(print_on, name, title, folder=folder), encoding="utf-8")
 
-    A temporary folder is shown as a user's own.
+
+def drawn(print_on: Callable[[Screen], None], name: str, title: str, *, folder: str = "", lines: int = 0) -> str:
+    """The drawing of a terminal. Lines that are too long, as of paths, end in an ellipsis.
+
+    A temporary folder is shown as a user's own; `lines` is the height, 0 for that of the text.
     """
     printed = io.StringIO()
     print_on(Screen(printed, width=COLUMNS, wrap=True, colours=True))
     shown = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     text = printed.getvalue().replace(folder, "/home/me/project") if folder else printed.getvalue()
-    for line in Text.from_ansi(text).split("\n"):
+    shown_lines = list(Text.from_ansi(text).split("\n"))
+    for line in [*shown_lines, *[Text()] * (lines - len(shown_lines))]:
         line.truncate(COLUMNS, overflow="ellipsis")
         shown.print(line, no_wrap=True, highlight=False)
-    IMAGES.mkdir(exist_ok=True)
-    path = IMAGES / f"{name}.svg"
-    shown.save_svg(str(path), title=title, theme=DIMMED_MONOKAI, code_format=SVG, unique_id=name)
+    return shown.export_svg(title=title, theme=DIMMED_MONOKAI, code_format=SVG, unique_id=name)
+
+
+def watched(record: RunRecord, folder: str) -> None:
+    """Draw the frames of `watch` during a run, one after the other."""
+    [rank] = record.ranks
+    times = [line.at for line in rank.intervals][2:]
+    chosen = times[:: max(len(times) // _FRAMES, 1)]
+    frames = []
+    for number, at in enumerate(chosen):
+        until = replace(rank, lines=tuple(line for line in rank.lines if line.at <= at and not isinstance(line, End)))
+        then = replace(record, ranks=(until,))
+        frames.append(
+            drawn(
+                partial(print_frame, then, str(record.folder), at + 1),
+                f"watch{number}",
+                "forge-profiling watch lightning_logs/",
+                folder=folder,
+                lines=_FRAME_LINES,
+            )
+        )
+    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', frames[0])
+    assert size is not None  # noqa: S101
+    seconds, share = 1.5 * len(frames), 100 / len(frames)
+    style = f".frame {{ opacity: 0; animation: shown {seconds}s step-end infinite; }}"
+    shown = f"@keyframes shown {{ 0% {{ opacity: 1; }} {share:.3f}% {{ opacity: 0; }} }}"
+    delayed = (
+        f'<g class="frame" style="animation-delay: {1.5 * number}s">{frame}</g>' for number, frame in enumerate(frames)
+    )
+    (IMAGES / "watch.svg").write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[1]} {size[2]}"><style>{style}{shown}</style>'
+        f"{''.join(delayed)}</svg>\n",
+        encoding="utf-8",
+    )
 
 
 def demo() -> None:
@@ -71,6 +115,7 @@ def demo() -> None:
     ):
         runpy.run_path(str(script), run_name="__main__")
         save(lambda screen: print_end(*printed[0], screen), "run-table", "make demo", folder=folder)
+        watched(read_run(records_at(Path("demo_runs/before"))[0]), folder)
 
 
 def console_report(case: str) -> None:

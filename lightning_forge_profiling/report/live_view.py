@@ -53,7 +53,7 @@ _STYLES: Final[Mapping[Outcome, str]] = {
     "silent": "bold yellow",
 }
 _FINDINGS, _EVENTS, _RANKS = 3, 5, 8
-_OF_RUN: Final = ("compute", "whole fit")
+_OF_RUN: Final = ("compute", "whole fit", "goodput")
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
 # smallest range of a sparkline, as a share of its lowest value, so that noise does not look like a change
 _LEAST_RANGE: Final = 0.1

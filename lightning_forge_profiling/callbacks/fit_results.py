@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
+from lightning_forge_profiling.callbacks.loop_trainer import LoopTrainer
 from lightning_forge_profiling.callbacks.run_report import (
     OtherRanks,
     further_findings,
@@ -88,9 +89,9 @@ class FitReporter:
         """Print the table, on rank 0."""
         report = self.amend(ledger)
         if report is not None and trainer.is_global_zero:
-            # standard output belongs to a script that knows nothing of us
-            added = all(callback.added for callback in self._monitor.callbacks)
-            print_run(report, Screen(sys.stderr, wrap=True) if added else None)
+            # standard output belongs to the script, unless a Trainer of it has our callbacks
+            quiet = isinstance(trainer, LoopTrainer) or all(callback.added for callback in self._monitor.callbacks)
+            print_run(report, Screen(sys.stderr, wrap=True) if quiet else None)
 
     def keep(self, trainer: Trainer, ledger: Ledger) -> None:
         """Give each callback the results so far."""

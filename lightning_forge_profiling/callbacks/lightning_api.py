@@ -228,10 +228,14 @@ class BatchSource(NamedTuple):
     loaders: Sequence[Any]  # all training loaders, mostly one DataLoader
     ends_epoch: bool = False  # whether the batch is the last of its epoch
     one_a_step: bool = True  # whether it is all that its step fetched, as always where Lightning does the fetching
+    samples: float | None = None  # in the batch, if the loop says so
 
 
 def batch_source(trainer: Trainer) -> BatchSource:
     """The loaders that the batch that has just ended comes from."""
+    known: BatchSource | None = getattr(trainer.fit_loop, "batch_source", None)  # of a plain loop
+    if known is not None:
+        return known
     loop, progress = trainer.fit_loop, trainer.fit_loop.epoch_loop.batch_progress
     fetcher = loop._data_fetcher  # noqa: SLF001
     return BatchSource(

@@ -1,0 +1,288 @@
+"""Profiles a loop without a Trainer: calls the callbacks' hooks as a Trainer would, between the loop's own steps."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from threading import get_ident
+from time import perf_counter_ns
+from typing import Any, ClassVar, Final
+
+from lightning_forge_profiling.callbacks.batches import UNSEEN
+from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_end
+from lightning_forge_profiling.callbacks.lightning_api import BatchSource
+from lightning_forge_profiling.callbacks.loop_trainer import LoopTrainer
+from lightning_forge_profiling.callbacks.loop_watch import LoopWatch
+from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, taking_part
+from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.timing.region import region_sink, set_region_sink
+from lightning_forge_profiling.timing.steps import RESERVED
+
+_log = plain_logger(__name__)
+
+_VALIDATION: Final = "validation"
+
+
+class PlainLoop(Guarded):
+    """One loop that is being profiled, by the thread that runs it."""
+
+    called = "The profiling of this loop"
+    running: ClassVar["PlainLoop | None"] = None
+
+    def __init__(
+        self, callbacks: Sequence[TimedCallback], folder: str | os.PathLike[str] | None, *, hooked: bool
+    ) -> None:
+        self.thread, self.hooked = get_ident(), hooked  # whether Fabric's hooks delimit its steps
+        self.trainer = trainer = LoopTrainer(callbacks, folder)
+        self.in_step = self.validating = False
+        self._named_validation = 0
+        self._failure: BaseException | None = None
+        self._callbacks = callbacks
+        self._batch: Any = None  # of the step, as the script gives it
+        self._samples: float | None = None
+        for callback in callbacks:
+            callback.built_ns = perf_counter_ns()
+        for callback in callbacks:
+            callback.setup(trainer, trainer.lightning_module, "fit")
+        monitor = callbacks[0].monitor
+        assert monitor is not None  # noqa: S101
+        self.monitor, self.timer = monitor, monitor.step_timer
+        monitor.readings.stacks_show_regions = False
+        for callback in callbacks:
+            callback.on_train_start(trainer, trainer.lightning_module)
+        set_region_sink(self)
+        self.watch = LoopWatch(self)
+        self._ended_ns = perf_counter_ns()
+        PlainLoop.running = self
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    @guarded
+    def begin_step(self, batch: Any, samples: float | None) -> None:
+        """A step begins."""
+        self._failure = None  # the script has caught it
+        self.watch.step_begins()
+        self.in_step, self._batch, self._samples = True, batch, samples
+        if (window := self.monitor.window) is not None:
+            window.begin_step()
+        self.timer.enter("forward")
+
+    @guarded
+    def end_step(self, batch: Any = None) -> None:
+        """A step ends."""
+        self.timer.forget_forward()
+        fetches, trainer = self.watch.fetches, self.trainer
+        given = self._batch if batch is None else batch
+        batch = fetches.batch if given is None else given
+        one_a_step = fetches.seen == 1 or given is not None
+        loaders, ends_epoch = fetches.step_ended()
+        self.in_step, self._batch = False, None
+        trainer.count_step(BatchSource(loaders, ends_epoch, one_a_step, self._samples))
+        if batch is None and self.timer.step:  # that of the first step was fetched before
+            batch = UNSEEN
+        self.timer.saw_training_step = True
+        self.monitor.end_step(trainer, batch)
+        trainer.step_ended()
+        self._ended_ns = perf_counter_ns()
+
+    @guarded
+    def leave_step(self, exception: BaseException) -> None:
+        """A step is left by an exception. It is no step, and the end of the loop if no other begins."""
+        self.timer.forget_forward()
+        self.timer.exit("forward")
+        self.in_step, self._batch, self._failure = False, None, exception
+
+    # -- regions that the script names ---------------------------------------------------------------------------
+
+    def open_region(self, name: str) -> object | None:
+        """Begin a region."""
+        if name not in RESERVED:
+            return self.timer.open_region(name)
+        if get_ident() != self.thread:
+            return None
+        if name == _VALIDATION:
+            self._name_validation()
+        elif name == "backward":
+            self.timer.enter_backward()
+        else:
+            self.timer.enter(name)
+        return self
+
+    def close_region(self, name: str, token: object) -> None:
+        """End a region."""
+        if token is not self:
+            self.timer.close_region(name, token)
+        elif name != _VALIDATION:
+            self.timer.exit(name)
+        else:
+            self._end_named_validation()
+
+    @guarded
+    def _name_validation(self) -> None:
+        if self.validating:
+            self.leave_validation()
+        self._named_validation += 1
+        if self._named_validation == 1:
+            self.enter_validation()
+            self.watch.active = self.validating = False
+
+    @guarded
+    def _end_named_validation(self) -> None:
+        self._named_validation -= 1
+        if not self._named_validation:
+            self.watch.active = True
+            self.leave_validation()
+
+    def enter_validation(self) -> None:
+        """Validation begins."""
+        self.validating = True
+        self.monitor.enter_validation()
+        self.monitor.validation_starts(self.trainer)
+
+    def leave_validation(self) -> None:
+        """Validation ends."""
+        self.validating = False
+        self.timer.exit_validation()
+        self.monitor.validation_ends(self.trainer)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    @guarded_end
+    def end(self, exception: BaseException | None = None) -> None:
+        """The loop has ended: print the table and close the record."""
+        if PlainLoop.running is self:
+            PlainLoop.running = None
+        self.watch.release()
+        exception = exception or self._failure
+        if exception is not None and not _fails(exception):
+            exception = None
+        trainer, module = self.trainer, self.trainer.lightning_module
+        ledger = self.monitor.ledger
+        ledger.turn_to("teardown", max(self._ended_ns, ledger.changed_ns))
+        if exception is not None:
+            for callback in self._callbacks:
+                callback.on_exception(trainer, module, exception)
+            trainer.failure_is_over()
+            return
+        for callback in self._callbacks:
+            callback.on_train_end(trainer, module)
+        for callback in self._callbacks:
+            callback.teardown(trainer, module, "fit")
+        trainer.profiler.describe()
+
+    def forked(self) -> None:
+        """This is a child process, such as a loader's worker."""
+        self.watch.active = False
+
+
+def _fails(exception: BaseException) -> bool:
+    """Whether an exception that ends a loop is a failure."""
+    return not (isinstance(exception, GeneratorExit) or (isinstance(exception, SystemExit) and not exception.code))
+
+
+def _forget() -> None:
+    loop, PlainLoop.running = PlainLoop.running, None
+    if loop is not None:
+        loop.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def end_running(exception: BaseException | None = None) -> None:
+    """End the loop that is being profiled, if there is one."""
+    if PlainLoop.running is not None:
+        PlainLoop.running.end(exception)
+
+
+def _at_exit() -> None:
+    interactive = hasattr(sys, "ps1") or "ipykernel" in sys.modules  # where it may be an older exception
+    raised = None if interactive else getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    end_running(raised)
+
+
+# atexit's functions come too late: from Python 3.12 on they can start neither threads nor processes
+threading._register_atexit(_at_exit)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+class LoopProfiling:
+    """Profiles the loop that calls `begin_step` and `end_step`, or these hooks of Fabric's."""
+
+    def __init__(self, callbacks: Iterable[TimedCallback], folder: str | os.PathLike[str] | None = None) -> None:
+        self._callbacks, self._folder = tuple(callbacks), folder
+        self._loop: PlainLoop | None = None
+        self._over = False
+
+    def loop(self, *, hooked: bool = False) -> PlainLoop | None:
+        """The loop, which begins now if it has not begun; None if nothing is to be profiled, or something else is."""
+        loop = self._loop
+        if loop is not None and loop is PlainLoop.running:
+            return loop if loop.thread == get_ident() else None
+        if self._over or self._is_taken(hooked=hooked):
+            return None
+        chosen = taking_part(self._callbacks)
+        if not chosen:
+            self._over = True
+            return None
+        end_running()
+        try:
+            self._loop = PlainLoop(chosen, self._folder, hooked=hooked)
+        except ConfigurationError:
+            self._over = True
+            raise
+        except Exception as exc:
+            self._over = True
+            _log.warning("Nothing of this loop is profiled: %s: %s", type(exc).__name__, exc)
+            _log.debug("", exc_info=exc)
+        return self._loop
+
+    def _is_taken(self, *, hooked: bool) -> bool:
+        running = PlainLoop.running
+        if running is not None:
+            return running.in_step or running.thread != get_ident() or (hooked and not running.hooked)
+        return region_sink() is not None  # a Trainer's fit
+
+    def end(self, exception: BaseException | None = None) -> None:
+        """The loop has ended."""
+        self._over = True
+        if self._loop is not None and self._loop is PlainLoop.running:
+            self._loop.end(exception)
+
+    # -- Fabric's hooks, which come where the loop calls them ------------------------------------------------------
+
+    def on_train_batch_start(self, batch: Any = None, *_: Any, **__: Any) -> None:
+        """A step begins."""
+        loop = self.loop(hooked=True)
+        if loop is not None and not loop.in_step:
+            loop.begin_step(batch, None)
+
+    def on_train_batch_end(self, outputs: Any = None, batch: Any = None, *_: Any, **__: Any) -> None:
+        """A step ends."""
+        loop = self._loop
+        if loop is None or loop is not PlainLoop.running or not loop.in_step:
+            self.on_train_batch_start()
+            loop = self._loop
+        if loop is not None and loop.in_step:
+            loop.end_step(batch)
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """The loop has ended."""
+        self.end()
+
+    on_fit_end = on_train_end
+
+    def on_exception(self, exception: BaseException | None = None, *_: Any, **__: Any) -> None:
+        """The loop has failed."""
+        self.end(exception)
+
+    def on_validation_start(self, *_: Any, **__: Any) -> None:
+        """Validation begins."""
+        if self._loop is not None:
+            self._loop.open_region(_VALIDATION)
+
+    def on_validation_end(self, *_: Any, **__: Any) -> None:
+        """Validation ends."""
+        if self._loop is not None:
+            self._loop.close_region(_VALIDATION, self._loop)

@@ -5,6 +5,7 @@ import pickle
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import count
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -145,7 +146,7 @@ class LoopTrainer:
     log_every_n_steps = accumulate_grad_batches = 1
     datamodule = None
     ckpt_path = ""
-    loggers = checkpoint_callbacks = num_val_batches = ()
+    loggers = checkpoint_callbacks = ()
 
     def __init__(self, callbacks: Sequence[Any], folder: str | os.PathLike[str] | None) -> None:
         self.callbacks = callbacks
@@ -161,6 +162,7 @@ class LoopTrainer:
         self.state = SimpleNamespace(fn="fit")
         self.progress_bar_metrics: dict[str, float] = {}
         self.loaders, self.validation_loaders = Loaders(), Loaders()
+        self.num_val_batches = [inf]
         self.updates = SimpleNamespace(completed=0)
         self._progress = SimpleNamespace(is_last_batch=False, total=SimpleNamespace(ready=0))
         self._epoch = _Loop(
@@ -188,6 +190,10 @@ class LoopTrainer:
     def optimizers(self) -> list[Any]:
         """The loop's optimizers."""
         return list(self.strategy.model.optimizers.values())
+
+    def validates_on(self, iterator: Any) -> None:
+        """Validation reads this iterator of a DataLoader."""
+        self.validation_loaders.flattened = [loader_of(iterator)]
 
     def count_step(self, source: BatchSource) -> None:
         """A step is about to end, whose batch comes from there."""

@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable
 from functools import wraps
 from threading import get_ident
+from time import perf_counter_ns
 from typing import Any, Final, Protocol
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from lightning_forge_profiling.callbacks.guard import Guarded, guarded
 from lightning_forge_profiling.callbacks.loop_trainer import LoopTrainer, loader_of
+from lightning_forge_profiling.callbacks.stack_sampler import WorkerStacks
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 
 _MOST_LOADERS: Final = 16  # a script may make a new loader for each epoch
@@ -23,6 +25,7 @@ class WatchedLoop(Protocol):
 
     trainer: LoopTrainer
     timer: StepTimer
+    workers: WorkerStacks
     in_step: bool
     validating: bool  # whether validation was found; not one that the script names
 
@@ -44,25 +47,29 @@ class Fetches(Guarded):
 
     def __init__(self, loop: WatchedLoop) -> None:
         self._loop = loop
-        self._known: dict[int, tuple[Any, DataLoader[Any]]] = {}  # by id of the loader's sampler: that, and the loader
+        self._known: dict[int, Callable[[], Any]] = {}  # references to the samplers of training loaders, by their ids
+        self._of_step: list[Any] = []  # references to the samplers of the loaders of the latest step
         self._read: list[Any] = []  # the iterators that were read since the last step
         self._read_before: list[weakref.ref[Any]] = []  # and before it
         self.batch: Any = None  # the latest of training since the last step
         self._may_be_batch: Any = None  # the first of an iterator of which it is not known yet
         self.seen = 0  # how many such batches there were
+        self.ended_ns = 0  # when an iterator was read last
+
+    def trains_on(self, loader: DataLoader[Any]) -> bool:
+        """Whether a loader is known to be one of training."""
+        return self._is_known(_sampler(loader))
 
     def _is_known(self, sampler: object) -> bool:
         known = self._known.get(id(sampler))
-        return known is not None and known[0] is sampler
+        return known is not None and known() is sampler
 
     def _learn(self, iterator: Any) -> None:
-        sampler = _sampler(iterator)
-        loaders = self._loop.trainer.loaders
+        sampler, loaders = _sampler(iterator), self._loop.trainer.loaders
         if not self._is_known(sampler):
             while len(self._known) >= _MOST_LOADERS:
                 del self._known[next(iter(self._known))]
-            self._known[id(sampler)] = sampler, loader_of(iterator)
-            loaders.flattened = [loader for _, loader in self._known.values()]
+            self._known[id(sampler)] = _reference(sampler)
             self._loop.timer.each_fetch |= _length(iterator) is None
         if all(reference() is not iterator for reference in loaders.iterators):
             alive = (reference for reference in loaders.iterators if reference() is not None)
@@ -97,8 +104,11 @@ class Fetches(Guarded):
             if loop.validating:
                 loop.leave_validation()
             loop.timer.enter("data")
-        elif not loop.validating:
-            self._may_validate()
+        else:
+            if not loop.validating:
+                self._may_validate()
+            if first:
+                loop.trainer.validates_on(iterator)
         if first:
             self._read.append(iterator)
 
@@ -109,7 +119,7 @@ class Fetches(Guarded):
         if exhausted and known:
             loop.timer.loader_ended()
         loop.timer.exit("data")
-        self._may_be_batch = None
+        self._may_be_batch, self.ended_ns = None, perf_counter_ns()
         if exhausted:
             self._read = [one for one in self._read if one is not iterator]
         elif known:
@@ -130,14 +140,17 @@ class Fetches(Guarded):
         if self._loop.validating:
             self._loop.leave_validation()
 
-    def step_ended(self) -> tuple[list[DataLoader[Any]], bool]:
+    def step_ended(self) -> tuple[list[Any], bool]:
         """The loaders that the step's batch comes from, and whether it is the last of their epoch."""
         of_step = [one for one in self._read if self._is_known(_sampler(one))]
+        loaders, samplers = self._loop.trainer.loaders, [_sampler(one) for one in of_step]
+        if of_step and [reference() for reference in self._of_step] != samplers:
+            self._of_step = [_reference(sampler) for sampler in samplers]
+            loaders.flattened = [loader_of(one) for one in of_step]
         ends_epoch = any(_is_at_end(one) for one in of_step)
-        loaders = [self._known[id(_sampler(one))][1] for one in of_step]
         self._read_before = [weakref.ref(one) for one in self._read]
         self.forget()
-        return loaders, ends_epoch
+        return loaders.flattened if of_step else [], ends_epoch
 
     def forget(self) -> None:
         """Keep no batch and no iterator alive."""
@@ -147,6 +160,13 @@ class Fetches(Guarded):
 def _sampler(of: Any) -> Any:
     """What a loader and all its iterators have in common."""
     return of._index_sampler  # noqa: SLF001
+
+
+def _reference(sampler: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(sampler)
+    except TypeError:  # a class with slots
+        return lambda: sampler
 
 
 def _yielded(iterator: Any) -> int:
@@ -219,9 +239,16 @@ class LoopWatch(Guarded):
         return batch
 
     def _iter(self, original: Callable[[Any], Any], loader: Any) -> Any:
-        if not self._fetching and self._sees():
-            self.fetches.new_iterator(loader)
-        return original(loader)
+        if self._fetching or not self._sees():
+            return original(loader)
+        self.fetches.new_iterator(loader)
+        if not self.fetches.trains_on(loader):
+            return original(loader)
+        self._loop.workers.watch()
+        try:
+            return original(loader)
+        finally:
+            self._loop.workers.release()
 
     def _backward(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         if not self._sees():

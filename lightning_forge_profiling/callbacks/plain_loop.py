@@ -4,9 +4,10 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Sequence
+from functools import cache
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from lightning_forge_profiling.callbacks.batches import UNSEEN
 from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_end
@@ -28,7 +29,6 @@ class PlainLoop(Guarded):
     """One loop that is being profiled, by the thread that runs it."""
 
     called = "The profiling of this loop"
-    running: ClassVar["PlainLoop | None"] = None
 
     def __init__(
         self, callbacks: Sequence[TimedCallback], folder: str | os.PathLike[str] | None, *, hooked: bool
@@ -48,13 +48,14 @@ class PlainLoop(Guarded):
         monitor = callbacks[0].monitor
         assert monitor is not None  # noqa: S101
         self.monitor, self.timer = monitor, monitor.step_timer
+        self.workers = monitor.readings.workers
         monitor.readings.stacks_show_regions = False
         for callback in callbacks:
             callback.on_train_start(trainer, trainer.lightning_module)
         set_region_sink(self)
         self.watch = LoopWatch(self)
         self._ended_ns = perf_counter_ns()
-        PlainLoop.running = self
+        TimedCallback.loop = self
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -151,15 +152,16 @@ class PlainLoop(Guarded):
     @guarded_end
     def end(self, exception: BaseException | None = None) -> None:
         """The loop has ended: print the table and close the record."""
-        if PlainLoop.running is self:
-            PlainLoop.running = None
+        if TimedCallback.loop is self:
+            TimedCallback.loop = None
         self.watch.release()
         exception = exception or self._failure
         if exception is not None and not _fails(exception):
             exception = None
         trainer, module = self.trainer, self.trainer.lightning_module
         ledger = self.monitor.ledger
-        ledger.turn_to("teardown", max(self._ended_ns, ledger.changed_ns))
+        over_ns = self.watch.fetches.ended_ns if self.validating else self._ended_ns
+        ledger.turn_to("teardown", max(over_ns, ledger.changed_ns))
         if exception is not None:
             for callback in self._callbacks:
                 callback.on_exception(trainer, module, exception)
@@ -181,8 +183,14 @@ def _fails(exception: BaseException) -> bool:
     return not (isinstance(exception, GeneratorExit) or (isinstance(exception, SystemExit) and not exception.code))
 
 
+def running() -> PlainLoop | None:
+    """The loop that is being profiled in this process."""
+    loop = TimedCallback.loop
+    return loop if isinstance(loop, PlainLoop) else None
+
+
 def _forget() -> None:
-    loop, PlainLoop.running = PlainLoop.running, None
+    loop, TimedCallback.loop = running(), None
     if loop is not None:
         loop.forked()
 
@@ -191,20 +199,34 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-def end_running(exception: BaseException | None = None) -> None:
-    """End the loop that is being profiled, if there is one."""
-    if PlainLoop.running is not None:
-        PlainLoop.running.end(exception)
-
-
 def _at_exit() -> None:
     interactive = hasattr(sys, "ps1") or "ipykernel" in sys.modules  # where it may be an older exception
     raised = None if interactive else getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    end_running(raised)
+    loop = running()
+    if loop is not None:
+        loop.end(raised)
 
 
 # atexit's functions come too late: from Python 3.12 on they can start neither threads nor processes
 threading._register_atexit(_at_exit)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _is_taken(open_loop: PlainLoop | None, *, hooked: bool) -> bool:
+    """Whether this thread or step is another's."""
+    if open_loop is None:
+        if region_sink() is not None:
+            _say_once("step() does nothing in a Trainer's fit, whose batches are the steps.")
+            return True
+        return False
+    if open_loop.thread != get_ident():
+        _say_once("step() is timed in one thread at a time: those of another thread are not.")
+        return True
+    return open_loop.in_step or (hooked and not open_loop.hooked)
+
+
+@cache
+def _say_once(what: str) -> None:
+    _log.warning(what)
 
 
 class LoopProfiling:
@@ -217,37 +239,32 @@ class LoopProfiling:
 
     def loop(self, *, hooked: bool = False) -> PlainLoop | None:
         """The loop, which begins now if it has not begun; None if nothing is to be profiled, or something else is."""
-        loop = self._loop
-        if loop is not None and loop is PlainLoop.running:
-            return loop if loop.thread == get_ident() else None
-        if self._over or self._is_taken(hooked=hooked):
+        loop, open_loop = self._loop, running()
+        if loop is not None and loop is open_loop and loop.thread == get_ident():
+            return loop
+        if self._over or _is_taken(open_loop, hooked=hooked):
             return None
         chosen = taking_part(self._callbacks)
         if not chosen:
             self._over = True
             return None
-        end_running()
+        if open_loop is not None:
+            open_loop.end()
+        self._over = True  # unless it begins
         try:
             self._loop = PlainLoop(chosen, self._folder, hooked=hooked)
+            self._over = False
         except ConfigurationError:
-            self._over = True
             raise
         except Exception as exc:
-            self._over = True
             _log.warning("Nothing of this loop is profiled: %s: %s", type(exc).__name__, exc)
             _log.debug("", exc_info=exc)
         return self._loop
 
-    def _is_taken(self, *, hooked: bool) -> bool:
-        running = PlainLoop.running
-        if running is not None:
-            return running.in_step or running.thread != get_ident() or (hooked and not running.hooked)
-        return region_sink() is not None  # a Trainer's fit
-
     def end(self, exception: BaseException | None = None) -> None:
         """The loop has ended."""
         self._over = True
-        if self._loop is not None and self._loop is PlainLoop.running:
+        if self._loop is not None and self._loop is running():
             self._loop.end(exception)
 
     # -- Fabric's hooks, which come where the loop calls them ------------------------------------------------------
@@ -261,7 +278,7 @@ class LoopProfiling:
     def on_train_batch_end(self, outputs: Any = None, batch: Any = None, *_: Any, **__: Any) -> None:
         """A step ends."""
         loop = self._loop
-        if loop is None or loop is not PlainLoop.running or not loop.in_step:
+        if loop is None or loop is not running() or not loop.in_step:
             self.on_train_batch_start()
             loop = self._loop
         if loop is not None and loop.in_step:

@@ -63,6 +63,8 @@ class PlainLoop(Guarded):
     def begin_step(self, batch: Any, samples: float | None) -> None:
         """A step begins."""
         self._failure = None  # the script has caught it
+        while self.hooked and self._named_validation:  # a loop may announce its beginning alone
+            self._end_named_validation()
         self.watch.step_begins()
         self.in_step, self._batch, self._samples = True, batch, samples
         if (window := self.monitor.window) is not None:
@@ -130,8 +132,8 @@ class PlainLoop(Guarded):
 
     @guarded
     def _end_named_validation(self) -> None:
-        self._named_validation -= 1
-        if not self._named_validation:
+        self._named_validation = max(self._named_validation - 1, 0)
+        if not self._named_validation and not self.watch.active:
             self.watch.active = True
             self.leave_validation()
 
@@ -235,25 +237,25 @@ class LoopProfiling:
     def __init__(self, callbacks: Iterable[TimedCallback], folder: str | os.PathLike[str] | None = None) -> None:
         self._callbacks, self._folder = tuple(callbacks), folder
         self._loop: PlainLoop | None = None
-        self._over = False
+        self._refused = False
 
     def loop(self, *, hooked: bool = False) -> PlainLoop | None:
         """The loop, which begins now if it has not begun; None if nothing is to be profiled, or something else is."""
         loop, open_loop = self._loop, running()
         if loop is not None and loop is open_loop and loop.thread == get_ident():
             return loop
-        if self._over or _is_taken(open_loop, hooked=hooked):
+        if self._refused or _is_taken(open_loop, hooked=hooked):
             return None
         chosen = taking_part(self._callbacks)
         if not chosen:
-            self._over = True
+            self._refused = True
             return None
         if open_loop is not None:
             open_loop.end()
-        self._over = True  # unless it begins
+        self._loop, self._refused = None, True  # unless it begins
         try:
             self._loop = PlainLoop(chosen, self._folder, hooked=hooked)
-            self._over = False
+            self._refused = False
         except ConfigurationError:
             raise
         except Exception as exc:
@@ -263,7 +265,6 @@ class LoopProfiling:
 
     def end(self, exception: BaseException | None = None) -> None:
         """The loop has ended."""
-        self._over = True
         if self._loop is not None and self._loop is running():
             self._loop.end(exception)
 
@@ -277,11 +278,11 @@ class LoopProfiling:
 
     def on_train_batch_end(self, outputs: Any = None, batch: Any = None, *_: Any, **__: Any) -> None:
         """A step ends."""
-        loop = self._loop
-        if loop is None or loop is not running() or not loop.in_step:
+        loop = running()
+        if loop is None or (loop is self._loop and not loop.in_step):  # the loop may call this hook alone
             self.on_train_batch_start()
-            loop = self._loop
-        if loop is not None and loop.in_step:
+            loop = running()
+        if loop is not None and loop is self._loop:
             loop.end_step(batch)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
@@ -296,10 +297,14 @@ class LoopProfiling:
 
     def on_validation_start(self, *_: Any, **__: Any) -> None:
         """Validation begins."""
-        if self._loop is not None:
-            self._loop.open_region(_VALIDATION)
+        loop = running()
+        if loop is not None and loop is self._loop:
+            loop.open_region(_VALIDATION)
 
     def on_validation_end(self, *_: Any, **__: Any) -> None:
         """Validation ends."""
-        if self._loop is not None:
-            self._loop.close_region(_VALIDATION, self._loop)
+        loop = running()
+        if loop is not None and loop is self._loop:
+            loop.close_region(_VALIDATION, loop)
+
+    on_validation_epoch_start, on_validation_epoch_end = on_validation_start, on_validation_end

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -163,6 +163,8 @@ def compute_dtype(trainer: Trainer) -> str:
     # a `torch.autocast` in the module itself is not visible here
     plugin = trainer.precision_plugin
     precision = str(plugin.precision)
+    if precision == UNKNOWN:
+        return UNKNOWN
     if precision.startswith("transformer-engine"):
         return "fp8"
     if precision in _MIXED:
@@ -176,6 +178,9 @@ def compute_dtype(trainer: Trainer) -> str:
         return dtype_name(dtype) or "fp32"
     return parameter_dtype(model)  # at "32-true" Lightning leaves them as the module made them
 
+
+UNKNOWN: Final = "unknown type"
+"""The precision of a loop without a Trainer, and the type that it computes in: its `torch.autocast` is not visible."""
 
 _MIXED = {"bf16-mixed": "bf16", "16-mixed": "fp16"}
 _TRUE = {"bf16-true": "bf16", "16-true": "fp16", "64-true": "fp64"}

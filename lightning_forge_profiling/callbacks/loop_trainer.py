@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
 
-from lightning_forge_profiling.callbacks.lightning_api import BatchSource
+from lightning_forge_profiling.callbacks.lightning_api import UNKNOWN, BatchSource
 
 _AGREED_WITHIN: Final = timedelta(seconds=60)  # ranks begin a loop together; one that does not is not profiled
 
@@ -158,7 +158,7 @@ class LoopTrainer:
         self.lightning_module: Any = self.strategy.model
         self.accelerator = type(f"{self.strategy.root_device.type.upper()}Accelerator", (), {})()  # as Lightning's
         self.profiler: Any = _NoProfiler()
-        self.precision_plugin = SimpleNamespace(precision="")
+        self.precision_plugin = SimpleNamespace(precision=UNKNOWN)
         self.state = SimpleNamespace(fn="fit")
         self.progress_bar_metrics: dict[str, float] = {}
         self.loaders, self.validation_loaders = Loaders(), Loaders()

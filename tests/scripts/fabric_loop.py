@@ -27,7 +27,7 @@ def main(*does):
             optimizer.step()
         if "hooks" in does:
             fabric.call("on_train_batch_end", None, batch, number)
-    print("trained")
+    sys.stdout.write("trained\n")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def main(does):
         raise ValueError("no such file")
     if does == "leave":
         os._exit(3)
-    print("weights", *(weight.sum().item() for weight in model.parameters()))
+    sys.stdout.write(f"weights {[weight.sum().item() for weight in model.parameters()]}\n")
 
 
 if __name__ == "__main__":

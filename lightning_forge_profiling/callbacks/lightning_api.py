@@ -163,8 +163,6 @@ def compute_dtype(trainer: Trainer) -> str:
     # a `torch.autocast` in the module itself is not visible here
     plugin = trainer.precision_plugin
     precision = str(plugin.precision)
-    if precision == UNKNOWN:
-        return UNKNOWN
     if precision.startswith("transformer-engine"):
         return "fp8"
     if precision in _MIXED:
@@ -182,7 +180,7 @@ def compute_dtype(trainer: Trainer) -> str:
 UNKNOWN: Final = "unknown type"
 """The precision of a loop without a Trainer, and the type that it computes in: its `torch.autocast` is not visible."""
 
-_MIXED = {"bf16-mixed": "bf16", "16-mixed": "fp16"}
+_MIXED = {"bf16-mixed": "bf16", "16-mixed": "fp16", UNKNOWN: UNKNOWN}
 _TRUE = {"bf16-true": "bf16", "16-true": "fp16", "64-true": "fp64"}
 
 

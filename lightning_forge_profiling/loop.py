@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator
 from math import inf
+from numbers import Real
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -11,7 +12,11 @@ from lightning_forge_profiling.callbacks.plain_loop import LoopProfiling, PlainL
 from lightning_forge_profiling.callbacks.throughput import ThroughputCallback
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.names import switched_off
+from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.region import region
+
+_log = plain_logger(__name__)
 
 T = TypeVar("T")
 
@@ -58,7 +63,7 @@ class profile(LoopProfiling):  # noqa: N801  (used like a function)
         """Steps from here on are of this block."""
         if _Process.block is not None:
             raise ConfigurationError("profile() inside of profile(): end the outer block first.")
-        _Process.block = self
+        _Process.block, self.began = self, False
         return self
 
     def __exit__(
@@ -66,6 +71,8 @@ class profile(LoopProfiling):  # noqa: N801  (used like a function)
     ) -> None:
         """The loop has ended."""
         _Process.block = None
+        if exc is None and not self.began and not switched_off():
+            _log.warning("Nothing was profiled: no step() began inside of profile().")
         self.end(exc)
 
 
@@ -129,7 +136,7 @@ class step:  # noqa: N801  (used like a function)
 
     def __init__(self, batch: Any = None, *, samples: float | None = None) -> None:
         if samples is not None and (
-            not isinstance(samples, int | float) or isinstance(samples, bool) or not 0 <= samples < inf
+            not isinstance(samples, Real) or isinstance(samples, bool) or not 0 <= samples < inf
         ):
             raise ConfigurationError(f"samples must be a number of samples, got {samples!r}.")
         self._batch, self._samples = batch, samples

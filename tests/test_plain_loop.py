@@ -378,18 +378,33 @@ def test_the_steps_of_another_thread_are_left_out(profiled):
     assert callback.analysis().run.all_steps == 20
 
 
-def test_a_compiled_update_is_compiled_as_without(profiled):
+def compiled_graphs():
+    """How often an update was compiled in a loop, and what interrupted its graph."""
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    @torch.compile(backend="eager")
+    def update():
+        optimizer.step()
+
+    for x, _ in loader(40):
+        with forge.step():
+            model(x).sum().backward()
+            update()
+    counters = {name: dict(torch._dynamo.utils.counters[name]) for name in ("stats", "graph_break")}
+    torch._dynamo.reset()
+    return counters
+
+
+def test_a_compiled_update_is_compiled_as_without(profiled, monkeypatch):
     with profiled[0]:
-        model = torch.nn.Linear(8, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        update = torch.compile(optimizer.step, backend="eager")
-        for x, _ in loader(40):
-            with forge.step():
-                model(x).sum().backward()
-                update()
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-    torch._dynamo.reset()
+        found = compiled_graphs()
+    monkeypatch.setenv("FORGE_PROFILING", "0")
+    with forge.profile():
+        assert compiled_graphs() == found
+    assert profiled[1].analysis().run.all_steps == 10
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -439,6 +454,19 @@ def test_built_in_names_are_skipped_in_a_trainers_fit_with_a_warning(tmp_path, c
     assert [record.message for record in caplog.records if "forward" in record.message] == [
         "region('forward') is not timed in a Trainer's fit: Lightning announces the built-in regions."
     ]
+
+
+def test_a_block_without_steps_and_functions_without_a_batch_say_so(tmp_path, caplog):
+    with forge.profile(log_dir=tmp_path):
+        Model()
+    with forge.profile(forge.ThroughputCallback(tokens_fn=len), log_dir=tmp_path):
+        for _ in range(3):
+            with forge.step():
+                pass
+    said = [record.message for record in caplog.records]
+    assert "Nothing was profiled: no step() began inside of profile()." in said
+    [of_tokens] = [message for message in said if "tokens_fn" in message]
+    assert of_tokens.startswith("tokens_fn needs the batch, which no DataLoader gave: pass it, `with step(batch=")
 
 
 def test_switched_off_a_step_does_nothing(profiled, tmp_path, monkeypatch):

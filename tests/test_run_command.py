@@ -325,7 +325,7 @@ def test_switched_off_callbacks_do_nothing_and_say_so_once(tmp_path, make_traine
 # --- without `run` the entry point costs nothing ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("group", GROUPS.values())
+@pytest.mark.parametrize("group", [*GROUPS.values(), "lightning.fabric.callbacks_factory"])
 def test_without_run_the_entry_point_imports_nothing_else(tmp_path, group):
     program = (
         "import sys\nfrom importlib.metadata import entry_points\n"

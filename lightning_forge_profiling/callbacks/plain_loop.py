@@ -238,6 +238,7 @@ class LoopProfiling:
         self._callbacks, self._folder = tuple(callbacks), folder
         self._loop: PlainLoop | None = None
         self._refused = False
+        self.began = False  # whether a loop was to begin
 
     def loop(self, *, hooked: bool = False) -> PlainLoop | None:
         """The loop, which begins now if it has not begun; None if nothing is to be profiled, or something else is."""
@@ -252,7 +253,7 @@ class LoopProfiling:
             return None
         if open_loop is not None:
             open_loop.end()
-        self._loop, self._refused = None, True  # unless it begins
+        self._loop, self._refused, self.began = None, True, True  # refused unless it begins
         try:
             self._loop = PlainLoop(chosen, self._folder, hooked=hooked)
             self._refused = False

@@ -1,10 +1,12 @@
 """`with step():` in loops without a Trainer, Fabric's hooks, and what is seen of such a loop without its help."""
 
+import contextlib
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from importlib.metadata import entry_points
 
 import pytest
@@ -324,6 +326,21 @@ def test_a_step_that_fails_and_is_caught_is_no_step(profiled, tmp_path):
                 continue
     assert (the_record(tmp_path).end.outcome, the_record(tmp_path).end.step) == ("failed", 16)  # the last one did
     assert callback.analysis().run.all_steps == 16
+
+
+def test_a_step_that_fails_and_is_caught_keeps_nothing_alive(profiled):
+    kept = []
+
+    def allocates():
+        large = torch.ones(8)
+        kept.append(weakref.ref(large))
+        raise MemoryError
+
+    with profiled[0]:
+        Model().fit(loader(40))
+        with contextlib.suppress(MemoryError), forge.step():
+            allocates()
+        assert kept[0]() is None
 
 
 def test_loops_one_after_another_have_a_record_each_and_leave_torch_as_it_was(tmp_path, capfd):

@@ -9,6 +9,8 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Final
 
+import torch
+
 from lightning_forge_profiling.callbacks.batches import UNSEEN
 from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.callbacks.lightning_api import BatchSource
@@ -94,7 +96,10 @@ class PlainLoop(Guarded):
         """A step is left by an exception. It is no step, and the end of the loop if no other begins."""
         self.timer.forget_forward()
         self.timer.exit("forward")
-        self.in_step, self._batch, self._failure = False, None, exception
+        self.in_step, self._batch = False, None
+        self._failure = _without_frames(exception) if _fails(exception) else None
+        if self.monitor.window is not None and isinstance(exception, torch.OutOfMemoryError):
+            self.monitor.window.failing(exception)  # now, as the script may catch it
 
     # -- regions that the script names ---------------------------------------------------------------------------
 
@@ -133,7 +138,7 @@ class PlainLoop(Guarded):
     @guarded
     def _end_named_validation(self) -> None:
         self._named_validation = max(self._named_validation - 1, 0)
-        if not self._named_validation and not self.watch.active:
+        if not self._named_validation and not self.watch.active and TimedCallback.loop is self:
             self.watch.active = True
             self.leave_validation()
 
@@ -157,9 +162,7 @@ class PlainLoop(Guarded):
         if TimedCallback.loop is self:
             TimedCallback.loop = None
         self.watch.release()
-        exception = exception or self._failure
-        if exception is not None and not _fails(exception):
-            exception = None
+        exception = self._failure if exception is None or not _fails(exception) else exception
         trainer, module = self.trainer, self.trainer.lightning_module
         ledger = self.monitor.ledger
         over_ns = self.watch.fetches.ended_ns if self.validating else self._ended_ns
@@ -183,6 +186,17 @@ class PlainLoop(Guarded):
 def _fails(exception: BaseException) -> bool:
     """Whether an exception that ends a loop is a failure."""
     return not (isinstance(exception, GeneratorExit) or (isinstance(exception, SystemExit) and not exception.code))
+
+
+def _without_frames(exception: BaseException) -> BaseException:
+    """The same exception without its traceback, whose frames hold what the step has allocated."""
+    kind = type(exception)
+    try:
+        copy = kind.__new__(kind, *exception.args)
+        copy.args = exception.args
+    except Exception:
+        return RuntimeError(f"{kind.__name__}: {exception}")
+    return copy
 
 
 def running() -> PlainLoop | None:

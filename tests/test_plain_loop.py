@@ -13,7 +13,7 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from torch.optim import optimizer as optimizers
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import lightning_forge_profiling as forge
@@ -534,6 +534,23 @@ def test_fabrics_hooks_delimit_the_steps(tmp_path, capfd, hooks, marks):
     assert callback.summary()["throughput/samples_per_sec"] > 0
     assert tables(capfd.readouterr().err) == 1
     assert TimedCallback.loop is None
+
+
+def test_the_copy_that_fabrics_loader_makes_is_the_transfer(tmp_path):
+    class Slow(torch.Tensor):
+        def to(self, *arguments, **options):
+            busy()
+            return super().to(*arguments, **options)
+
+    callback = every_step(warmup_steps=2)
+    fabric, model = Fabric(accelerator="cpu", devices=1), Model()
+    batches = fabric.setup_dataloaders(
+        loader(80, collate_fn=lambda samples: [each.as_subclass(Slow) for each in default_collate(samples)])
+    )
+    with forge.profile(callback, log_dir=tmp_path):
+        model.fit([x.as_subclass(torch.Tensor), y.as_subclass(torch.Tensor)] for x, y in batches)
+    times = regions_of(callback)
+    assert times["transfer"] >= SLOW_MS > times["data"]
 
 
 def test_fabrics_validation_hooks_leave_validation_out(tmp_path):

@@ -1,5 +1,6 @@
 """What a plain loop calls of torch, seen without its help: DataLoader fetches, `backward`, optimizer steps."""
 
+import sys
 import weakref
 from collections.abc import Callable
 from functools import wraps
@@ -201,6 +202,8 @@ class LoopWatch(Guarded):
             _replace(DataLoader, "__iter__", self._iter),
             _replace(torch.autograd, "backward", self._backward),
         ]
+        fabrics = (sys.modules.get(f"{name}.wrappers") for name in ("lightning.fabric", "lightning_fabric"))
+        self._replaced += [_replace(one, "move_data_to_device", self._move) for one in fabrics if one is not None]
         self._handles = (
             register_optimizer_step_pre_hook(self._optimizer_begins),
             register_optimizer_step_post_hook(self._optimizer_ended),
@@ -249,6 +252,16 @@ class LoopWatch(Guarded):
             return original(loader)
         finally:
             self._loop.workers.release()
+
+    def _move(self, original: Callable[..., Any], *args: Any) -> Any:
+        """Fabric's loader moves its batch, before the step that trains on it."""
+        if not self._sees():
+            return original(*args)
+        self._loop.timer.enter("transfer")
+        try:
+            return original(*args)
+        finally:
+            self._loop.timer.exit("transfer")
 
     def _backward(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         if not self._sees():

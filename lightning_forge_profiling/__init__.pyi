@@ -3,6 +3,9 @@ from .callbacks.forge_profiler import ForgeProfilerCallback as ForgeProfilerCall
 from .callbacks.throughput import ThroughputCallback as ThroughputCallback
 from .errors import ForgeProfilingError as ForgeProfilingError
 from .flops.count import count_flops as count_flops
+from .loop import batches as batches
+from .loop import profile as profile
+from .loop import step as step
 from .pipeline import analyze as analyze
 from .results.analysis import Analysis as Analysis
 from .timing.collection import CUDATimer as CUDATimer

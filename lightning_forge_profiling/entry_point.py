@@ -1,4 +1,4 @@
-"""Lightning's entry point for callbacks of a new Trainer. Adds none unless `forge-profiling run` started the script.
+"""Lightning's entry points for callbacks of a new Trainer or Fabric. Add none unless `forge-profiling run` started it.
 
 Lightning imports this module in every script of the environment, so it imports only the standard library.
 """
@@ -10,8 +10,17 @@ from typing import Any, Final
 RUN_OPTIONS: Final = "FORGE_PROFILING_RUN"
 """Environment variable set by `run`: a JSON object with the arguments of each callback, by class name."""
 
+_NO_FIT: Final = "no Trainer was fitted, so nothing was profiled"
+_NO_STEP: Final = (
+    "no step of the Fabric loop was announced, so nothing was profiled. Put each step in `with forge.step():` (import "
+    'lightning_forge_profiling as forge), or call fabric.call("on_train_batch_start") and '
+    'fabric.call("on_train_batch_end") around it'
+)
 
-def callbacks() -> list[object]:
+_seen: Final[set[str]] = set()  # "Fabric" if the script has made one
+
+
+def callbacks() -> list[Any]:
     """Callbacks for one Trainer.
 
     Examples:
@@ -44,6 +53,22 @@ def callbacks() -> list[object]:
     return added
 
 
+def fabric_callbacks() -> list[object]:
+    """The callback for one Fabric, which profiles a loop that calls `on_train_batch_start` and `on_train_batch_end`.
+
+    Examples:
+        >>> fabric_callbacks()
+        []
+    """
+    added = callbacks()
+    if not added:
+        return []
+    from lightning_forge_profiling.callbacks.plain_loop import LoopProfiling  # noqa: PLC0415  (loads torch)
+
+    _seen.add("Fabric")
+    return [LoopProfiling(added)]
+
+
 def is_first_rank() -> bool:
     """Whether this process is rank 0 of a launcher, or there is no launcher."""
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
@@ -65,7 +90,8 @@ def _say_what_was_fitted() -> None:
     if not os.environ.get(RUN_OPTIONS) or not is_first_rank() or sys.stderr is None:
         return
     in_child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime > 0  # a process of `ddp_spawn` may have fitted
-    lines = FITS.overview() if FITS.begun or in_child else ["no Trainer was fitted, so nothing was profiled"]
+    said = [_NO_STEP if "Fabric" in _seen else _NO_FIT]
+    lines = FITS.overview() if FITS.begun or in_child else said
     sys.stderr.writelines(f"forge-profiling: {line}\n" for line in lines)
 
 

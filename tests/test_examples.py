@@ -151,6 +151,19 @@ def test_train_gpt_logs_for_tensorboard(gpt):
 
 
 @pytest.mark.slow
+def test_plain_loop_records_its_window_and_the_run(tmp_path):
+    options = [str(CHECKOUT / "examples" / "plain_loop.py"), "--steps", "20", "--out", "runs"]
+    done = subprocess.run(
+        [sys.executable, *options], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=HANGS_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert tables(done.stderr) == 1
+    [path] = traces(tmp_path / "runs")
+    assert recorded_steps(read_trace(path)) == [5, 6, 7]
+    assert {"rank0.jsonl"} == {each.name for each in (tmp_path / "runs" / "forge_record").iterdir()}
+
+
+@pytest.mark.slow
 def test_plain_pytorch_harvests_its_times_and_records_its_window(tmp_path):
     out = example("plain_pytorch.py", "--steps", 14, "--out", "traces", cwd=tmp_path)
     assert out.startswith("mean of 4 steps")

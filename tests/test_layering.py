@@ -48,6 +48,7 @@ MAY_IMPORT = {
         "host", "timing", "gpu", "flops", "results", "diagnosis", "report", "record", "profiler",
     },
     "entry_point": {"callbacks"},
+    "loop": {"callbacks", "timing", "entry_point"},
     "compat": {"torch", "timing"},
     "result_types": {"timing", "flops", "results", "pipeline", "report", "bench", "profiler"},
     "cli": {

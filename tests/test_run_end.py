@@ -16,6 +16,7 @@ from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.analysis import RunEvidence, RunLedger, Saving
 from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.results.run import Switches
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.rates import Compute, Peak, StepWork
@@ -122,10 +123,11 @@ def test_a_verdict_of_the_machine_says_that_the_rest_is_unreliable():
     assert "Other shares are unreliable." in " ".join(printed(report_of(analysed(code=STARVED))).split())
 
 
-def test_what_follows_the_remedy_in_a_verdict_stays():
+def test_a_switch_that_distorts_all_times_is_named():
     analysis = analysed(**INPUT_BOUND)
-    noted = replace(analysis, verdict_text=f"{analysis.verdict_text} Anomaly detection is on.")
-    assert "hidden). Anomaly detection is on." in " ".join(printed(report_of(noted)).split())
+    run = replace(analysis.run, switches=Switches(anomaly_detection=True))
+    text = printed(report_of(replace(analysis, run=run)))
+    assert "note        All times include anomaly detection, which was on.\n" in text
 
 
 def test_without_a_finding_the_verdict_stands_alone():

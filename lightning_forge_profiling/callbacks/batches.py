@@ -28,8 +28,16 @@ _FIRST_BATCHES: Final = 8
 _Size = Callable[[Any], int]  # reads one size off a batch
 
 
-class UnknownBatchSizeError(Exception):
-    """The samples of a batch cannot be counted; the message says why."""
+class UnseenBatchError(Exception):
+    """A function of the batch has none; the message says what to do."""
+
+
+class UnknownBatchSizeError(UnseenBatchError):
+    """The samples of a batch cannot be counted, for the reason given."""
+
+    def __str__(self) -> str:
+        """The reason, and what to do."""
+        return f"The number of samples in a batch is unknown: {self.args[0]}. Give ThroughputCallback a batch_size_fn"
 
 
 class _Known(NamedTuple):
@@ -208,6 +216,9 @@ FlopsPerBatch: TypeAlias = float | Callable[[Any], float] | None
 _SAMPLES = "samples"
 _MODULE_ATTRIBUTE = "flops_per_batch"
 
+UNSEEN: Final = object()
+"""A batch that a plain loop has neither fetched from a DataLoader nor given to its step."""
+
 
 class BatchCounter:
     """Counts the samples and tokens of each batch, with the user's functions; a failing one is logged."""
@@ -232,6 +243,8 @@ class BatchCounter:
         if _SAMPLES in self._problems:
             return None
         known, counter = source(), self._batch_size
+        if known.samples is not None or batch is UNSEEN or not known.loaders:
+            return known.samples
         if counter is None or known.loaders != counter.loaders:
             counter = self._batch_size = BatchSize(known.loaders)
         return self._count(_SAMPLES, partial(counter, source=known), batch)
@@ -250,7 +263,7 @@ class BatchCounter:
         if timed is not None:
             timed.enter(part)
         try:
-            counted = function(batch)
+            counted = _call(name, function, batch)
             if isinstance(counted, torch.Tensor) and counted.device.type != "cpu":
                 problem = f"{name} returned a tensor on the GPU; reading it would stall training every step"
             elif counted is None:
@@ -261,8 +274,8 @@ class BatchCounter:
                 problem = f"{name} returned {counted!r}"
             else:
                 return number
-        except UnknownBatchSizeError as exc:
-            problem = f"The number of samples in a batch is unknown: {exc}. Give ThroughputCallback a batch_size_fn"
+        except UnseenBatchError as exc:
+            problem = str(exc)
         except Exception as exc:
             problem = f"{name} raised {type(exc).__name__}: {exc}"
         finally:
@@ -277,6 +290,12 @@ class BatchCounter:
             of, steps = (f" of {self._loop}", "") if self._loop else ("", "; steps per second are")
             _log.warning("%s. That rate%s is not logged%s.", problem, of, steps)
         self._problems[name] = first, batches + 1
+
+
+def _call(name: str, function: Callable[[Any], float | None], batch: Any) -> float | None:
+    if batch is UNSEEN:
+        raise UnseenBatchError(f"{name} needs the batch, which no DataLoader gave: pass it, `with step(batch=batch):`")
+    return function(batch)
 
 
 _LONGEST_CYCLE: Final = 64  # if the module accumulates gradients by itself, its first cycle ends within this many steps

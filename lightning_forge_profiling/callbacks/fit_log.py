@@ -19,7 +19,7 @@ from lightning_forge_profiling.callbacks.run_record import RecordFolder, RunReco
 from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, run_telemetry
 from lightning_forge_profiling.callbacks.window_flops import (
     GIVE_FLOPS,
-    GIVE_PEAK,
+    give_peak,
     recorded_compute,
     recorded_metrics,
     run_peak,
@@ -151,7 +151,7 @@ class FitLog(Guarded):
             _log.info("MFU is of %s.", peak)
         elif peak.device != "cpu":
             self._advised = True
-            _log.warning("No MFU: %s; %s.", peak.source, GIVE_PEAK.format(peak.dtype))
+            _log.warning("No MFU: %s; %s.", peak.source, give_peak(peak.dtype))
 
     @guarded
     def end_step(self, trainer: Trainer) -> None:
@@ -312,7 +312,9 @@ class FitLog(Guarded):
     def _reached(self, peak: Peak) -> float | None:
         """What the device was measured to reach in the type that a peak is of."""
         measured = self._settings.measured_peak
-        return measured.flops if measured is not None and measured.dtype == peak.dtype else None
+        if measured is None or peak.dtype not in {measured.dtype, lightning_api.UNKNOWN}:
+            return None
+        return measured.flops
 
     def _log_recorded(self, trainer: Trainer, recorded: Sequence[Compute]) -> None:
         metrics = recorded_metrics(recorded)

@@ -68,7 +68,7 @@ class FitMonitor(Guarded):
         self._awaited = list(callbacks)
         self._watched = (
             watch_failure(trainer.fit_loop, partial(self._loop_failed, trainer)),
-            watch_validation(trainer, self._enter_validation),
+            watch_validation(trainer, self.enter_validation),
         )
         self._set_up: SetUpParts | None = None
         self._tear_down: TearDown | None = None
@@ -218,7 +218,8 @@ class FitMonitor(Guarded):
             self.readings.workers.watch()
             self.ledger.exit("sanity_check")
 
-    def _enter_validation(self) -> None:
+    def enter_validation(self) -> None:
+        """A validation run begins."""
         self._pause_readings()
         self.step_timer.enter_validation()
 

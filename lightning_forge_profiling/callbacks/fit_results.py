@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
+from lightning_forge_profiling.callbacks.loop_trainer import LoopTrainer
 from lightning_forge_profiling.callbacks.process_fits import FITS, shapes_of
 from lightning_forge_profiling.callbacks.run_report import (
     OtherRanks,
@@ -95,12 +96,13 @@ class FitReporter:
         if report is None:
             return
         line = ""
-        if all(callback.fits == "first" for callback in callbacks):
+        if report.model and all(callback.fits == "first" for callback in callbacks):
             line = FITS.add(shapes_of(trainer.lightning_module), self._began_s, report)
         if not trainer.is_global_zero:
             return
-        # standard output belongs to a script that knows nothing of us
-        screen = Screen(sys.stderr, wrap=True) if all(callback.added for callback in callbacks) else None
+        # standard output belongs to the script, unless a Trainer of it has our callbacks
+        quiet = isinstance(trainer, LoopTrainer) or all(callback.added for callback in callbacks)
+        screen = Screen(sys.stderr, wrap=True) if quiet else None
         if self._monitor.brief:
             (screen or Screen()).line(line)
         else:

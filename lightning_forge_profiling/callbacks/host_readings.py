@@ -20,6 +20,7 @@ class HostReadings:
         self._stacks: StackSampler | None = None
         self.workers = WorkerStacks()
         self.switches: Switches | None = None
+        self.stacks_show_regions = True  # as those of Lightning's loop do
 
     def begin(self, trainer: Trainer) -> None:
         """Training begins."""
@@ -42,8 +43,10 @@ class HostReadings:
         if cpu is None or not cpu.due(now_s, counts=counts):
             return
         if self._stacks is None and counts and not self._step_timer.host_is_ahead:
-            self._stacks = StackSampler(self._step_timer.ledger.innermost, cpu.clock)
-            self._stacks.start()
+            with self._step_timer.own_work():
+                region = None if self.stacks_show_regions else self._step_timer.region_under_way
+                self._stacks = StackSampler(self._step_timer.ledger.innermost, cpu.clock, region)
+                self._stacks.start()
         with self._step_timer.own_work():
             cpu.read(counts=counts)
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from math import ceil, isfinite
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -185,7 +185,10 @@ def compute_dtype(trainer: Trainer) -> str:
     return parameter_dtype(model)  # at "32-true" Lightning leaves them as the module made them
 
 
-_MIXED = {"bf16-mixed": "bf16", "16-mixed": "fp16"}
+UNKNOWN: Final = "unknown type"
+"""The precision of a loop without a Trainer, and the type that it computes in: its `torch.autocast` is not visible."""
+
+_MIXED = {"bf16-mixed": "bf16", "16-mixed": "fp16", UNKNOWN: UNKNOWN}
 _TRUE = {"bf16-true": "bf16", "16-true": "fp16", "64-true": "fp64"}
 
 
@@ -277,10 +280,14 @@ class BatchSource(NamedTuple):
     loaders: Sequence[Any]  # all training loaders, mostly one DataLoader
     ends_epoch: bool = False  # whether the batch is the last of its epoch
     one_a_step: bool = True  # whether it is all that its step fetched, as always where Lightning does the fetching
+    samples: float | None = None  # in the batch, if the loop says so
 
 
 def batch_source(trainer: Trainer) -> BatchSource:
     """The loaders that the batch that has just ended comes from."""
+    known: BatchSource | None = getattr(trainer.fit_loop, "batch_source", None)  # of a plain loop
+    if known is not None:
+        return known
     loop, progress = trainer.fit_loop, trainer.fit_loop.epoch_loop.batch_progress
     fetcher = loop._data_fetcher  # noqa: SLF001
     return BatchSource(

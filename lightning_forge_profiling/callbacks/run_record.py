@@ -22,6 +22,7 @@ from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.folders import run_folder
 from lightning_forge_profiling.callbacks.guard import Guarded, guarded
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
+from lightning_forge_profiling.callbacks.loop_trainer import model_name
 from lightning_forge_profiling.callbacks.run_report import built_in_ms
 from lightning_forge_profiling.callbacks.run_settings import loader_settings
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
@@ -150,7 +151,7 @@ def _settings(trainer: Trainer) -> dict[str, str | int | float | bool | None]:
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "float32_matmul_precision": _matmul_precision(),
-        "module": type(trainer.lightning_module).__name__,
+        "module": model_name(trainer),
     }
     scalar = (str, int, float, bool, type(None))
     return {name: value if isinstance(value, scalar) else str(value) for name, value in settings.items()}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.folders import logger_folder, tracked_runs
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
+from lightning_forge_profiling.callbacks.loop_trainer import model_name
 from lightning_forge_profiling.callbacks.run_settings import loader_settings, optimizer_settings, restarted_workers
 from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, BlockBootstrap, share_interval
 from lightning_forge_profiling.diagnosis.combine import combine
@@ -246,7 +247,7 @@ def run_report(
         compute=compute,
         gpu=gpu,
         loops=() if log is None else log.loops,
-        model=type(trainer.lightning_module).__name__,
+        model=model_name(trainer),
     )
 
 

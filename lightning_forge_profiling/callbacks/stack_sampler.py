@@ -186,9 +186,12 @@ class StackThread:
 class StackSampler(StackThread):
     """Samples the training thread: its lines by region and hook, and how long it waits for the interpreter lock."""
 
-    def __init__(self, part: Callable[[], str], clock: ThreadClock | None) -> None:
+    def __init__(
+        self, part: Callable[[], str], clock: ThreadClock | None, region: Callable[[], str | None] | None = None
+    ) -> None:
         super().__init__(clock)
         self._part = part
+        self._region = region  # says the region of a plain loop, which is the script's own and so not in the stack
         self._native = threading.get_native_id()
         self._lines: defaultdict[str, LineSums] = defaultdict(new_sums)
         self._interval: list[
@@ -214,6 +217,8 @@ class StackSampler(StackThread):
         """Add a sample to its line, and to the present interval."""
         line, region = self.walk(frame)
         part = self._part()
+        if self._region is not None:
+            region = self._region()
         hooked = part.startswith(("callback/", "module/", "datamodule/", "logger"))
         if hooked or (region is not None and part == STEPS):
             add_sample(self._lines[part if hooked else region or ""], line, sample)

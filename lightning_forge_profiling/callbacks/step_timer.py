@@ -1,14 +1,14 @@
 """Turns the boundaries of a fit (a fetch begins, backward ends) into region times, steps and the run's totals."""
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from threading import Lock
 from time import perf_counter_ns
-from typing import Final, NamedTuple
+from typing import Final
 
 from torch.autograd.profiler import record_function
 
+from lightning_forge_profiling.callbacks.completed_steps import CompletedSteps, EndedStep
 from lightning_forge_profiling.callbacks.guard import Guarded, guarded
 from lightning_forge_profiling.names import DATA_LOADER, EXCLUDED, FIRST_STEP, MARK_PREFIX, PROFILER, REGIONS
 from lightning_forge_profiling.plain_text import plain_logger
@@ -18,65 +18,7 @@ from lightning_forge_profiling.timing.events import HostEvent, Mark
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import StepTiming, StepWork
 from lightning_forge_profiling.timing.run_totals import LeftOut, RunSummary, RunTotals
-from lightning_forge_profiling.timing.steps import LOADER_END, LOADER_START, WHOLE, StepAssembler, StepTimes
-
-
-class EndedStep(NamedTuple):
-    """A step that has ended on the host."""
-
-    step: int  # its number, which is the tag of its intervals
-    work: StepWork
-    left_out: LeftOut | None
-    timing: StepTiming
-    complete: bool  # whether every event in it could be recorded
-
-
-class CompletedSteps:
-    """Assembles the intervals that the GPU has completed into steps."""
-
-    def __init__(self, totals: RunTotals) -> None:
-        self._totals = totals
-        self._assembler = StepAssembler()
-        self._ended: deque[EndedStep] = deque(maxlen=4096)
-        self._unread = 0
-
-    def expect(self, ended: EndedStep) -> None:
-        """Add a step that has ended on the host, and whose times will follow."""
-        self._ended.append(ended)
-
-    def deliver(self, timers: CUDATimerCollection) -> None:
-        """Enter what the GPU has completed. Never waits."""
-        intervals = timers.harvest()
-        if timers.unread != self._unread:  # some fell out: of which of the steps that wait is not known
-            self._unread = timers.unread
-            self._ended = deque((ended._replace(complete=False) for ended in self._ended), self._ended.maxlen)
-        for interval in intervals:
-            times = self._assembler.add(interval)
-            if times is not None:
-                self._enter(times)
-        # a step that has ended on the host and has left nothing to wait for is complete without a later one behind it
-        if self._ended and self._ended[-1].step == self._assembler.step and not timers.backlog:
-            last = self._assembler.flush()
-            if last is not None:
-                self._enter(last)
-
-    def flush(self, unfinished: int) -> None:
-        """Enter what is left at the end of the run."""
-        last = self._assembler.flush()
-        if last is not None:
-            self._enter(last)
-            if last.step == unfinished:
-                self._totals.add_excluded(last)
-
-    def _enter(self, times: StepTimes) -> None:
-        while self._ended and self._ended[0].step <= times.step:
-            ended = self._ended.popleft()
-            if ended.step == times.step and ended.complete:
-                shown = times if ended.timing.saw_all else times.whole()
-                self._totals.add(shown, ended.work, ended.left_out, ended.timing)
-            else:
-                self._totals.skip(ended.work)
-
+from lightning_forge_profiling.timing.steps import LOADER_END, LOADER_START, RESERVED, WHOLE
 
 _log = plain_logger(__name__)
 
@@ -153,6 +95,7 @@ class StepTimer(Guarded):
         self._stack: list[tuple[str, record_function | None]] = []
         self._open_parts: list[str] = []
         self._depth: dict[str, int] = {}
+        self._said_announced = False
         self._user_regions = Lock()  # autograd has a thread for each device
         self.totals = RunTotals(tuple(name for name in REGIONS if name in timed), bucket)
         self._completed = CompletedSteps(self.totals)
@@ -312,9 +255,44 @@ class StepTimer(Guarded):
     @guarded
     def forward_in_closure(self) -> None:
         """Count the time since a manual optimizer step began as `forward`: its closure is about to run backward."""
-        if self.active and self._label == "optimizer":
-            self.timers.relabel("optimizer", self._labels["forward"])
-            self._be_in(self._labels["forward"])
+        self._count_as("optimizer", "forward")
+
+    def _count_as(self, region: str, other: str) -> None:
+        """Count the region under way as another one, if it is `region`."""
+        old, new = self._labels[region], self._labels[other]
+        if self.active and self._label == old != new:
+            self.timers.relabel(old, new)
+            self._be_in(new)
+
+    @guarded
+    def enter_backward(self) -> None:
+        """Enter `backward` where nothing announces `forward`: that is what comes before it in a step."""
+        if self._stack and self._stack[-1][0] == "forward":
+            self.exit("forward")
+        elif not self._validating:
+            self._count_as("optimizer", "forward")
+            self._count_as("other", "forward")
+        self.enter("backward")
+
+    @guarded
+    def forget_forward(self) -> None:
+        """Count `forward` as `other`: no backward has followed it."""
+        if self._stack and self._stack[-1][0] == "forward":
+            self._count_as("forward", "other")
+
+    @guarded
+    def was_loader_start(self) -> None:
+        """Count the validation under way as `loader start`: a new loader's first batch was one of training."""
+        if self.active and self._validating and self._label == "validation":
+            self.timers.relabel("validation", LOADER_START)
+            self._label = LOADER_START
+            took_ns = self._clock_ns() - self._since.host_ns
+            self.exit_validation()
+            self.ledger.move(took_ns, "validation", DATA_LOADER)
+
+    def region_under_way(self) -> str | None:
+        """The built-in region under way, also for another thread; None where regions are not timed."""
+        return self._label if self._label in REGIONS else None
 
     def end_step(
         self,
@@ -409,6 +387,9 @@ class StepTimer(Guarded):
 
     def open_region(self, name: str) -> object | None:
         """Begin a region of the user's (see `timing.region`)."""
+        if name in RESERVED:
+            self._say_announced(name)
+            return None
         if not self.active or self._validating or not self.is_split:
             return None
         try:
@@ -428,6 +409,11 @@ class StepTimer(Guarded):
             self.note_failure(exc)
             return None
         return span
+
+    def _say_announced(self, name: str) -> None:
+        if not self._said_announced:
+            self._said_announced = True
+            _log.warning("region(%r) is not timed in a Trainer's fit: Lightning announces the built-in regions.", name)
 
     def close_region(self, name: str, token: object) -> None:
         """End a region of the user's."""

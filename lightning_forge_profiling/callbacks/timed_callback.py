@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Collection, Iterable
 from functools import cache
+from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Protocol
 
 import torch
 
@@ -29,6 +30,15 @@ _BACKWARD_HOOKS: Final = ("on_before_backward", "on_after_backward")
 _LOGGING_ATTRIBUTES: Final = ("log", "log_dict")
 
 
+class OpenLoop(Protocol):
+    """A loop without a Trainer that is being profiled."""
+
+    thread: int
+
+    def end(self) -> None:
+        """Print the table and close the record."""
+
+
 class TimedCallback(Callback):
     """Settings for the `FitMonitor` that the callbacks in one Trainer share, and the hooks around its steps."""
 
@@ -44,6 +54,8 @@ class TimedCallback(Callback):
     added: bool = False
     logs: bool = True  # whether the Trainer's loggers get anything: under `run` they are the script's
     fits: Literal["first", "all"] = "all"  # which fits of equal modules in a process are recorded and printed in full
+
+    loop: ClassVar["OpenLoop | None"] = None  # the loop without a Trainer that is profiled; a fit ends it
 
     monitor: FitMonitor | None = None  # of the fit that is running
     _begun: SetUpParts | None = None  # of a fit that has begun, until `setup`
@@ -133,6 +145,8 @@ class TimedCallback(Callback):
         if stage != "fit" or not self.enabled:
             return
         FITS.begun = True
+        if TimedCallback.loop is not None and TimedCallback.loop.thread == get_ident():
+            TimedCallback.loop.end()
         if self.monitor is None or not self.monitor.awaits(self):
             if self.monitor is not None:
                 self.monitor.abandon(trainer)

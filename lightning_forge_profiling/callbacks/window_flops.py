@@ -41,7 +41,9 @@ def run_peak(trainer: Trainer, given: float | None, *, asks_power: bool = True) 
 
 
 def no_rate_for(dtype: str, device: str) -> str:
-    """Why there is no peak for a device of the table: the table lacks the type."""
+    """Why there is no peak for a device of the table: the table lacks the type, or that is unknown."""
+    if dtype == lightning_api.UNKNOWN:
+        return "without a Trainer the type that the loop computes in is unknown"
     return f"the peak table has no {dtype} rate for {device}"
 
 
@@ -59,10 +61,17 @@ def _power_limit_w(device: torch.device, uuid: str) -> float | None:
         nvml.nvmlShutdown()
 
 
-GIVE_PEAK: Final = (
+_GIVE_PEAK: Final = (
     "give the device's dense {0} rate in operations a second, ThroughputCallback(peak_flops=989e12), or what it "
     'reaches now, measured_peak=measure_peak("{0}")'
 )
+
+
+def give_peak(dtype: str) -> str:
+    """What to do about the unknown peak of a type."""
+    return _GIVE_PEAK.format("bf16" if dtype == lightning_api.UNKNOWN else dtype)
+
+
 GIVE_FLOPS: Final = (
     "FLOPs per batch are unknown: pass flops_per_batch=count_flops(module, batch).total, or let ForgeProfilerCallback "
     "record a window on a GPU"
@@ -143,7 +152,7 @@ def with_advice(rates: Sequence[Compute]) -> tuple[Compute, ...]:
     for row, each in enumerate(rates):
         lacks_peak = each.peak.flops is None and each.reached is None and each.flops_per_second
         if lacks_peak and not each.partial:
-            return (*rates[:row], _noted(each, GIVE_PEAK.format(each.peak.dtype)), *rates[row + 1 :])
+            return (*rates[:row], _noted(each, give_peak(each.peak.dtype)), *rates[row + 1 :])
     return tuple(rates)
 
 

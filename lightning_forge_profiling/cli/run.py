@@ -40,7 +40,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="profile a training script without changing it",
         usage="forge-profiling run [options] (SCRIPT | -m MODULE) [arguments ...]",
         description="Run a training script with ForgeProfilerCallback and ThroughputCallback in every Lightning\n"
-        "Trainer that it builds. A callback of a kind that the Trainer already has is not added.",
+        "Trainer that it builds, and in its loops that mark their steps. A callback of a kind that is\n"
+        "already there is not added.",
         epilog=_EXAMPLES,
     )
     window = parser.add_mutually_exclusive_group()

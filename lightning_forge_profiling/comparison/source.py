@@ -18,6 +18,7 @@ from lightning_forge_profiling.record.reader import RankRecord, RecordError, Run
 from lightning_forge_profiling.report.run_status import mean_metrics, sums
 from lightning_forge_profiling.results.analysis import NO_VERDICT, Analysis, Finding, RunLedger
 from lightning_forge_profiling.results.rank import CATEGORIES, Kernel, Kind, Step
+from lightning_forge_profiling.results.run import LoaderSettings
 
 TRACE_METRICS: Final = ("step", "busy", "idle", *CATEGORIES)  # of a trace: medians over whole steps
 Amounts = Mapping[str, tuple[float, float]]  # amount and number of calls, by name
@@ -79,6 +80,9 @@ def record_source(record: RunRecord) -> Source:
         raise RecordError(f"{rank.path}: a single counted step cannot be compared: train longer")
     metrics = _record_metrics(pieces)
     analysis = state.report.analysis if state is not None else None
+    loader = begin.loader  # which a loop without a Trainer does not know when it begins
+    if loader is None and analysis is not None and analysis.run is not None:
+        loader = analysis.run.loader
     findings = analysis.findings if analysis is not None else ()
     ledger = analysis.run.ledger if analysis is not None and analysis.run is not None else None
     ledger_s = _ledger_s(ledger, rank.intervals)
@@ -91,7 +95,7 @@ def record_source(record: RunRecord) -> Source:
         source=str(record.folder),
         kind="record",
         run=begin.run,
-        conditions=_conditions(begin),
+        conditions=_conditions(begin, loader),
         steps=steps,
         all_steps=max((interval.step for interval in rank.intervals), default=0) or steps,
         began_s=begin.at,
@@ -112,7 +116,7 @@ def record_source(record: RunRecord) -> Source:
         verdict=analysis.verdict if analysis is not None else "",
         host=begin.host,
         commit=begin.commit,
-        settings=_settings(begin),
+        settings=_settings(begin, loader),
         notes=(*_ended(rank, steps), *_waited(findings), *record.problems),
     )
 
@@ -227,19 +231,19 @@ def _mean(values: Sequence[float]) -> Estimate:
     return Estimate(value=value, log_error=stdev(values) / value / sqrt(len(values)), blocks=len(values))
 
 
-def _conditions(begin: Begin) -> Conditions:
+def _conditions(begin: Begin, loader: LoaderSettings | None) -> Conditions:
     precision = begin.settings.get("precision")
     return Conditions(
         device=begin.device,
         world_size=begin.world_size,
         precision="" if precision is None else str(precision),
-        batch_size=begin.loader.batch_size if begin.loader is not None else None,
+        batch_size=loader.batch_size if loader is not None else None,
     )
 
 
-def _settings(begin: Begin) -> dict[str, str]:
-    loader = asdict(begin.loader) if begin.loader is not None else {}
-    settings = {name: str(value) for name, value in {**begin.settings, **loader}.items()}
+def _settings(begin: Begin, loader: LoaderSettings | None) -> dict[str, str]:
+    of_loader = asdict(loader) if loader is not None else {}
+    settings = {name: str(value) for name, value in {**begin.settings, **of_loader}.items()}
     conditions = Conditions.__dataclass_fields__
     return {name: value for name, value in {**begin.versions, **settings}.items() if name not in conditions}
 

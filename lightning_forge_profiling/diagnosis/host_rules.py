@@ -312,7 +312,7 @@ def has_own_finding(run: RunEvidence, name: str) -> bool:
     return cost is not None and cost(run) > 0
 
 
-# -- callbacks and Lightning's loop in a run -------------------------------------------------------------------------
+# -- callbacks and the loop itself in a run ----------------------------------------------------------------------------
 
 
 def _outside_regions_ms(run: RunEvidence) -> float:
@@ -334,9 +334,10 @@ def _explain_between_regions(run: RunEvidence) -> Explanation:
     on_host = f" ({in_ms(host_ms)} on the host)" if run.on_device else ""
     return Explanation(
         f"{of_step(ms, run.step_ms.mean)}{on_host} is neither loading nor computing: callbacks, loggers, the progress "
-        "bar, learning-rate schedulers and Lightning's loop",
+        "bar, learning-rate schedulers and the loop itself",
         {"between_regions_ms_per_step": ms, "between_regions_host_ms_per_step": host_ms},
-        "The ledger of the run shows the time of each hook: make the longest cheaper, or call it every few steps. For "
+        "The ledger of a fit shows the time of each hook: make the longest cheaper, or call it every few steps; in a "
+        "loop without a Trainer, `with region(NAME):` times a part of it. For "
         "loggers that is log_every_n_steps, for the progress bar TQDMProgressBar(refresh_rate=...). A larger batch "
         "shrinks its share: this time does not grow with it.",
     )

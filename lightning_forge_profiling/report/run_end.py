@@ -6,6 +6,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
+from lightning_forge_profiling.diagnosis.hints import switched_on
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.report.blocks import Line, Text
 from lightning_forge_profiling.report.run_table import (
@@ -84,6 +85,8 @@ def _rates(report: RunReport) -> Iterator[Line]:
     if run is not None and run.ledger is not None and (words := goodput_words(run.ledger)):
         yield Line("goodput", Text(words))
     yield from warm_up_note(report.run)
+    if run is not None and (distorting := switched_on(run.switches)):
+        yield Line("note", Text(distorting))
     if report.trace is not None:
         yield from missing_files(report.trace)
 
@@ -96,7 +99,7 @@ def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
     else:
         finding = _of_verdict(analysis)
         said = verdict(analysis)
-        text = said.text if finding is None else f"{finding.code}: {finding.title}.{_caution(analysis, finding)}"
+        text = said.text if finding is None else f"{finding.code}: {finding.title}.{_caution(finding)}"
         yield Line("verdict", Text(_cut(text, room, _VERDICT_LINES), said.style, said.marked))
         if finding is not None:
             yield from _remedy(finding, room)
@@ -112,11 +115,8 @@ def _of_verdict(analysis: Analysis) -> Finding | None:
     return next((finding for finding in analysis.findings if finding.code == analysis.verdict), None)
 
 
-def _caution(analysis: Analysis, finding: Finding) -> str:
-    """What the verdict says after its finding: that other shares are unreliable, or which switch is on."""
-    said = f"{finding.code}: {finding.title}. {finding.remedy}"
-    rest = analysis.verdict_text[len(said) :] if analysis.verdict_text.startswith(said) else ""
-    return " Other shares are unreliable." if finding.code in MACHINE else f" {rest.strip()}" if rest.strip() else ""
+def _caution(finding: Finding) -> str:
+    return " Other shares are unreliable." if finding.code in MACHINE else ""
 
 
 def _remedy(finding: Finding, room: int) -> Iterator[Line]:

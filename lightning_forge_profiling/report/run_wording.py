@@ -87,7 +87,7 @@ def goodput_words(ledger: RunLedger) -> str:
     if ledger.goodput is None or STEPS not in shares or own_pct >= _ALL_PCT:
         return ""
     of_fit, goodput_pct = _ALL_PCT * shares[STEPS] / (_ALL_PCT - own_pct), _ALL_PCT * ledger.goodput
-    of_process = f"{goodput_pct:.0f}" if goodput_pct >= 1 else "under 1"
+    of_process = f"{goodput_pct:.0f}" if goodput_pct >= 1 else "<1"
     return f"{of_fit:.0f} % of the fit is training steps, {of_process} % of the process with imports"
 
 

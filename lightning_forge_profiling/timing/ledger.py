@@ -171,6 +171,13 @@ class LedgerClock:
         self._ns[part] += ns
         self._counts[part] += 1
 
+    def move(self, ns: int, part: str, other: str) -> None:
+        """Count the latest time of a part to another one."""
+        self._ns[part] -= ns
+        self._ns[other] += ns
+        self._counts[part] -= 1
+        self._counts[other] += 1
+
     def _end_long(self, part: str, now_ns: int, took_ns: int) -> None:
         if took_ns >= _LONG_NS and len(self._stack) > 1:
             self._note(self._stack[-1], took_ns)

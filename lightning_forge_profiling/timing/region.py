@@ -12,7 +12,7 @@ from typing import Final, ParamSpec, Protocol, Self, TypeVar
 import torch
 
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.timing.steps import RESERVED
+from lightning_forge_profiling.timing.steps import NAMED_BY_LOOP, RESERVED
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +42,7 @@ def set_region_sink(sink: RegionSink | None) -> RegionSink | None:
     return None if before is None else before()
 
 
-def _region_sink() -> RegionSink | None:
+def region_sink() -> RegionSink | None:
     """The sink of this thread's regions."""
     sink = _sinks.get(get_ident())
     if sink is None and len(_sinks) == 1 and _works_for_autograd():
@@ -71,11 +71,15 @@ class region:  # noqa: N801  (used like a function, as torch.no_grad is)
     DataLoader's worker processes it is skipped. Autograd's own threads, which run the backward pass on a GPU, belong to
     the fit if it is the only one in the process.
 
+    In a plain loop (`step`) the names `data`, `transfer`, `forward`, `backward`, `optimizer`, `validation` and
+    `checkpoint` are the built-in regions, which partition the step. In a Trainer's fit, where Lightning announces
+    those, regions with such a name are skipped with a warning.
+
     Args:
         name: the name in metrics, tables and traces.
 
     Raises:
-        ConfigurationError: the name is empty or that of a built-in region (`data`, `forward`, ...).
+        ConfigurationError: the name is empty or reserved (`other`, `profiler`, `step`, ...).
 
     Examples:
         >>> with region("attention"):
@@ -88,10 +92,10 @@ class region:  # noqa: N801  (used like a function, as torch.no_grad is)
     """
 
     def __init__(self, name: str) -> None:
-        if not name or name in RESERVED:
+        if not name or (name in RESERVED and name not in NAMED_BY_LOOP):
             raise ConfigurationError(
-                f"region({name!r}): the name is {'empty' if not name else 'a built-in region'}; "
-                f"choose one that is not among {', '.join(sorted(RESERVED))}."
+                f"region({name!r}): the name is {'empty' if not name else 'reserved'}; "
+                f"choose one that is not among {', '.join(sorted(RESERVED.difference(NAMED_BY_LOOP)))}."
             )
         self.name = name
         # by thread, innermost last: one object may be entered in several threads, and inside itself
@@ -100,7 +104,7 @@ class region:  # noqa: N801  (used like a function, as torch.no_grad is)
     def __enter__(self) -> None:
         if torch.compiler.is_compiling() or not (_sinks or self._open):
             return
-        sink = _region_sink()
+        sink = region_sink()
         token = None if sink is None else sink.open_region(self.name)
         self._open.setdefault(get_ident(), []).append(None if sink is None or token is None else (sink, token))
 

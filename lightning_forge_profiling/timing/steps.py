@@ -34,6 +34,9 @@ _WITHIN_STEP: Final = frozenset((*REGIONS, *BETWEEN_EPOCHS, WHOLE))
 
 RESERVED: Final = frozenset((*REGIONS, *EXCLUDED, *BETWEEN_EPOCHS, WHOLE))
 
+NAMED_BY_LOOP: Final = (*(region for region in REGIONS if region != "other"), "validation", "checkpoint")
+"""The reserved names that a plain loop may give its regions, as nothing else announces them there."""
+
 
 class StepTimes(NamedTuple):
     """The times of one step, in milliseconds by region name."""

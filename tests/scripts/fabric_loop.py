@@ -1,0 +1,34 @@
+"""A Fabric loop for the CPU; its arguments say whether it calls hooks, or `step`, and on how many ranks it runs."""
+
+import sys
+from contextlib import nullcontext
+
+import torch
+from lightning.fabric import Fabric
+from torch.utils.data import DataLoader, TensorDataset
+
+import lightning_forge_profiling as forge
+
+
+def main(*does):
+    ranks = 2 if "two" in does else 1
+    fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto")
+    fabric.launch()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(8, 1)
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+    loader = fabric.setup_dataloaders(DataLoader(TensorDataset(torch.ones(96, 8)), batch_size=4))
+    for number, batch in enumerate(loader):
+        if "hooks" in does:
+            fabric.call("on_train_batch_start", batch=batch, batch_idx=number)
+        with forge.step() if "step" in does else nullcontext():
+            fabric.backward(model(batch[0]).sum())
+            optimizer.step()
+        if "hooks" in does:
+            fabric.call("on_train_batch_end", None, batch, number)
+    sys.stdout.write("trained\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -4,6 +4,7 @@ Lightning imports this module in every script of the environment, so it imports 
 """
 
 import os
+from collections.abc import Iterable
 from functools import cache, partial
 from typing import Any, Final
 
@@ -78,21 +79,33 @@ def is_first_rank() -> bool:
 def _watch_exit() -> None:
     import atexit  # noqa: PLC0415
 
-    atexit.register(_say_what_was_fitted)
+    atexit.register(say_what_was_fitted)
 
 
-def _say_what_was_fitted() -> None:
-    import resource  # noqa: PLC0415  (POSIX)
-    import sys  # noqa: PLC0415
-
-    from lightning_forge_profiling.callbacks.process_fits import FITS  # noqa: PLC0415  (has been imported)
+@cache
+def say_what_was_fitted() -> None:
+    """Print the overview of the fits of this process to standard error, or that there was none; once."""
+    import sys  # noqa: PLC0415  (every script of the environment imports this module)
 
     if not os.environ.get(RUN_OPTIONS) or not is_first_rank() or sys.stderr is None:
         return
-    in_child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime > 0  # a process of `ddp_spawn` may have fitted
-    said = [_NO_STEP if "Fabric" in _seen else _NO_FIT]
-    lines = FITS.overview() if FITS.begun or in_child else said
+    known = sys.modules.get("lightning_forge_profiling.callbacks.process_fits")
+    lines: Iterable[str] = [_NO_STEP if "Fabric" in _seen else _NO_FIT]
+    if known is not None and known.FITS.begun:
+        lines = known.FITS.overview()
+    elif (
+        hasattr(sys, "last_value") or _children_ran()
+    ):  # it failed before; or of `ddp_spawn` or a launcher: they may have fitted
+        lines = []
     sys.stderr.writelines(f"forge-profiling: {line}\n" for line in lines)
+
+
+def _children_ran() -> bool:
+    try:
+        import resource  # noqa: PLC0415
+    except ImportError:  # Windows
+        return False
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime > 0
 
 
 def _of_each_batch(size: int, _batch: object) -> int:

@@ -108,9 +108,10 @@ def test_the_script_gets_its_own_arguments_input_and_output(tmp_path, tells, tar
     without, with_run = without_and_with([sys.executable], target, tmp_path, input=b"1\r\n\x00\xfe")
     assert b"tells.py" in without.stdout
     assert with_run.stdout == without.stdout
-    first, *others = with_run.stderr.splitlines()
+    first, *others, last = with_run.stderr.splitlines()
     assert first.startswith(b"forge-profiling: adding ForgeProfilerCallback() and ThroughputCallback() to every ")
     assert others == without.stderr.splitlines()
+    assert last == b"forge-profiling: no Trainer was fitted, so nothing was profiled"
     assert with_run.returncode == without.returncode == 0
 
 
@@ -127,7 +128,8 @@ def test_the_exit_code_is_the_scripts(tmp_path, tells, exits, code):
     tells(exits)
     without, with_run = without_and_with([sys.executable], ["tells.py"], tmp_path, input=b"")
     assert with_run.returncode == without.returncode == code
-    assert with_run.stderr.splitlines()[1:] == without.stderr.splitlines()
+    said = [line for line in with_run.stderr.splitlines() if not line.startswith(b"forge-profiling: ")]
+    assert said == without.stderr.splitlines()
 
 
 @pytest.mark.smoke
@@ -252,7 +254,8 @@ def test_what_python_refuses_it_refuses_in_its_own_words(tmp_path, target):
     (tmp_path / "broken.py").write_text("print(")
     without, with_run = without_and_with([sys.executable], target, tmp_path)
     assert with_run.returncode == without.returncode == 1
-    assert with_run.stderr.splitlines()[1:] == without.stderr.splitlines()
+    said = [line for line in with_run.stderr.splitlines() if not line.startswith(b"forge-profiling: ")]
+    assert said == without.stderr.splitlines()
 
 
 def test_a_package_that_lightning_cannot_find_is_refused(tmp_path, tells):
@@ -332,6 +335,25 @@ def test_a_script_that_only_validates_is_told_that_nothing_was_profiled(tmp_path
     assert done.returncode == 0, done.stderr
     said = done.stderr.splitlines().count("forge-profiling: no Trainer was fitted, so nothing was profiled")
     assert said == (does == "validate")
+
+
+SHOWS_PATHS = "import os, sys; print(sys.path[1:], os.environ.get('PYTHONPATH')); getattr(sys, 'other', print)()"
+
+
+@pytest.mark.parametrize("given", [None, "", "one{0}two", "other"])
+def test_a_script_without_a_trainer_is_told_so_and_has_its_own_paths(tmp_path, given):
+    (tmp_path / "shows.py").write_text(SHOWS_PATHS)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "sitecustomize.py").write_text("import sys; sys.other = lambda: print('customized')")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if given is not None:
+        environment["PYTHONPATH"] = given.format(os.pathsep)
+    plain = output_of([sys.executable, "shows.py"], tmp_path, env=environment, text=True)
+    done = output_of([INSTALLED, "run", "shows.py"], tmp_path, env=environment, text=True)
+    assert done.returncode == plain.returncode == 0, done.stderr
+    assert done.stdout == plain.stdout.replace("] \n", "] None\n"), "an empty one is none"
+    assert ("customized" in done.stdout) == (given == "other")
+    assert done.stderr.splitlines()[1:] == ["forge-profiling: no Trainer was fitted, so nothing was profiled"]
 
 
 def test_switched_off_the_script_runs_alone(tmp_path, tells):

@@ -97,7 +97,10 @@ def _run(args: argparse.Namespace) -> int:
     does = f"adding {' and '.join(_calls(chosen))} to every Lightning Trainer of {script}"
     if switched_off():
         environment, does = dict(os.environ), f"{SWITCHED_OFF}: {script} runs without profiling"
-    elif not args.no_window and KINETO_LOG_LEVEL not in environment:
+    else:
+        path = [str(Path(entry_point.__file__).with_name("at_start")), environment.get("PYTHONPATH")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    if not switched_off() and not args.no_window and KINETO_LOG_LEVEL not in environment:
         environment |= {KINETO_LOG_LEVEL: _QUIET_KINETO, OWN_KINETO_LEVEL: "1"}
     if entry_point.is_first_rank():
         warn(does)

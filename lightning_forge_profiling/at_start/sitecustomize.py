@@ -1,0 +1,42 @@
+"""Python imports this before a script that `forge-profiling run` starts, which may build no Trainer: it is told so.
+
+Search path and environment are then as without it, and another `sitecustomize` is imported as it would be.
+"""
+# ruff: noqa: INP001  (a folder of the search path, no package)
+
+import atexit
+import os
+import sys
+from importlib import import_module
+
+
+def _restore() -> None:
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  (at the start of every such script)
+    sys.path[:] = [path for path in sys.path if path != here]
+    others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path != here]
+    if any(others):
+        os.environ["PYTHONPATH"] = os.pathsep.join(others)
+    else:
+        os.environ.pop("PYTHONPATH", None)
+
+
+def _import_other() -> None:
+    ours = sys.modules.pop(__name__)
+    try:
+        import_module(__name__)  # that of the environment
+    except ImportError as exc:
+        if exc.name != __name__:
+            raise
+    finally:
+        sys.modules.setdefault(__name__, ours)
+
+
+def _say() -> None:
+    from lightning_forge_profiling import entry_point  # noqa: PLC0415  (when the script has ended)
+
+    entry_point.say_what_was_fitted()
+
+
+_restore()
+atexit.register(_say)
+_import_other()

@@ -65,8 +65,8 @@ class Samples(Dataset):
 class Stream(IterableDataset):
     """The same without a length."""
 
-    def __init__(self, count=32):
-        self.samples = Samples(count)
+    def __init__(self, count=32, slow=""):
+        self.samples = Samples(count, slow=slow)
 
     def __iter__(self):
         return (self.samples[i] for i in range(len(self.samples)))

@@ -232,7 +232,7 @@ def make_loaders(kind, epoch_of={}):  # noqa: B006  (the loader of all epochs)
     if kind == "two at once":
         return zip(epoch_of.setdefault("a", loader(48, slow="data")), epoch_of.setdefault("b", loader(48)), strict=True)
     if kind == "of unknown length":
-        return epoch_of.setdefault("stream", DataLoader(Stream(48), 4))
+        return epoch_of.setdefault("stream", DataLoader(Stream(48, slow="data"), 4))
     return epoch_of.setdefault("workers", loader(48, slow="data", num_workers=1))
 
 

@@ -37,6 +37,7 @@ def _say() -> None:
     entry_point.say_what_was_fitted()
 
 
-_restore()
-atexit.register(_say)
-_import_other()
+if __name__ == "sitecustomize":  # and nobody looks at this file
+    _restore()
+    atexit.register(_say)
+    _import_other()

@@ -49,6 +49,7 @@ MAY_IMPORT = {
     },
     "entry_point": {"callbacks"},
     "loop": {"callbacks", "timing", "entry_point"},
+    "at_start": {"entry_point"},
     "compat": {"torch", "timing"},
     "result_types": {"timing", "flops", "results", "pipeline", "report", "bench", "profiler"},
     "cli": {

@@ -39,7 +39,7 @@ _ADVICE_LINES: Final = 2
 
 
 def print_end(report: RunReport, files: Path | None, screen: Screen | None = None) -> None:
-    """Print the table at the end of a fit; a notebook gets the whole table. `files` has the rest, for `view`."""
+    """Print what a fit ends with; a notebook gets the whole table. `files` has the rest, for `view`."""
     if screen is None and in_notebook():
         print_run(report)
         return

@@ -1,4 +1,4 @@
-"""What the table at the end of a fit says: the verdict, the split of the step, the rates, and where the files are."""
+"""What the whole table of a run says, as `summary` and a notebook show it: the verdict, the split of the step, the rates, and where the files are."""
 
 import io
 import os

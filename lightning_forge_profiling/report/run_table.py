@@ -1,4 +1,4 @@
-"""What the whole table of a run says, as `summary` and a notebook show it: the verdict, the split of the step, the rates, and where the files are."""
+"""What the whole table of a run says, as `summary` and a notebook show it: verdict, split of the step, rates, files."""
 
 import io
 import os

@@ -9,7 +9,7 @@ from lightning_forge_profiling import ForgeProfilerCallback, region
 from lightning_forge_profiling.callbacks.step_timer import _ABSORBED_BELOW_NS
 from tests import models
 from tests.models import SLOW_MS, Classifier, Samples, Stream, busy, every_step, loader
-from tests.outcomes import PARTITION, excluded_s, logged, recorded_steps, spans, tables, the_trace
+from tests.outcomes import PARTITION, excluded_s, logged, recorded_steps, spans, summary_of, tables, the_trace
 from tests.step_clock import StepClock
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
@@ -156,13 +156,13 @@ SITUATIONS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_every_step_and_every_sample_is_counted(tmp_path, make_trainer, capsys, situation):
+def test_every_step_and_every_sample_is_counted(tmp_path, make_trainer, situation):
     kind, data, options, steps, samples = SITUATIONS[situation]
     throughput = every_step(warmup_steps=0)
     trainer = make_trainer(ForgeProfilerCallback(2, 4, tensorboard=False), throughput, **options)
     trainer.fit(kind(), loader(32, **data), loader(8))
     assert recorded_steps(the_trace(tmp_path)) == [2, 3]
-    out = capsys.readouterr().out
+    out = summary_of(tmp_path)
     # the window's two steps and its warm-up step; where the profiler stops is a step that counts
     assert f"of {steps} steps" in " ".join(out.split())
     assert "3 steps with the profiler on" in out

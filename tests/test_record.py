@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks import run_record
 from lightning_forge_profiling.callbacks.host_readings import HostReadings
-from lightning_forge_profiling.callbacks.run_record import RecordFolder, RunRecorder
+from lightning_forge_profiling.callbacks.run_record import RecordFolder, RunRecorder, within_step
 from lightning_forge_profiling.callbacks.run_report import run_report
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.cli.main import main
@@ -31,7 +31,9 @@ from lightning_forge_profiling.record.reader import read_rank, read_run
 from lightning_forge_profiling.record.writer import RecordWriter, Segments
 from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
-from lightning_forge_profiling.timing.rates import StepWork
+from lightning_forge_profiling.timing.rates import StepTiming, StepWork
+from lightning_forge_profiling.timing.run_totals import RunTotals
+from lightning_forge_profiling.timing.steps import StepTimes
 from tests.models import Classifier, Fails, Manual, every_step, loader, quiet_trainer
 from tests.outcomes import logged
 
@@ -601,3 +603,41 @@ def test_the_commit_is_the_one_that_git_tells(tmp_path):
     git(repository, "worktree", "add", "--quiet", "-b", "other", str(tmp_path / "other"))
     git(tmp_path / "other", "commit", "--quiet", "--allow-empty", "-m", "three")
     assert git_commit(tmp_path / "other") == git(tmp_path / "other", "rev-parse", "HEAD") != git_commit(repository)
+
+
+PLANTED_MS = 50.0
+
+
+class SlowAfterValidation(Classifier):
+    """Its first step after a validation run has a forward unlike the others."""
+
+    validated = False
+
+    def on_validation_end(self):
+        self.validated = True
+
+    def training_step(self, batch):
+        if self.validated:
+            time.sleep(PLANTED_MS / 1e3)
+        self.validated = False
+        return super().training_step(batch)
+
+
+def test_steps_that_had_to_be_split_stand_for_no_others(tmp_path, make_trainer):
+    ours = ThroughputCallback(warmup_steps=2, overhead=1e-4, log_every_n_steps=1)
+    trainer = make_trainer(ours, val_check_interval=10, max_epochs=1)
+    trainer.fit(SlowAfterValidation(), loader(400, slow="data"), loader(8))
+    record = the_record(tmp_path)
+    assert any("forward" in block.device_ms for block in record.state.blocks), "some steps are split"
+    assert max(block.device_ms.get("forward", 0.0) for block in record.state.blocks) < PLANTED_MS
+
+
+def test_an_interval_whose_regions_are_of_other_steps_has_none():
+    usual, unlike = {"data": 9.0, "forward": 1.0}, {"data": 1.0, "forward": 50.0}
+    totals = RunTotals()
+    for step in range(10):
+        times = StepTimes(step, unlike if step == 5 else usual, {})
+        totals.add(times if step == 5 else times.whole(), StepWork(8.0, None, 1), None, StepTiming(chosen=False))
+    totals.take()
+    rates, _ = totals.take_interval()
+    assert within_step(rates, rates.device_ms) == {"step": pytest.approx(9 * 10 + 51)}

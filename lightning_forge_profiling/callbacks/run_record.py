@@ -36,7 +36,7 @@ from lightning_forge_profiling.record.writer import RecordWriter, Segments
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySeries, TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
-from lightning_forge_profiling.timing.rates import Rates
+from lightning_forge_profiling.timing.rates import Rates, step_ms
 from lightning_forge_profiling.timing.run_totals import StepBlock
 
 _log = plain_logger(__name__)
@@ -300,8 +300,8 @@ class RunRecorder(Guarded):
             optimizer_steps=rates.optimizer_steps,
             samples=rates.samples,
             tokens=rates.tokens,
-            device_ms=_rounded(_within_step(rates, rates.device_ms)),
-            host_ms=_rounded(_within_step(rates, rates.host_ms)) if self._step_timer.timers.on_device else {},
+            device_ms=_rounded(within_step(rates, rates.device_ms)),
+            host_ms=_rounded(within_step(rates, rates.host_ms)) if self._step_timer.timers.on_device else {},
             steps_us=histogram,
             ledger_s=_rounded(spent),
             metrics=_rounded(self._logged),
@@ -324,8 +324,10 @@ class RunRecorder(Guarded):
         self._writer.write(EventLine(at=time.time(), step=self._step_timer.step, kind=kind, text=text, seconds=seconds))
 
 
-def _within_step(rates: Rates, by_region: Mapping[str, float]) -> dict[str, float]:
-    """Times without custom regions, which overlap the built-in ones."""
+def within_step(rates: Rates, by_region: Mapping[str, float]) -> dict[str, float]:
+    """Times without custom regions, which overlap the built-in ones; of the steps alone where regions are of others."""
+    if rates.atypical:  # such as the first step after a validation run
+        return {"step": step_ms(by_region)}
     return {name: max(ms, 0.0) for name, ms in by_region.items() if name not in rates.user_regions}
 
 

@@ -164,7 +164,7 @@ def counted(rank: RankRecord) -> list[IntervalLine]:
 
 def split(intervals: Iterable[IntervalLine]) -> list[IntervalLine]:
     """The intervals with times by region. A short one may have no split step."""
-    return [interval for interval in intervals if not interval.device_ms.keys().isdisjoint(REGIONS)]
+    return [one for one in intervals if "step" not in one.device_ms and not one.device_ms.keys().isdisjoint(REGIONS)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,7 +248,8 @@ class RunTotals:
                 by_region = times.device_ms if times.split else {}
                 self._slowest.add(TimedStep(took_ms, times.step, timing.ended_ns, by_region))
             self._count(times, took_ms, work, timing)
-            self.blocks.add(times.step, took_ms, times.device_ms if times.split else {}, work)
+            # a step that had to be split, as after validation, is unlike those that it would stand for
+            self.blocks.add(times.step, took_ms, times.device_ms if times.split and timing.chosen else {}, work)
             return
         self._break_cycle(work)
         self._left_out[left_out] += 1

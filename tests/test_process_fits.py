@@ -37,7 +37,9 @@ def test_the_first_fit_of_a_module_is_recorded_and_each_further_one_is_a_line(tm
         "fit 2 of Small",
         "fit 3 of Small",
     ]
-    assert all(re.search(r": [\d.]+ m?s, 24 steps of [\d.]+ ms, too short to tell$", line) for line in further)
+    assert all(
+        re.search(r": [\d.]+ m?s, 24 steps of [\d.]+ ms, too short to differ from the first$", line) for line in further
+    )
     assert re.match(r"forge-profiling: 3 fits of Small, [\d.]+ m?s, ", overview)
 
 
@@ -74,8 +76,8 @@ def report_of(analysis, steps):
 def overview_of(*fits):
     """The overview of fits given as their analysis and number of steps."""
     done = ProcessFits()
-    for analysis, steps in fits:
-        done.add((), 0.0, report_of(analysis, steps))
+    for number, (analysis, steps) in enumerate(fits):
+        done.add((), 0.0, report_of(analysis, steps), brief=number > 0)
     return [line.partition(" s, ")[2] for line in done.overview()]
 
 
@@ -93,5 +95,7 @@ def test_verdicts_are_the_same_where_the_first_cause_is_found_again():
 def test_a_few_steps_do_not_contradict_the_first_fit():
     assert overview_of((sample_analysis(), 100), (None, 9)) == ["input-bound in 1, no verdict in 1"]
     short = type(sample_analysis())(source="the run", verdict="gc-bound", verdict_text="", findings=(), hints=())
-    assert overview_of((sample_analysis(), 100), (short, 49)) == ["input-bound in 1, too short to tell in 1"]
+    assert overview_of((sample_analysis(), 100), (short, 49)) == [
+        "input-bound in 1, too short to differ from the first in 1"
+    ]
     assert overview_of((sample_analysis(), 100)) == [], "one fit has its table"

@@ -437,7 +437,7 @@ def test_where_no_folder_can_be_there_is_one_warning(make_trainer, caplog, monke
 
 
 def test_a_failure_of_its_own_is_logged_once_and_ends_the_record(tmp_path, make_trainer, caplog, monkeypatch):
-    monkeypatch.setattr(run_record, "_within_step", lambda *_: 1 / 0)
+    monkeypatch.setattr(run_record, "within_step", lambda *_: 1 / 0)
     callback = ThroughputCallback(warmup_steps=1)
     make_trainer(callback).fit(Classifier(), loader(40))
     [warning] = [each.getMessage() for each in caplog.records if "RunRecord" in each.getMessage()]
@@ -634,7 +634,7 @@ def test_steps_that_had_to_be_split_stand_for_no_others(tmp_path, make_trainer):
 
 def test_an_interval_whose_regions_are_of_other_steps_has_none():
     usual, unlike = {"data": 9.0, "forward": 1.0}, {"data": 1.0, "forward": 50.0}
-    totals = RunTotals()
+    totals = RunTotals(bucket=bucket)
     for step in range(10):
         times = StepTimes(step, unlike if step == 5 else usual, {})
         totals.add(times if step == 5 else times.whole(), StepWork(8.0, None, 1), None, StepTiming(chosen=False))

@@ -191,7 +191,7 @@ def test_without_a_batch_size_the_other_rates_stay():
 def test_a_run_of_warm_up_steps_only_shows_them_without_the_first_and_says_so():
     run = made_totals("warm-up", "warm-up", "warm-up")
     assert run.steady.mean_ms("step") == pytest.approx(2.5)
-    assert "the run ended within its 3 warm-up steps" in printed(run)
+    assert "the run ended in its warm-up, of which 3 steps ran" in printed(run)
 
 
 def test_a_run_of_one_step_shows_that():

@@ -97,14 +97,15 @@ class FitReporter:
             return
         line = ""
         if report.model and all(callback.fits == "first" for callback in callbacks):
-            line = FITS.add(shapes_of(trainer.lightning_module), self._began_s, report)
+            shapes, brief = shapes_of(trainer.lightning_module), self._monitor.brief
+            line = FITS.add(shapes, self._began_s, report, brief=brief)
         if not trainer.is_global_zero:
             return
         # standard output belongs to the script, unless a Trainer of it has our callbacks
         quiet = isinstance(trainer, LoopTrainer) or all(callback.added for callback in callbacks)
         screen = Screen(sys.stderr, wrap=True) if quiet else None
         if self._monitor.brief:
-            (screen or Screen()).line(line)
+            (screen or Screen()).line(line, whole=True)
         else:
             print_end(report, self._files(report), screen)
 

@@ -14,7 +14,7 @@ from lightning_forge_profiling.results.run_report import RunReport
 
 # counted steps from which a further fit can differ from the first: in a few milliseconds anything may come first
 _TELLS: Final = 50
-_SHORT: Final = "too short to tell"
+_SHORT: Final = "too short to differ from the first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class ProcessFits:
         key = type(module).__name__, shapes_of(module)
         return any((fit.model, fit.shapes) == key for fit in self._done)
 
-    def add(self, shapes: Hashable, began_s: float, report: RunReport) -> str:
+    def add(self, shapes: Hashable, began_s: float, report: RunReport, *, brief: bool) -> str:
         """Enter a fit that has ended; returns a line about it."""
-        fit = _Fit(report.model, shapes, perf_counter() - began_s, self._verdict(report))
+        fit = _Fit(report.model, shapes, perf_counter() - began_s, self._verdict(report, brief=brief))
         self._done.append(fit)
         number = sum(fit.model == done.model for done in self._done)
         run = report.run
@@ -47,13 +47,15 @@ class ProcessFits:
         pace = f" of {in_ms(run.steady.mean_ms('step'))}" if run.steady.steps else ""
         return f"forge-profiling: fit {number} of {fit.model}: {in_s(fit.seconds)}, {steps}{pace}, {fit.verdict}"
 
-    def _verdict(self, report: RunReport) -> str:
-        """The verdict: that of the first fit of this class where its cause is named again, if not as the largest."""
+    def _verdict(self, report: RunReport, *, brief: bool) -> str:
+        """The verdict: in a line, that of the first fit of this class if its cause is named again."""
         analysis = report.analysis
         if analysis is None:
             return NO_VERDICT
+        if not brief:
+            return analysis.verdict
         first = next((fit.verdict for fit in self._done if fit.model == report.model), "")
-        if first and report.run.steady.steps < _TELLS:
+        if report.run.steady.steps < _TELLS:
             return _SHORT
         return first if any(finding.code == first for finding in analysis.findings) else analysis.verdict
 

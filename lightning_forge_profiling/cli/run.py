@@ -94,7 +94,7 @@ def _run(args: argparse.Namespace) -> int:
     _refuse_unless_installed()
     chosen = _chosen(args)
     environment = {**os.environ, entry_point.RUN_OPTIONS: json.dumps({**chosen, **_for_all(args)})}
-    does = f"adding {' and '.join(_calls(chosen))} to every Lightning Trainer of {script}"
+    does = f"adding {' and '.join(_calls(chosen))} to every Trainer and marked loop of {script}"
     if switched_off():
         environment, does = dict(os.environ), f"{SWITCHED_OFF}: {script} runs without profiling"
     else:

@@ -364,9 +364,9 @@ def blocked_ms(run: RunEvidence, *regions: str) -> float:
 
 
 def _explain_blocked(name: str, run: RunEvidence) -> Explanation:
-    waits_ms, what = blocked_ms(run, name), {"forward": "the module's training_step"}.get(name, name)
+    waits_ms = blocked_ms(run, name)
     return Explanation(
-        f"{what} waits {of_step(waits_ms, run.step_ms.mean)} without using a core",
+        f"{name} waits {of_step(waits_ms, run.step_ms.mean)} without using a core",
         {"blocked_ms_per_step": waits_ms, f"{name}_ms_per_step": region(run, name).device_ms},
         "Look there for what waits: a lock, a file, a request to a server, a subprocess, sleep().",
     )

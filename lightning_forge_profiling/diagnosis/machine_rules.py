@@ -28,10 +28,12 @@ def before_all(analysis: Analysis, run: RunEvidence) -> Analysis:
         return analysis
     first, others = machine[0], analysis.findings
     unreliable = "All other shares include such waits and are unreliable."
-    note = ". ".join(filter(None, (analysis.findings_note, unreliable.rstrip("."))))
+    note = _joined(analysis.findings_note, unreliable.rstrip("."))
     largest = others[0] if others and others[0].code == analysis.verdict else None
     small = sum(finding.share_pct for finding in machine) < _DECIDES_PCT
     if small and largest is not None and (largest.low_pct or 0.0) - first.share_pct > NAMED_FROM_PCT:
+        pct = sum(finding.share_pct for finding in machine)
+        note = _joined(analysis.findings_note, f"Shares include waits for the machine ({pct:.0f} % of the step)")
         return replace(analysis, findings=(largest, *machine, *others[1:]), findings_note=note)
     return replace(
         analysis,
@@ -40,6 +42,10 @@ def before_all(analysis: Analysis, run: RunEvidence) -> Analysis:
         findings=(*machine, *others),
         findings_note=note,
     )
+
+
+def _joined(*sentences: str) -> str:
+    return ". ".join(filter(None, sentences))
 
 
 def machine_findings(run: RunEvidence) -> tuple[Finding, ...]:

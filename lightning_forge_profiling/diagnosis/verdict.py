@@ -36,15 +36,17 @@ def by_gain(findings: Iterable[Finding], *, in_steps_pct: float = 100.0) -> tupl
 
 def order_note(findings: Sequence[Finding]) -> str:
     """Why a finding is below one that costs less; "" where the shares descend."""
+    after = "after what the machine does, " if any(finding.code in MACHINE for finding in findings) else ""
     findings = [finding for finding in findings if is_certain(finding) and finding.code not in MACHINE]
     shares = [finding.share_pct for finding in findings]
     if len({finding.of for finding in findings}) > 1:
-        return "Findings are ordered by what a fix can be expected to save of the whole fit's wall time."
+        return f"Findings are ordered {after}by what a fix can be expected to save of the whole fit's wall time."
     if shares == sorted(shares, reverse=True):
         return ""
     codes = dict.fromkeys(finding.code for finding in findings)
     counted = [f"{100 * RECOVERABLE[code]:.0f} % of {code}'s share" for code in codes if code in RECOVERABLE]
-    return f"Findings are ordered by what a fix can be expected to save: {', '.join(counted)}, all of the others'."
+    saved = f"{', '.join(counted)}, all of the others'"
+    return f"Findings are ordered {after}by what a fix can be expected to save: {saved}."
 
 
 # -- the intervals of shares -----------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def print_pace(rank: RankRecord, now: float, screen: Screen) -> None:
     """Print the latest steps of a rank: their time, regions, rates and GPU, all over the same steps."""
     stretch = latest_stretch(rank)
     if stretch is None:
-        waiting = "no step was timed yet" if rank.end is None else "no step was timed"
+        waiting = "only warm-up steps so far" if rank.end is None else "only warm-up steps"
         print_lines([Line("step", Text(waiting))], screen)
         return
     rates, spread = rates_of(stretch.intervals), spread_of(stretch.intervals)

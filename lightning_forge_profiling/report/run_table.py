@@ -232,7 +232,7 @@ def warm_up_note(run: RunSummary) -> Iterator[Line]:
         yield Line("note", Text("only one step ran, and the first step is slower than later ones"))
     elif run.only_warmup and run.steps:
         yield Line(
-            "note", Text(f"the run ended within its {run.steps} warm-up steps; figures leave out the first only")
+            "note", Text(f"the run ended in its warm-up, of which {run.steps} steps ran; figures leave out the first")
         )
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms
-from lightning_forge_profiling.names import BEFORE_FIT, PROFILER, STEPS
+from lightning_forge_profiling.names import BEFORE_FIT, PROFILER, STARTUP_IMPORTS, STARTUP_PROCESS, STEPS
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.results.analysis import (
     RankWork,
@@ -86,9 +86,11 @@ def goodput_words(ledger: RunLedger) -> str:
     own_pct = shares.pop(PROFILER, 0.0)
     if ledger.goodput is None or STEPS not in shares or own_pct >= _ALL_PCT:
         return ""
-    of_fit, goodput_pct = _ALL_PCT * shares[STEPS] / (_ALL_PCT - own_pct), _ALL_PCT * ledger.goodput
-    of_process = f"{goodput_pct:.0f}" if goodput_pct >= 1 else "<1"
-    return f"{of_fit:.0f} % of the fit is training steps, {of_process} % of the process with imports"
+    words = f"{_ALL_PCT * shares[STEPS] / (_ALL_PCT - own_pct):.0f} % of the fit is training steps"
+    if not {STARTUP_IMPORTS, STARTUP_PROCESS} & ledger.parts.keys():  # a further fit of its process
+        return words
+    goodput_pct = _ALL_PCT * ledger.goodput
+    return f"{words}, {f'{goodput_pct:.0f}' if goodput_pct >= 1 else '<1'} % of the process with imports"
 
 
 def slower_after(effect: WindowEffect) -> bool:

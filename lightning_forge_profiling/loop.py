@@ -1,7 +1,8 @@
 """`with step():` in a plain PyTorch or Fabric loop: there the callbacks do what they do in a Trainer."""
 
 import os
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from numbers import Real
 from types import TracebackType
@@ -58,6 +59,7 @@ class profile(LoopProfiling):  # noqa: N801  (used like a function)
         if log_dir is not None and not isinstance(log_dir, str | os.PathLike):
             raise ConfigurationError(f"log_dir must be a path, got {log_dir!r}.")
         super().__init__((*callbacks, *_added()), log_dir)
+        _Process.given = weakref.ref(self)
 
     def __enter__(self) -> Self:
         """Steps from here on are of this block."""
@@ -81,13 +83,15 @@ class _Process:
 
     block: profile | None = None  # the `with profile():` that is open
     rest: profile | None = None  # for steps outside of all blocks
+    given: Callable[[], profile | None] = lambda: None  # the latest that the script made, as for Fabric's callbacks
 
     @classmethod
     def loop(cls) -> PlainLoop | None:
         if cls.block is not None:
             return cls.block.loop()
         if cls.rest is None:
-            cls.rest = profile()
+            given = cls.given()
+            cls.rest = profile() if given is None or given.began else given
         return cls.rest.loop()
 
 

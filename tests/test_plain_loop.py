@@ -640,6 +640,15 @@ def test_run_profiles_a_fabric_loop_that_announces_its_steps(tmp_path, does):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("announced", ["hooks", "step"])
+def test_the_callback_that_a_fabric_is_given_profiles_its_steps(tmp_path, announced):
+    done = script("fabric_loop.py", "given", announced, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert recorded_steps(the_trace(tmp_path)) == [5, 6, 7]
+    assert tables(done.stderr) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("_fabric_finds_us")
 def test_run_says_what_to_do_in_a_fabric_loop_that_does_not(tmp_path):
     done = forge_run(str(SCRIPTS / "fabric_loop.py"), cwd=tmp_path)
@@ -664,3 +673,13 @@ def test_two_ranks_share_a_record_and_one_table(tmp_path):
     ]  # fmt: skip
     assert tables(done.stderr) == 1
     assert len(run.works) == 2
+
+
+@pytest.mark.slow
+def test_the_line_that_waits_is_named_also_where_few_steps_are_timed_by_region(tmp_path):
+    callback = forge.ThroughputCallback(warmup_steps=2, overhead=1e-4)
+    with forge.profile(callback, log_dir=tmp_path):
+        Model().fit(loader(400, slow="data"))
+    run = callback.analysis().run
+    assert run.split_steps < run.steps, "most steps are timed as a whole"
+    assert run.lines["data"][0].function == "busy"

@@ -96,6 +96,7 @@ class StepTimer(Guarded):
         self._open_parts: list[str] = []
         self._depth: dict[str, int] = {}
         self._said_announced = False
+        self._untimed: str | None = None  # the region under way in a step that is timed as a whole
         self._user_regions = Lock()  # autograd has a thread for each device
         self.totals = RunTotals(tuple(name for name in REGIONS if name in timed), bucket)
         self._completed = CompletedSteps(self.totals)
@@ -148,6 +149,7 @@ class StepTimer(Guarded):
         """A built-in region begins, inside the current one."""
         self.saw_training_step |= name == "forward"
         if not self.active or not (self.is_split or name in EXCLUDED or (name == "data" and self.each_fetch)):
+            self._untimed = name
             return
         began_ns = self._clock_ns()
         if self._validating and self._is_of_validation(name):
@@ -186,7 +188,7 @@ class StepTimer(Guarded):
 
     def exit(self, name: str) -> None:
         """End a built-in region, and any region still open inside it."""
-        stack = self._stack
+        stack, self._untimed = self._stack, None
         if not self.active or not stack:
             return
         if stack[-1][0] != name and not any(entered == name for entered, _ in stack):
@@ -291,8 +293,8 @@ class StepTimer(Guarded):
             self.ledger.move(took_ns, "validation", DATA_LOADER)
 
     def region_under_way(self) -> str | None:
-        """The built-in region under way, also for another thread; None where regions are not timed."""
-        return self._label if self._label in REGIONS else None
+        """The built-in region under way, timed or not, also for another thread; None if unknown."""
+        return self._label if self._label in REGIONS else self._untimed
 
     def end_step(
         self,

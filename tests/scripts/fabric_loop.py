@@ -12,7 +12,8 @@ import lightning_forge_profiling as forge
 
 def main(*does):
     ranks = 2 if "two" in does else 1
-    fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto")
+    callbacks = [forge.profile(forge.ForgeProfilerCallback(start_step=5, end_step=8))] if "given" in does else []
+    fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto", callbacks=callbacks)
     fabric.launch()
     torch.manual_seed(0)
     torch.set_num_threads(1)

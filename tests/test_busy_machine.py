@@ -182,7 +182,7 @@ def test_the_line_that_waits_is_named():
     analysis = fitted(Asks(), 80)
     assert analysis.verdict == "blocked-forward"
     assert "test_busy_machine.py:" in analysis.verdict_text
-    assert " Ours.call_reward_server, waiting." in analysis.verdict_text
+    assert " Ours.call_reward_server (waiting, not computing)." in analysis.verdict_text
     [line, *_] = analysis.run.lines["forward"]
     assert line.waiting_pct > 60
     assert line.pct > 60

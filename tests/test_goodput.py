@@ -66,7 +66,7 @@ def test_the_table_and_all_reports_have_it(make_trainer, tmp_path, capsys):
 
     run = ours.analysis().run
     words = goodput_words(run.ledger)
-    assert " % of the fit is training steps" in words
+    assert " % of the fit was training" in words
     folder = forge.trace_report().path.parent
     assert words in capsys.readouterr().out
     assert words in (folder / "summary.md").read_text()

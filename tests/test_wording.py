@@ -77,7 +77,7 @@ def test_the_pace_after_a_window_against_that_before_it():
 def test_goodput_is_of_the_run_without_profiling():
     parts = {"startup/imports": 2.5, "steps": 7.2, "validation": 0.3}
     ledger = RunLedger(wall_s=10.0, parts=parts, unexplained_s=0.0, counts={}, goodput=0.72)
-    said = "96 % of the fit is training steps, 72 % of the process with imports"
+    said = "96 % of the fit was training (72 % of the process, with imports)"
     assert goodput_words(ledger) == said
     assert goodput_words(replace(ledger, wall_s=12.8, parts={**parts, "profiler": 2.8})) == said
     assert goodput_words(replace(ledger, goodput=None)) == ""

@@ -52,7 +52,7 @@ def _with_line(finding: Finding, run: RunEvidence) -> Finding:
         return finding
     took_ms = finding.share_pct * run.step_ms.mean / 100
     share = f"{pct:.0f} % of it" if finding.of == "run" else f"{in_ms(pct * took_ms / 100)} of it"
-    waits = ", waiting" if 100 * waiting[where] > _WAITING_PCT * spent[where] else ""
+    waits = " (waiting, not computing)" if 100 * waiting[where] > _WAITING_PCT * spent[where] else ""
     return _at_line(finding, f"{share} in {where}{waits}", where, pct)
 
 

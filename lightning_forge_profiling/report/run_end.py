@@ -127,8 +127,10 @@ def _remedy(finding: Finding, room: int) -> Iterator[Line]:
         yield Line("try", Text(_cut(finding.advice, room, _ADVICE_LINES)))
     if finding.saves is not None:
         text, between = finding.saves.text.removeprefix("That saves ").rstrip("."), finding.saved_pct
-        known = "" if between is None else f"; 95 % interval {between[0]:.0f} to {between[1]:.0f} %"
-        yield Line("saves", Text(_cut(text + known, room, _ADVICE_LINES)))
+        if between is not None:
+            share = f"({finding.saves.pct:.0f} %"
+            text = text.replace(f"{share})", f"{share}, 95 % interval {between[0]:.0f} to {between[1]:.0f} %)")
+        yield Line("saves", Text(_cut(text, room, _ADVICE_LINES)))
 
 
 def _cut(text: str, width: int, lines: int) -> str:

@@ -187,11 +187,10 @@ def brief_rows(report: RunReport, most: int) -> tuple[RegionRow, ...]:
     rates, step_ms = report.run.steady, report.run.steady.mean_ms("step")
     if not rates.split_steps or step_ms <= 0:
         return ()
-    decimals = _decimals(step_ms)
     ms = {name: rates.mean_ms(name) for name in (*rates.regions, *rates.user_regions)}
 
     def row(name: str, region_ms: float) -> RegionRow:
-        return RegionRow(name.ljust(NAMES_WIDTH - 2), 100 * region_ms / step_ms, (f"{region_ms:.{decimals}f} ms",))
+        return RegionRow(name.ljust(NAMES_WIDTH - 2), 100 * region_ms / step_ms, (f"{digits(region_ms)} ms",))
 
     users = sorted(rates.user_regions, key=lambda name: -ms[name])[: max(most // 3, 1)]
     shown = [name for name in rates.regions if 100 * ms[name] >= _SMALL_PCT * step_ms]

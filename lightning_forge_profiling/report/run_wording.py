@@ -86,11 +86,11 @@ def goodput_words(ledger: RunLedger) -> str:
     own_pct = shares.pop(PROFILER, 0.0)
     if ledger.goodput is None or STEPS not in shares or own_pct >= _ALL_PCT:
         return ""
-    words = f"{_ALL_PCT * shares[STEPS] / (_ALL_PCT - own_pct):.0f} % of the fit is training steps"
+    words = f"{_ALL_PCT * shares[STEPS] / (_ALL_PCT - own_pct):.0f} % of the fit was training"
     if not {STARTUP_IMPORTS, STARTUP_PROCESS} & ledger.parts.keys():  # a further fit of its process
         return words
     goodput_pct = _ALL_PCT * ledger.goodput
-    return f"{words}, {f'{goodput_pct:.0f}' if goodput_pct >= 1 else '<1'} % of the process with imports"
+    return f"{words} ({f'{goodput_pct:.0f}' if goodput_pct >= 1 else '<1'} % of the process, with imports)"
 
 
 def slower_after(effect: WindowEffect) -> bool:

@@ -170,8 +170,10 @@ def _sources(sides: Sequence[Sequence[Path]], progress: Progress) -> "tuple[list
 
 
 def _refuse_two_kinds(paths: Sequence[Path]) -> None:
-    """Raise if a path has only a record or is a benchmark result, and another is not."""
+    """Raise if a path has nothing, or only a record or a benchmark result, and another has not."""
     for path in paths:
+        if path.is_dir() and not _has_record(path) and not _has_trace(path):
+            raise ConfigurationError(f"{path}: neither the record of a run nor a trace in this folder")
         if _is_benchmark(path):
             other = next(other for other in paths if not _is_benchmark(other))
             raise ConfigurationError(f"{path} is a result of benchmark(), and {other} is not: compare two of a kind")

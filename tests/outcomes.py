@@ -75,9 +75,10 @@ def tables(text):
     return len(re.findall(r"^Where a step\b.* goes", text, re.MULTILINE))
 
 
-def summary_of(folder):
-    """What `forge-profiling summary` prints of the one run below a folder."""
-    [path] = records_at(folder)
+def summary_of(folder, of=1):
+    """What `forge-profiling summary` prints of the newest of so many runs below a folder."""
+    path, *others = records_at(folder)
+    assert len(others) == of - 1
     text = io.StringIO()
     print_summary(read_run(path), "run", time.time(), Screen(text, width=120))
     return text.getvalue()

@@ -19,7 +19,7 @@ from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.timing.garbage import GarbageTimer
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from tests.models import Classifier, loader
-from tests.outcomes import HANGS_S, SCRIPTS, tables
+from tests.outcomes import HANGS_S, SCRIPTS, summary_of, tables
 from tests.test_ledger_findings import evidence
 
 pytestmark = pytest.mark.usefixtures("_signals_act")
@@ -181,13 +181,13 @@ def test_a_run_that_mostly_collects_is_told_so(make_trainer, capsys, overhead):
 @pytest.mark.slow
 @pytest.mark.usefixtures("_some_objects")
 @pytest.mark.parametrize("overhead", [None, 1e-6], ids=["every step split", "most steps unsplit"])
-def test_a_slow_step_of_a_fit_names_the_collections_in_it(make_trainer, capsys, overhead):
+def test_a_slow_step_of_a_fit_names_the_collections_in_it(make_trainer, tmp_path, overhead):
     gc.unfreeze()  # all objects are in the one step that is to be the slowest
     ours, model = ThroughputCallback(warmup_steps=3, overhead=overhead), Collects(only=SLOW_STEP)
     make_trainer(ours, logger=False).fit(model, loader(160))
     slow = next(slow for slow in ours.analysis().run.slowest if slow.step == SLOW_STEP)
     assert 0.5 * slow.ms < slow.parts_ms[GC_FULL] <= min(slow.ms, 1e3 * model.took_s)
-    output = " ".join(capsys.readouterr().out.split())
+    output = summary_of(tmp_path)
     assert f"step {SLOW_STEP}: {digits(slow.ms)} ms" in output
     assert f"of it {GC_FULL}" in output
 
@@ -278,7 +278,7 @@ def test_ctrl_c_in_a_collection_ends_the_run(tmp_path):
     assert "went on" not in out
     assert out.count("here") <= 2, "it ended within a step or two"
     assert tables(out) == 1
-    assert GC_FULL in out
+    assert GC_FULL in summary_of(tmp_path)
 
 
 def test_collections_of_other_threads_are_not_this_threads():

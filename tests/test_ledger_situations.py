@@ -12,6 +12,7 @@ from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.names import FIRST_STEP, STEPS
 from tests import models
 from tests.models import Classifier, Manual, loader
+from tests.outcomes import summary_of
 
 pytestmark = pytest.mark.real_time  # what is planted is compared with a clock of the test
 
@@ -163,7 +164,7 @@ def test_a_resumed_fit_begins_anew_and_says_so(make_trainer, tmp_path, capsys):
     trainer = make_trainer(ours, forge, max_epochs=3)
     trainer.fit(Classifier(), loader(32), ckpt_path=tmp_path / "first.ckpt")
     said = "training continues from optimizer step 8: the ledger and all figures are of this fit"
-    assert said in " ".join(capsys.readouterr().out.split())
+    assert said in summary_of(tmp_path, of=2)
     assert said in (forge.trace_report().path.parent / "summary.md").read_text()
     assert (ours.analysis().run.continues_from, ours.analysis().run.all_steps) == (8, 16)
 

@@ -8,7 +8,7 @@ from lightning_forge_profiling.diagnosis.drift import DRIFT_STEPS, step_drift
 from lightning_forge_profiling.results.analysis import StepDrift
 from lightning_forge_profiling.timing.events import HostEventSource
 from tests.models import Classifier, every_step, loader
-from tests.outcomes import unwrapped
+from tests.outcomes import summary_of
 
 
 def noise(rng, steps, *, correlation, spread):
@@ -80,9 +80,9 @@ class SlowAtFirst(Callback):
         (66, "after the warm-up, and was not steady within the steps that were compared"),
     ],
 )
-def test_a_fit_that_settles_late_says_so(make_trainer, capsys, monkeypatch, slow_steps, until):
+def test_a_fit_that_settles_late_says_so(make_trainer, tmp_path, monkeypatch, slow_steps, until):
     slow = SlowAtFirst(slow_steps)
     source = HostEventSource(lambda: slow.now_ns)
     monkeypatch.setattr("lightning_forge_profiling.timing.collection.event_source", lambda _: source)
     make_trainer(every_step(warmup_steps=2), slow, logger=False).fit(Classifier(), loader(4 * 130))
-    assert f"step time still fell from 60.0 to 8.00 ms {until}" in unwrapped(capsys.readouterr().out)
+    assert f"step time still fell from 60.0 to 8.00 ms {until}" in summary_of(tmp_path)

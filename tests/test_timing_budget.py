@@ -14,7 +14,7 @@ from lightning_forge_profiling.timing.steps import StepTimes
 from tests.entered_steps import watch
 from tests.fakes import FakeDevice
 from tests.models import Classifier, loader
-from tests.outcomes import logged
+from tests.outcomes import logged, summary_of
 
 TIGHT = 1e-5
 """No step of a CPU is so long that this share of it pays for splitting it."""
@@ -153,7 +153,7 @@ def test_on_a_real_run_the_step_is_exact_and_regions_are_left_out_where_none_wer
     run = callback.analysis().run
     assert run.split_steps < run.steps / 4
     assert run.overhead_us > 0
-    assert f"\nsampled: 1 in {run.steps / run.split_steps:.0f} steps " in capsys.readouterr().out
+    assert f"\nsampled: 1 in {run.steps / run.split_steps:.0f} steps " in summary_of(tmp_path)
 
 
 def test_without_a_budget_every_step_is_split(tmp_path, make_trainer, capsys):

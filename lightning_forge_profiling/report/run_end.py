@@ -87,8 +87,13 @@ def _rates(report: RunReport) -> Iterator[Line]:
     yield from warm_up_note(report.run)
     if run is not None and (distorting := switched_on(run.switches)):
         yield Line("note", Text(distorting))
-    if report.trace is not None:
-        yield from missing_files(report.trace)
+    trace = report.trace
+    if trace is not None:
+        yield from missing_files(trace)
+    if trace is not None and trace.status == "written" and trace.message:
+        yield Line("note", Text(trace.message))
+    if trace is not None and trace.pending and trace.path is not None:
+        yield Line("trace", Text(f"{_short(trace.path)} is being written"), whole=True)
 
 
 def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:

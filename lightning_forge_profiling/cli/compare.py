@@ -173,7 +173,7 @@ def _refuse_two_kinds(paths: Sequence[Path]) -> None:
     """Raise if a path has nothing, or only a record or a benchmark result, and another has not."""
     for path in paths:
         if path.is_dir() and not _has_record(path) and not _has_trace(path):
-            raise ConfigurationError(f"{path}: neither the record of a run nor a trace in this folder")
+            raise ConfigurationError(f"no record of a run and no trace in {path}")
         if _is_benchmark(path):
             other = next(other for other in paths if not _is_benchmark(other))
             raise ConfigurationError(f"{path} is a result of benchmark(), and {other} is not: compare two of a kind")

@@ -93,10 +93,8 @@ def say_what_was_fitted() -> None:
     lines: Iterable[str] = [_NO_STEP if "Fabric" in _seen else _NO_FIT]
     if known is not None and known.FITS.begun:
         lines = known.FITS.overview()
-    elif (
-        hasattr(sys, "last_value") or _children_ran()
-    ):  # it failed before; or of `ddp_spawn` or a launcher: they may have fitted
-        lines = []
+    elif hasattr(sys, "last_value") or _children_ran():
+        lines = []  # the script failed, or its child processes may have fitted, as those of `ddp_spawn`
     sys.stderr.writelines(f"forge-profiling: {line}\n" for line in lines)
 
 

@@ -95,15 +95,14 @@ class FitReporter:
         report, callbacks = self.amend(ledger), self._monitor.callbacks
         if report is None:
             return
-        line = ""
-        if report.model and all(callback.fits == "first" for callback in callbacks):
+        line, added = "", all(callback.added for callback in callbacks)
+        if report.model and added:
             shapes, brief = shapes_of(trainer.lightning_module), self._monitor.brief
             line = FITS.add(shapes, self._began_s, report, brief=brief)
         if not trainer.is_global_zero:
             return
         # standard output belongs to the script, unless a Trainer of it has our callbacks
-        quiet = isinstance(trainer, LoopTrainer) or all(callback.added for callback in callbacks)
-        screen = Screen(sys.stderr, wrap=True) if quiet else None
+        screen = Screen(sys.stderr, wrap=True) if added or isinstance(trainer, LoopTrainer) else None
         if self._monitor.brief:
             (screen or Screen()).line(line, whole=True)
         else:

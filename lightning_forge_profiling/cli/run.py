@@ -100,8 +100,8 @@ def _run(args: argparse.Namespace) -> int:
     else:
         path = [str(Path(entry_point.__file__).with_name("at_start")), environment.get("PYTHONPATH")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-    if not switched_off() and not args.no_window and KINETO_LOG_LEVEL not in environment:
-        environment |= {KINETO_LOG_LEVEL: _QUIET_KINETO, OWN_KINETO_LEVEL: "1"}
+        if not args.no_window and KINETO_LOG_LEVEL not in environment:
+            environment |= {KINETO_LOG_LEVEL: _QUIET_KINETO, OWN_KINETO_LEVEL: "1"}
     if entry_point.is_first_rank():
         warn(does)
     sys.stdout.flush()

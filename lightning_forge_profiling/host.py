@@ -54,6 +54,12 @@ def process_age_s() -> float | None:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[_STARTED]) / os.sysconf("SC_CLK_TCK")
 
 
+def resident_bytes() -> int | None:
+    """Resident memory of this process; None if the system does not say."""
+    pages = _text(Path("/proc/self/statm")).split()[1:2]
+    return int(pages[0]) * os.sysconf("SC_PAGE_SIZE") if pages else None
+
+
 def usable_cores(cgroup: Path = _CGROUP, proc: Path = _PROC) -> int:
     """Number of cores this process may use, which a batch system, `taskset` or a container's quota may limit."""
     cores = len(_affinity()) or os.cpu_count() or 1

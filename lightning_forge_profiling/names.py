@@ -204,6 +204,25 @@ def record_part(name: str) -> tuple[int, int | None] | None:
     return (int(match[1]), int(match[2]) if match[2] else None) if match else None
 
 
+RANKS_JSON: Final = "ranks.json"
+"""What rank 0 last heard of all ranks, in the record's folder."""
+
+
+def pulse_name(rank: int | str) -> str:
+    """What a rank last said of itself, where rank 0 does not hear it."""
+    return f"rank{rank}.pulse.json"
+
+
+SIGTERM_LEAF: Final = "sigterm broadcast"
+"""The part of a step in which Lightning's loop broadcasts to all ranks whether to stop, before each fetch."""
+
+WAIT_PREFIX: Final = "wait/"
+"""What the intervals begin with in which a rank waits for others, and for what they exchange; the leaf follows."""
+
+RANKS_SLOWEST: Final = "ranks/slowest"
+RANKS_SPREAD_MS: Final = "ranks/spread_ms"
+RANKS_EXPOSED_COMM_MS: Final = "ranks/exposed_comm_ms"
+
 GOODPUT: Final = "run/goodput"
 STEP_MS: Final = "time/step_ms"
 MFU: Final = "throughput/mfu"

@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "pipeline": {"numpy", "host", "results", "kineto", "analysis", "diagnosis"},
     "record": {"msgspec", "results"},
     "report": {"msgspec", "jinja2", "timing", "results", "diagnosis", "record"},
+    "ranks": {"torch", "host", "results"},
     "bench": {"torch", "numpy", "msgspec", "host", "timing", "gpu", "diagnosis"},
     "comparison": {"numpy", "results", "diagnosis", "record", "report", "bench"},
     "crossover": {"torch", "msgspec", "matplotlib", "host", "flops", "report", "bench"},
@@ -45,7 +46,8 @@ MAY_IMPORT = {
     "profiler": {"torch", "results", "pipeline", "report", "finish"},
     "callbacks": {
         "torch", "msgspec", "fsspec", "lightning", "pytorch_lightning",
-        "host", "timing", "gpu", "flops", "results", "diagnosis", "report", "record", "profiler",
+        "host", "timing", "gpu", "flops", "results", "diagnosis", "report", "record", "ranks",
+        "profiler",
     },
     "entry_point": {"callbacks"},
     "loop": {"callbacks", "timing", "entry_point"},

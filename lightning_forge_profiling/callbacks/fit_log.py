@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
+from socket import gethostname
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from lightning_forge_profiling.callbacks.folders import UPLOAD_S, finished_files
 from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loggers import PUBLISH_S, Loggers, Result, publish
+from lightning_forge_profiling.callbacks.rank_watch import RankWatch
+from lightning_forge_profiling.callbacks.rank_work import LiveWork
 from lightning_forge_profiling.callbacks.run_record import RecordFolder, RunRecorder, claim_record_folder
 from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, run_telemetry
 from lightning_forge_profiling.callbacks.window_flops import (
@@ -68,6 +71,8 @@ class FitLog(Guarded):
         self._no_telemetry = ""
         self._loggers = Loggers()
         self._run_record: RunRecorder | None = None
+        self._ranks: RankWatch | None = None
+        self._failed = False
         keeps = settings.record and not trainer.fast_dev_run and not monitor.brief
         self._record_folder = claim_record_folder(trainer) if keeps else None  # a collective
 
@@ -106,9 +111,24 @@ class FitLog(Guarded):
     def _start_record(self, trainer: Trainer, folder: RecordFolder, report: Callable[[], RunReport]) -> None:
         try:
             self._run_record = RunRecorder(trainer, folder, self._step_timer, report=report, metrics=self.summary)
+            self._ranks = self._watch_ranks(trainer, folder, self._run_record)
+            self._ranks.start()
         except Exception as exc:
             _log.warning("This run will have no record: %s: %s", type(exc).__name__, exc)
             _log.debug("", exc_info=exc)
+
+    def _watch_ranks(self, trainer: Trainer, folder: RecordFolder, record: RunRecorder) -> RankWatch:
+        rank = int(trainer.global_rank)
+        return RankWatch(
+            folder.path,
+            folder.run,
+            rank=rank,
+            world_size=int(trainer.world_size),
+            step_timer=self._step_timer,
+            work=LiveWork(self._step_timer, rank, gethostname()),
+            sensors=lambda: {} if self._telemetry is None else self._telemetry.latest(),
+            note=record.note,
+        )
 
     @property
     def _counts_flops(self) -> bool:
@@ -203,6 +223,7 @@ class FitLog(Guarded):
     @guarded_end
     def failing(self, exception: BaseException) -> None:
         """Put the exception on record."""
+        self._failed = True
         if self._run_record is not None:
             self._run_record.failing(exception)
 
@@ -226,6 +247,9 @@ class FitLog(Guarded):
     @guarded_end
     def finish(self) -> None:
         """Nothing is left running, whatever became of the rest."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            ranks.close("failed" if self._failed else "finished")
         self._loggers.close()
         if self._telemetry is not None:
             self._telemetry.stop()

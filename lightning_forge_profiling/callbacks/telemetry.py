@@ -89,6 +89,11 @@ class RunTelemetry:
         allocator, self._interval = self._interval, None
         return gpu_metrics(usage, self.sampler.device, allocator, samples_per_second)
 
+    def latest(self) -> dict[str, float]:
+        """The latest reading of each sensor, by its name in the metrics; for any thread."""
+        named = ((_name_and_factor(reading), value) for reading, value in self.sampler.latest.items())
+        return {name: value * factor for (name, factor), value in named}
+
     def run_metrics(self, samples_per_second: float | None) -> dict[str, float]:
         """The metrics for the whole run up to the last log entry, without its warm-up."""
         return gpu_metrics(self.sampler.run(), self.sampler.device, self._run_allocator(), samples_per_second)

@@ -163,6 +163,7 @@ class TelemetrySampler:
     ) -> None:
         self.device: GpuReader | None = None  # the device, once the thread has found it
         self.problem = ""  # why there is no telemetry; empty if there is
+        self.latest: Mapping[str, float] = {}  # the latest reading of each sensor, counted or not
         self.joules: float | None = None  # energy of the board over all samples, counted or not; None if unknown
         self._open_reader = open_reader
         self._period_s = period_s
@@ -215,6 +216,7 @@ class TelemetrySampler:
         with self._lock:
             usage = GpuUsage.of(sample, self._previous, counted=self._counting)
             self._curve.add(usage)
+            self.latest = usage.mean
             self._add_energy(sample.energy_j)
             if self._counting:
                 self._previous = sample

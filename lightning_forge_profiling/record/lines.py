@@ -200,11 +200,12 @@ def encode_line(line: Line) -> bytes:
 def decode_line(text: bytes) -> Line:
     """Parse one line."""
     line = decoded(text, _decoder, SCHEMA_VERSION)
-    _check_numbers(msgspec.json.decode(text))
+    check_numbers(msgspec.json.decode(text))
     return line
 
 
-def _check_numbers(content: object) -> None:
+def check_numbers(content: object) -> None:
+    """Raise ValueError for a number that products and quotients could overflow with."""
     waiting: list[Any] = [content]
     while waiting:
         value = waiting.pop()

@@ -1,0 +1,163 @@
+"""The thread that tells the other ranks how this one does, hears them on rank 0, and notices that training stands."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from lightning_forge_profiling.callbacks.rank_work import LiveWork
+from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.diagnosis.rank_status import ranks_status
+from lightning_forge_profiling.host import resident_bytes
+from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.ranks.channel import Channel, FolderChannel, open_channel
+from lightning_forge_profiling.ranks.standing import Progress, StandingWatch
+from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, later, of_all, write_heard, write_pulse
+from lightning_forge_profiling.results.pulse import Ended, Heard, LateRank, Pulse, RanksStatus
+
+_log = plain_logger(__name__)
+
+PERIOD_S: Final = 1.0
+_CLOSE_S: Final = 2.0
+_GIB: Final = 2**30
+
+Note = Callable[[str, str], None]  # takes the kind and the text of an event
+
+
+class RankWatch:
+    """Publishes this rank's pulse once a second. No method waits for another rank, and no failure reaches training."""
+
+    def __init__(
+        self,
+        folder: Path,
+        run: str,
+        *,
+        rank: int,
+        world_size: int,
+        step_timer: StepTimer,
+        work: LiveWork,
+        sensors: Callable[[], Mapping[str, float]],
+        note: Note,
+    ) -> None:
+        self.status: RanksStatus | None = None  # of all ranks, on rank 0
+        self._folder, self._note = folder, note
+        self._first = Pulse(
+            run=run, rank=rank, world_size=world_size, host=socket.gethostname(), pid=os.getpid(), number=0, at=0.0
+        )
+        self._step_timer, self._work, self._sensors = step_timer, work, sensors
+        self._standing = StandingWatch(self._progress, threading.get_ident(), threading.get_native_id())
+        self._number = 0
+        self._cpu: tuple[float, float] | None = None
+        self._heard: dict[int, Heard] = {}
+        self._stood = False
+        self._ended: Ended = ""
+        self._wake = threading.Event()
+        self._closes = False
+        self._thread = threading.Thread(target=self._run, name="forge-ranks", daemon=True)
+
+    def start(self) -> None:
+        """Begin to publish, as training begins."""
+        self._thread.start()
+
+    def close(self, ended: Ended) -> bool:
+        """Publish how the fit ended, and end the thread; returns whether it has ended."""
+        self._ended = ended
+        self._closes = True
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(_CLOSE_S)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            channel = self._open()
+            try:
+                while not self._closes:
+                    self._beat(channel)
+                    self._wake.wait(PERIOD_S)
+                self._beat(channel)
+            finally:
+                self._standing.close()
+                channel.close()
+        except Exception as exc:
+            _log.debug("The ranks are no longer compared live.", exc_info=exc)
+
+    def _open(self) -> Channel:
+        files = FolderChannel(self._folder, self._first.rank)
+        if self._first.world_size == 1:
+            return files
+        return open_channel(files, self._first.run, self._first.rank, self._first.world_size, host=self._first.host)
+
+    def _beat(self, channel: Channel) -> None:
+        pulse, alone = self._pulse(), self._first.world_size == 1
+        if not alone:
+            channel.send(encode_pulse(pulse))
+        stands = pulse.standing is not None or bool(pulse.silent)
+        if stands and not self._stood and self._standing.stacks():
+            self._note("hang", self._standing.stacks())
+        if stands or (self._stood and not stands):
+            write_pulse(self._folder, pulse)
+        self._stood = stands
+        if self._first.rank == 0 and not alone:
+            self._hear(channel, pulse)
+
+    def _pulse(self) -> Pulse:
+        number, self._number = self._number, self._number + 1
+        progress, memory = self._progress(), resident_bytes()
+        return msgspec.structs.replace(
+            self._first,
+            number=number,
+            at=time.time(),
+            step=progress.step,
+            part=progress.part,
+            ended=self._ended,
+            work=self._work.latest(),
+            cpu_pct=self._cpu_pct(),
+            memory_gib=None if memory is None else memory / _GIB,
+            sensors=dict(self._sensors()),
+            standing=None if self._ended else self._standing.look(),
+        )
+
+    def _progress(self) -> Progress:
+        ledger = self._step_timer.ledger
+        return Progress(step=self._step_timer.step, part=ledger.innermost(), changed_ns=ledger.changed_ns)
+
+    def _cpu_pct(self) -> float | None:
+        before, self._cpu = self._cpu, (time.perf_counter(), time.process_time())
+        if before is None or self._cpu[0] <= before[0]:
+            return None
+        return 100 * (self._cpu[1] - before[1]) / (self._cpu[0] - before[0])
+
+    def _hear(self, channel: Channel, own: Pulse) -> None:
+        now = time.time()
+        messages: dict[int, bytes] = {own.rank: encode_pulse(own), **channel.receive(range(1, own.world_size))}
+        for rank, message in messages.items():
+            try:
+                pulse = decode_pulse(message)
+            except ValueError as exc:
+                _log.debug("A message of rank %d cannot be read: %s", rank, exc)
+                continue
+            if pulse.rank == rank and pulse.run == own.run:
+                self._heard[rank] = later(self._heard.get(rank), pulse, now)
+        self._tell(ranks_status(self._heard, own.world_size, now))
+        write_heard(self._folder, of_all(self._heard))
+
+    def _tell(self, status: RanksStatus) -> None:
+        """Keep the status, and note what is new in it."""
+        before, self.status = self.status or RanksStatus(), status
+        if status.straggler is not None and _changed(before.straggler, status.straggler):
+            late = status.straggler
+            self._note("straggler", f"the others wait {late.ms:.1f} ms a step for rank {late.rank}: {late.cause}")
+        if status.hang is not None and (before.hang is None or before.hang.rank != status.hang.rank):
+            self._note("hang", status.hang.where)
+        elif status.hang is None and before.hang is not None:
+            self._note("hang", f"the ranks move again, after {before.hang.seconds:.0f} s")
+
+
+def _changed(before: LateRank | None, after: LateRank) -> bool:
+    return before is None or (before.rank, before.cause) != (after.rank, after.cause)

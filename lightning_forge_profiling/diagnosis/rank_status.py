@@ -1,0 +1,60 @@
+"""All ranks as they are now: who is live, how much work each has of its own, who is late and why, where they stand."""
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Final
+
+from lightning_forge_profiling.diagnosis.hangs import find_hang
+from lightning_forge_profiling.results.pulse import Heard, RanksStatus, RankState, RankStatus
+
+_LATE_S: Final = 10.0
+_SILENT_S: Final = 30.0
+
+
+def ranks_status(heard: Mapping[int, Heard], world_size: int, now: float) -> RanksStatus:
+    """The status of all ranks. `now` is by the clock of `Heard.at`."""
+    found = {silent.rank: silent.process for one in heard.values() for silent in one.pulse.silent}
+    ranks = tuple(_status(rank, heard.get(rank), found.get(rank, ""), now) for rank in range(world_size))
+    own_ms = [one.own_ms for one in ranks if one.own_ms is not None]
+    waits_ms = [one.waits_ms for one in ranks if one.waits_ms is not None]
+    return RanksStatus(
+        ranks=ranks,
+        straggler=None,
+        hang=find_hang(heard, world_size, now),
+        spread_ms=max(own_ms) - min(own_ms) if len(own_ms) > 1 else None,
+        exposed_comm_ms=fmean(waits_ms) if waits_ms else None,
+    )
+
+
+def _status(rank: int, one: Heard | None, process: str, now: float) -> RankStatus:
+    if one is None:
+        return RankStatus(rank=rank)
+    pulse, age_s = one.pulse, max(now - one.at, 0.0)
+    work = pulse.work
+    return RankStatus(
+        rank=rank,
+        host=pulse.host,
+        pid=pulse.pid,
+        state=_state(one, process, age_s),
+        age_s=age_s,
+        step=pulse.step,
+        own_ms=None if work is None else work.own_ms(),
+        waits_ms=None if work is None or not work.waits_ms else sum(work.waits_ms.values()),
+        restarts=one.restarts,
+        sensors=pulse.sensors,
+    )
+
+
+def _state(one: Heard, process: str, age_s: float) -> RankState:
+    pulse = one.pulse
+    if pulse.ended:
+        return pulse.ended
+    if process == "gone":
+        return "gone"
+    if process == "stopped":
+        return "stopped"
+    if pulse.standing is not None:
+        return "waits" if pulse.standing.waits else "stands"
+    if age_s > _SILENT_S:
+        return "silent"
+    return "late" if age_s > _LATE_S else "live"

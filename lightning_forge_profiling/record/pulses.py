@@ -1,0 +1,93 @@
+"""The latest pulses of a run's ranks, as bytes and as files in the record's folder.
+
+Rank 0 writes those that it hears to `ranks.json`. A rank that has no other channel, or that something is wrong with,
+writes its own to `rankN.pulse.json`.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from lightning_forge_profiling.names import RANKS_JSON, pulse_name
+from lightning_forge_profiling.record.lines import check_numbers
+from lightning_forge_profiling.results.json_layout import decoded
+from lightning_forge_profiling.results.pulse import Heard, Pulse
+from lightning_forge_profiling.safe_files import read_regular, write_whole
+
+_VERSION: Final = 1
+_MOST_BYTES: Final = 1 << 16  # of one pulse; most have 1 KB
+_MOST_RANKS: Final = 1 << 14
+
+_encoder = msgspec.json.Encoder()
+_pulses: msgspec.json.Decoder[Pulse] = msgspec.json.Decoder(Pulse)
+_heards: msgspec.json.Decoder[list[Heard]] = msgspec.json.Decoder(list[Heard])
+
+
+def encode_pulse(pulse: Pulse) -> bytes:
+    """The pulse as JSON."""
+    return _encoder.encode(pulse)
+
+
+def decode_pulse(content: bytes) -> Pulse:
+    """A pulse. Raises ValueError if it is damaged, out of range or of another layout."""
+    if len(content) > _MOST_BYTES:
+        raise ValueError("it is too long for a pulse")
+    pulse = decoded(content, _pulses, _VERSION)
+    check_numbers(msgspec.json.decode(content))
+    return pulse
+
+
+def later(known: Heard | None, pulse: Pulse, at: float) -> Heard:
+    """What is known of a rank after a pulse that was read at that time, new or not."""
+    if known is None:
+        return Heard(pulse=pulse, at=at)
+    before = known.pulse
+    restarted = (pulse.host, pulse.pid) != (before.host, before.pid) or pulse.number < before.number
+    if restarted:
+        return Heard(pulse=pulse, at=at, restarts=known.restarts + 1)
+    return known if pulse.number == before.number else Heard(pulse=pulse, at=at, restarts=known.restarts)
+
+
+def write_pulse(folder: Path, pulse: Pulse) -> None:
+    """Write a rank's own file. Raises OSError."""
+    write_whole(folder / pulse_name(pulse.rank), encode_pulse(pulse))
+
+
+def read_pulses(folder: Path, run: str) -> list[Pulse]:
+    """The pulses of a run that ranks wrote to files of their own."""
+    pulses: list[Pulse] = []
+    for path in folder.glob(pulse_name("*")):
+        if re.fullmatch(pulse_name(r"\d{1,9}"), path.name):
+            with suppress(OSError, ValueError):
+                pulse = decode_pulse(read_regular(path, _MOST_BYTES))
+                if pulse.run == run and path.name == pulse_name(pulse.rank):
+                    pulses.append(pulse)
+    return pulses
+
+
+def write_heard(folder: Path, heard: Iterable[Heard]) -> None:
+    """Write what rank 0 heard. Raises OSError."""
+    write_whole(folder / RANKS_JSON, _encoder.encode(list(heard)))
+
+
+def read_heard(folder: Path, run: str) -> dict[int, Heard]:
+    """The latest pulse of each rank of a run by all files in its record's folder; {} if there are none."""
+    heard: dict[int, Heard] = {}
+    with suppress(OSError, ValueError, msgspec.MsgspecError, RecursionError):
+        content = read_regular(folder / RANKS_JSON, _MOST_RANKS * _MOST_BYTES)
+        check_numbers(msgspec.json.decode(content))
+        heard = {one.pulse.rank: one for one in _heards.decode(content) if one.pulse.run == run}
+    for pulse in read_pulses(folder, run):
+        known = heard.get(pulse.rank)
+        if known is None or pulse.at > known.pulse.at:
+            heard[pulse.rank] = later(known, pulse, pulse.at)
+    return heard
+
+
+def of_all(heard: Mapping[int, Heard]) -> list[Heard]:
+    """By rank."""
+    return [heard[rank] for rank in sorted(heard)]

@@ -213,6 +213,9 @@ def pulse_name(rank: int | str) -> str:
     return f"rank{rank}.pulse.json"
 
 
+OWN_WORK: Final = "own work"
+"""The name of a step without its waits for other ranks, beside those of its regions."""
+
 SIGTERM_LEAF: Final = "sigterm broadcast"
 """The part of a step in which Lightning's loop broadcasts to all ranks whether to stop, before each fetch."""
 

@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "report": {"msgspec", "jinja2", "timing", "results", "diagnosis", "record"},
     "ranks": {"torch", "host", "results"},
     "bench": {"torch", "numpy", "msgspec", "host", "timing", "gpu", "diagnosis"},
-    "comparison": {"numpy", "results", "diagnosis", "record", "report", "bench"},
+    "comparison": {"numpy", "timing", "results", "diagnosis", "record", "report", "bench"},
     "crossover": {"torch", "msgspec", "matplotlib", "host", "flops", "report", "bench"},
     "finish": {"host", "kineto", "pipeline", "report"},
     "profiler": {"torch", "results", "pipeline", "report", "finish"},

@@ -109,8 +109,11 @@ class CpuAccount:
             self._throttled_s += now.throttled.seconds - before.throttled.seconds
             self._throttled_periods += now.throttled.periods - before.throttled.periods
 
-    def use(self, ranks: int) -> CpuUse | None:
-        """The mean use over the steps that counted, with so many ranks on the cores; None if they were too few."""
+    def use(self, ranks: int, *, brief: bool = False) -> CpuUse | None:
+        """The mean use over the steps that counted, with so many ranks on the cores; None if they were too few.
+
+        `brief` leaves out the interval, which takes a millisecond.
+        """
         if self._wall_s < _ENOUGH_S or self._first is None:
             return None
         cores, used = usable_cores() / ranks, self._process_s / self._wall_s
@@ -125,7 +128,7 @@ class CpuAccount:
             loader_busy_pct=self._loader_busy_pct(),
             workers=self._worker_busy_s / self._wall_s,
             waits_pct=pct * self._waits_s if self._readings else None,
-            waits=share_of(self._blocks, "waits"),
+            waits=None if brief else share_of(self._blocks, "waits"),
             throttled_pct=min(pct * self._throttled_s, 100.0),
             throttled_periods=self._throttled_periods,
             stolen_pct=pct * self._stolen_s / max(usable_cores(), 1),

@@ -118,17 +118,28 @@ class FitLog(Guarded):
             _log.debug("", exc_info=exc)
 
     def _watch_ranks(self, trainer: Trainer, folder: RecordFolder, record: RunRecorder) -> RankWatch:
-        rank = int(trainer.global_rank)
+        rank, of_host = int(trainer.global_rank), max(int(trainer.num_devices), 1)
+        work = LiveWork(
+            self._step_timer,
+            rank,
+            gethostname(),
+            waits=self._monitor.waits,
+            cpu=lambda: self._monitor.readings.cpu_so_far(of_host),
+            sensors=self._sensors,
+        )
         return RankWatch(
             folder.path,
             folder.run,
             rank=rank,
             world_size=int(trainer.world_size),
             step_timer=self._step_timer,
-            work=LiveWork(self._step_timer, rank, gethostname()),
-            sensors=lambda: {} if self._telemetry is None else self._telemetry.latest(),
+            work=work,
+            sensors=self._sensors,
             note=record.note,
         )
+
+    def _sensors(self) -> dict[str, float]:
+        return {} if self._telemetry is None else self._telemetry.latest()
 
     @property
     def _counts_flops(self) -> bool:

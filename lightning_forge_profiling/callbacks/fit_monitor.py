@@ -17,6 +17,7 @@ from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_
 from lightning_forge_profiling.callbacks.host_readings import HostReadings
 from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, SetUpParts, TearDown, begin_ledger, hook_parts
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, StepProgress, Trainer
+from lightning_forge_profiling.callbacks.rank_waits import RankWaits
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.wrapped_methods import watch_failure, watch_validation
 from lightning_forge_profiling.names import PROFILER
@@ -76,6 +77,7 @@ class FitMonitor(Guarded):
         self._proxy: ProfilerProxy | None = None
         self._previous_sink: RegionSink | None = None
         self._counter: WorkCounter | None = None
+        self.waits: RankWaits | None = None  # for other ranks; None for a single one
         self._ledger_parts: LedgerParts | None = None
         self.readings = HostReadings(self.step_timer)
         self._ended_batch = -1
@@ -118,6 +120,8 @@ class FitMonitor(Guarded):
         self._proxy.install(trainer)
         self._previous_sink = set_region_sink(self.step_timer)
         self._ledger_parts = LedgerParts(self.ledger, trainer, self._warming_up)
+        if trainer.world_size > 1:
+            self.waits = RankWaits(trainer, self.step_timer)
         self.step_timer.start()
         for callback in self.callbacks:
             callback.use_backward_hooks(on=not module.automatic_optimization)
@@ -286,6 +290,8 @@ class FitMonitor(Guarded):
         if proxy is None:
             return
         proxy.uninstall(trainer)
+        if self.waits is not None:
+            self.waits.close()
         self._end_readings()
         set_region_sink(self._previous_sink)
         if self._ledger_parts is not None:

@@ -73,6 +73,10 @@ class HostReadings:
         of_workers = self.workers.lines()
         return {**lines, WORKER_LINES: of_workers} if of_workers else lines
 
+    def cpu_so_far(self, ranks: int) -> CpuUse | None:
+        """The same without intervals; for any thread."""
+        return None if self._cpu is None else self._cpu.use(ranks, brief=True)
+
     def cpu_use(self, ranks: int) -> CpuUse | None:
         """The mean use of the cores, on which there are so many ranks, over the steps that counted; None if unknown."""
         use = None if self._cpu is None else self._cpu.use(ranks)

@@ -1,15 +1,121 @@
 """A rank's work over its latest steps, for the other ranks to be compared with."""
 
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from math import sqrt
+from statistics import fmean, stdev
+from typing import Final
+
+from lightning_forge_profiling.callbacks.rank_waits import RankWaits
+from lightning_forge_profiling.callbacks.run_report import own_ms
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.results.analysis import RankWork
+from lightning_forge_profiling.diagnosis.ranks import rank_work
+from lightning_forge_profiling.names import DATA_LOADER, GC_FULL, GC_YOUNG, OWN_WORK, REGIONS, hook_region
+from lightning_forge_profiling.results.analysis import RankWork, RunEvidence, RunLedger, RunRegion
+from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.results.run import CpuUse, ShareInterval
+from lightning_forge_profiling.timing.rates import Rates
+from lightning_forge_profiling.timing.steps import StepTimes
+from lightning_forge_profiling.timing.sums import summed
+
+_FEWEST: Final = 8  # steps
+_BLOCKS: Final = 8
+_T: Final = 2.365  # Student's t for the 95 % interval of the mean of 8 blocks
+_MARKS: Final = 256
 
 
 class LiveWork:
     """Computes the rank's work over its latest steps, in another thread than training."""
 
-    def __init__(self, step_timer: StepTimer, rank: int, host: str) -> None:
+    def __init__(
+        self,
+        step_timer: StepTimer,
+        rank: int,
+        host: str,
+        *,
+        waits: RankWaits | None,
+        cpu: Callable[[], CpuUse | None],
+        sensors: Callable[[], Mapping[str, float]],
+    ) -> None:
         self._step_timer, self._rank, self._host = step_timer, rank, host
+        self._waits, self._cpu, self._sensors = waits, cpu, sensors
+        # number of a step, and nanoseconds by part of the ledger until then
+        self._marks: deque[tuple[int, dict[str, int]]] = deque(maxlen=_MARKS)
+        self._work: RankWork | None = None
+        self._until = -1
 
     def latest(self) -> RankWork | None:
         """The work over the latest steps; None before enough of them."""
-        return None
+        with suppress(RuntimeError):  # training has changed what was just being read
+            self._renew()
+        return self._work
+
+    def _renew(self) -> None:
+        step_timer = self._step_timer
+        latest, ledger = list(step_timer.totals.latest), step_timer.ledger
+        if not self._marks and ledger.counted_from is not None:
+            self._marks.append((step_timer.warmup_steps, ledger.counted_from))
+        if self._marks:
+            self._marks.append((step_timer.step, ledger.peek()))
+        if len(latest) >= _FEWEST and latest[-1][0].step != self._until:
+            self._until = latest[-1][0].step
+            self._work = self._work_of(latest)
+
+    def _work_of(self, latest: Sequence[tuple[StepTimes, bool | None]]) -> RankWork:
+        steps, starved = [times for times, _ in latest], [one for _, one in latest if one is not None]
+        rates = Rates(
+            steps=len(steps),
+            split_steps=len(steps),
+            device_ms=summed(times.device_ms for times in steps),
+            host_ms=summed(times.host_ms for times in steps),
+        )
+        step_ms, sensors = rates.mean_ms("step"), self._sensors()
+        evidence = RunEvidence(
+            steps=len(steps),
+            rank=self._rank,
+            on_device=self._step_timer.timers.on_device,
+            step_ms=Distribution(mean=step_ms, p50=step_ms, min=step_ms, max=step_ms),
+            regions={
+                name: RunRegion(device_ms=rates.mean_ms(name), host_ms=rates.mean_host_ms(name)) for name in REGIONS
+            },
+            gpu_starved_pct=100 * fmean(starved) if starved else None,
+            ledger=self._hooks(steps[0].step, len(steps)),
+            cpu=self._cpu(),
+            intervals={OWN_WORK: mean_interval([own_ms(times.device_ms) for times in steps], step_ms)},
+        )
+        waits = self._waits
+        work = rank_work(
+            evidence,
+            host=self._host,
+            exposed_ms=None if waits is None else waits.exposed_ms(rates),
+            unmeasured=() if waits is None else waits.unmeasured,
+        )
+        return replace(work, sm_mhz=sensors.get("sm_mhz"), throttled_pct=sensors.get("throttled_pct"))
+
+    def _hooks(self, first: int, steps: int) -> RunLedger | None:
+        """The hooks, loggers and collections of the mean step since about the step `first`, as those of so many."""
+        if not self._marks:
+            return None
+        before, now = [mark for mark in self._marks if mark[0] <= first], self._marks[-1]
+        then = before[-1] if before else self._marks[0]
+        if now[0] - then[0] < _FEWEST:
+            return None
+        each = steps / (now[0] - then[0]) / 1e9
+        parts = {
+            part: (ns - then[1].get(part, 0)) * each
+            for part, ns in now[1].items()
+            if hook_region(part) or part in {DATA_LOADER, GC_FULL, GC_YOUNG}
+        }
+        counted = {part: max(seconds, 0.0) for part, seconds in parts.items() if seconds}
+        return RunLedger(wall_s=0.0, parts=counted, unexplained_s=0.0, counts={}, counted_s=counted)
+
+
+def mean_interval(values: Sequence[float], whole: float) -> ShareInterval:
+    """The mean of consecutive values as a share of a whole, with its 95 % interval by the means of eight blocks."""
+    mean, length = fmean(values), len(values) // _BLOCKS
+    blocks = [fmean(values[number * length : (number + 1) * length]) for number in range(_BLOCKS)]
+    error = _T * stdev(blocks) / sqrt(_BLOCKS)
+    pct = 100 / whole if whole > 0 else 0.0
+    return ShareInterval(pct=pct * mean, low_pct=pct * (mean - error), high_pct=pct * (mean + error))

@@ -26,7 +26,7 @@ from lightning_forge_profiling.callbacks.loop_trainer import model_name
 from lightning_forge_profiling.callbacks.run_report import built_in_ms
 from lightning_forge_profiling.callbacks.run_settings import loader_settings
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.names import RECORD_FOLDER
+from lightning_forge_profiling.names import RECORD_FOLDER, WAIT_PREFIX
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import ctrl_c_ends
 from lightning_forge_profiling.profiler.paths import numbered_folders
@@ -332,7 +332,8 @@ def within_step(rates: Rates, by_region: Mapping[str, float]) -> dict[str, float
     """Times without custom regions, which overlap the built-in ones; of the steps alone where regions are of others."""
     if rates.atypical:  # such as the first step after a validation run
         return {"step": step_ms(by_region)}
-    return {name: max(ms, 0.0) for name, ms in by_region.items() if name not in rates.user_regions}
+    left_out = (*rates.user_regions, *(WAIT_PREFIX + leaf for leaf in rates.waits_ms))
+    return {name: max(ms, 0.0) for name, ms in by_region.items() if name not in left_out}
 
 
 def _block(block: StepBlock) -> Block:

@@ -15,7 +15,7 @@ from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.drift import step_drift, window_effect
 from lightning_forge_profiling.diagnosis.ledger_costs import NOTICED_S
 from lightning_forge_profiling.diagnosis.ranks import rank_work
-from lightning_forge_profiling.names import PROFILER, REGIONS
+from lightning_forge_profiling.names import OWN_WORK, PROFILER, REGIONS, WAIT_PREFIX
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.files import read_summary, write_reports
 from lightning_forge_profiling.results.analysis import (
@@ -96,10 +96,17 @@ def share_intervals(blocks: Sequence[StepBlock]) -> dict[str, ShareInterval]:
     parts = {name: [block.part_ms.get(name, 0.0) for block in blocks] for name in names}
     split = [(block, built_in_ms(block.region_ms)) for block in blocks if block.split_ms]
     regions = {name: [region_ms.get(name, 0.0) for _, region_ms in split] for name in REGIONS}
+    regions[OWN_WORK] = [own_ms(block.region_ms) for block, _ in split]
     return {
         **_intervals(parts, [block.ms for block in blocks], [block.steps for block in blocks]),
         **_intervals(regions, [block.split_ms for block, _ in split], [block.split_steps for block, _ in split]),
     }
+
+
+def own_ms(region_ms: Mapping[str, float]) -> float:
+    """Time of the built-in regions without measured waits for other ranks."""
+    waits_ms = sum(ms for name, ms in region_ms.items() if name.startswith(WAIT_PREFIX))
+    return sum(built_in_ms(region_ms).values()) - waits_ms
 
 
 def built_in_ms(region_ms: Mapping[str, float]) -> dict[str, float]:
@@ -233,7 +240,13 @@ def run_report(
             rank=trainer.global_rank,
         )
         if trainer.world_size > 1:
-            mine = rank_work(evidence, host=gethostname())
+            waits = monitor.waits
+            mine = rank_work(
+                evidence,
+                host=gethostname(),
+                exposed_ms=None if waits is None else waits.exposed_ms(run.steady),
+                unmeasured=() if waits is None else waits.unmeasured,
+            )
             evidence = replace(evidence, ranks=(mine, *(() if others is None else others(mine))))
     folder = logger_folder(trainer) if trainer.is_global_zero else None
     return RunReport(

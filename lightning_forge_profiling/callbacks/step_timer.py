@@ -10,7 +10,16 @@ from torch.autograd.profiler import record_function
 
 from lightning_forge_profiling.callbacks.completed_steps import CompletedSteps, EndedStep
 from lightning_forge_profiling.callbacks.guard import Guarded, guarded
-from lightning_forge_profiling.names import DATA_LOADER, EXCLUDED, FIRST_STEP, MARK_PREFIX, PROFILER, REGIONS
+from lightning_forge_profiling.names import (
+    DATA_LOADER,
+    EXCLUDED,
+    FIRST_STEP,
+    MARK_PREFIX,
+    PROFILER,
+    REGIONS,
+    WAIT_PREFIX,
+    hook_region,
+)
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
@@ -27,6 +36,9 @@ MAX_USER_REGIONS: Final = 64
 
 # reading completed steps some at a time asks the GPU less often and runs the same few lines while they are warm
 _DELIVER_EVERY: Final = 64
+
+# and at least once a second, for who watches
+_DELIVER_NS: Final = 10**9
 
 # so many intervals are read at once at the most: a region in each layer of a large model makes hundreds a step
 _DELIVER_ABOVE: Final = 1024
@@ -96,11 +108,12 @@ class StepTimer(Guarded):
         self._open_parts: list[str] = []
         self._depth: dict[str, int] = {}
         self._said_announced = False
+        self._wait = ""  # the interval under way in which this rank waits for others
         self._untimed: str | None = None  # the region under way in a step that is timed as a whole
         self._user_regions = Lock()  # autograd has a thread for each device
         self.totals = RunTotals(tuple(name for name in REGIONS if name in timed), bucket)
         self._completed = CompletedSteps(self.totals)
-        self._deliver_at = _DELIVER_EVERY
+        self._deliver_at, self._deliver_ns = _DELIVER_EVERY, 0
         self._dropped = 0
         for region in (*REGIONS, *EXCLUDED, LOADER_START, LOADER_END, WHOLE):
             timers.add_region(region)
@@ -292,6 +305,37 @@ class StepTimer(Guarded):
             self.exit_validation()
             self.ledger.move(took_ns, "validation", DATA_LOADER)
 
+    def enter_wait(self, leaf: str = "") -> None:
+        """This rank waits for others, or for what they exchange, until `exit_wait`; by default in the current leaf.
+
+        Autograd calls it in a thread of its own, while the training thread waits for it.
+        """
+        if not self.active or not self.is_split or self._validating or self._wait:
+            return
+        began_ns, part = self._clock_ns(), self.ledger.innermost()
+        leaf = leaf or (part if hook_region(part) else self._label)
+        if leaf in _PARTS:  # no part of the step
+            return
+        try:
+            name = WAIT_PREFIX + leaf
+            self.timers.add_region(name)
+            self.timers.start(name)
+            self._wait = name
+            self._count_own(began_ns)
+        except Exception as exc:
+            self.note_failure(exc)
+
+    def exit_wait(self) -> None:
+        """The wait is over."""
+        if self._wait:
+            began_ns, name = self._clock_ns(), self._wait
+            self._wait = ""
+            try:
+                self.timers.stop(name)
+                self._count_own(began_ns)
+            except Exception as exc:
+                self.note_failure(exc)
+
     def region_under_way(self) -> str | None:
         """The built-in region under way, timed or not, also for another thread; None if unknown."""
         return self._label if self._label in REGIONS else self._untimed
@@ -312,6 +356,7 @@ class StepTimer(Guarded):
         try:
             while self._stack:  # an exception that the user's code caught may have left something open
                 self._pop()
+            self.exit_wait()
             timers, split, chosen, following = self.timers, self.is_split, self._chosen, self.step + 1
             left_out: LeftOut | None = "recorded" if recorded else "warm-up" if following <= self.warmup_steps else None
             self.is_split = following < self.warmup_steps or ends_epoch or self._budget.splits(following)
@@ -341,7 +386,11 @@ class StepTimer(Guarded):
             self._charged_ns = charged_ns
             self._own_ns = self._before_fetch_ns = 0
             self.step = timers.tag = following
-            if following >= self._deliver_at or (split and timers.backlog > _DELIVER_ABOVE):
+            if (
+                following >= self._deliver_at
+                or began_ns >= self._deliver_ns
+                or (split and timers.backlog > _DELIVER_ABOVE)
+            ):
                 self.deliver()
             self._own_ns += self._clock_ns() - began_ns
         except Exception as exc:
@@ -370,6 +419,7 @@ class StepTimer(Guarded):
             return
         while self._stack:
             self._pop()
+        self.exit_wait()
         self.active = False
         self.timers.stop(self._label)
         if wait:
@@ -437,7 +487,7 @@ class StepTimer(Guarded):
 
     def deliver(self) -> None:
         """Enter the steps that the GPU has completed into the totals. Never waits."""
-        self._deliver_at = self.step + _DELIVER_EVERY
+        self._deliver_at, self._deliver_ns = self.step + _DELIVER_EVERY, self._clock_ns() + _DELIVER_NS
         self._completed.deliver(self.timers)
 
     def note_failure(self, exc: Exception) -> None:

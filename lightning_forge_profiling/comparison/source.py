@@ -15,10 +15,11 @@ from lightning_forge_profiling.names import REGIONS, STARTUP
 from lightning_forge_profiling.record.histogram import PRECISION
 from lightning_forge_profiling.record.lines import Begin, Block, IntervalLine
 from lightning_forge_profiling.record.reader import RankRecord, RecordError, RunRecord
-from lightning_forge_profiling.report.run_status import mean_metrics, sums
+from lightning_forge_profiling.report.run_status import mean_metrics
 from lightning_forge_profiling.results.analysis import NO_VERDICT, Analysis, Finding, RunLedger
 from lightning_forge_profiling.results.rank import CATEGORIES, Kernel, Kind, Step
 from lightning_forge_profiling.results.run import LoaderSettings
+from lightning_forge_profiling.timing.sums import summed
 
 TRACE_METRICS: Final = ("step", "busy", "idle", *CATEGORIES)  # of a trace: medians over whole steps
 Amounts = Mapping[str, tuple[float, float]]  # amount and number of calls, by name
@@ -267,7 +268,7 @@ def _ledger_s(ledger: RunLedger | None, intervals: Sequence[IntervalLine]) -> di
     if ledger is not None:
         rest = {"unexplained": ledger.unexplained_s} if ledger.unexplained_s > 0 else {}
         return {**ledger.parts, **rest}
-    return sums(interval.ledger_s for interval in intervals)
+    return summed(interval.ledger_s for interval in intervals)
 
 
 def trace_source(analysis: Analysis) -> Source:

@@ -1,10 +1,12 @@
 """All ranks as they are now: who is live, how much work each has of its own, who is late and why, where they stand."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import fmean
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.hangs import find_hang
+from lightning_forge_profiling.diagnosis.ranks import late_rank
 from lightning_forge_profiling.results.pulse import Heard, RanksStatus, RankState, RankStatus
 
 _LATE_S: Final = 10.0
@@ -15,11 +17,15 @@ def ranks_status(heard: Mapping[int, Heard], world_size: int, now: float) -> Ran
     """The status of all ranks. `now` is by the clock of `Heard.at`."""
     found = {silent.rank: silent.process for one in heard.values() for silent in one.pulse.silent}
     ranks = tuple(_status(rank, heard.get(rank), found.get(rank, ""), now) for rank in range(world_size))
+    works = [one.pulse.work for one in heard.values() if one.pulse.work is not None and not one.pulse.ended]
+    late = late_rank(works) if len(works) == world_size else None
+    if late is not None:
+        ranks = tuple(replace(one, cause=late.cause) if one.rank == late.rank else one for one in ranks)
     own_ms = [one.own_ms for one in ranks if one.own_ms is not None]
     waits_ms = [one.waits_ms for one in ranks if one.waits_ms is not None]
     return RanksStatus(
         ranks=ranks,
-        straggler=None,
+        straggler=late,
         hang=find_hang(heard, world_size, now),
         spread_ms=max(own_ms) - min(own_ms) if len(own_ms) > 1 else None,
         exposed_comm_ms=fmean(waits_ms) if waits_ms else None,
@@ -38,8 +44,8 @@ def _status(rank: int, one: Heard | None, process: str, now: float) -> RankStatu
         state=_state(one, process, age_s),
         age_s=age_s,
         step=pulse.step,
-        own_ms=None if work is None else work.own_ms(),
-        waits_ms=None if work is None or not work.waits_ms else sum(work.waits_ms.values()),
+        own_ms=None if work is None else sum(work.leaves_ms.values()) - sum((work.exposed_ms or {}).values()),
+        waits_ms=None if work is None or work.exposed_ms is None else sum(work.exposed_ms.values()),
         restarts=one.restarts,
         sensors=pulse.sensors,
     )

@@ -7,7 +7,7 @@ is work, and the opposite difference in the collective that follows is waiting. 
 clock.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from statistics import fmean, median
@@ -29,8 +29,9 @@ from lightning_forge_profiling.diagnosis.rule import (
     shorter,
 )
 from lightning_forge_profiling.diagnosis.where import LEAST_PCT
-from lightning_forge_profiling.names import REGIONS, STEPS, part_kind
+from lightning_forge_profiling.names import OWN_WORK, REGIONS, SIGTERM_LEAF, STEPS, part_kind
 from lightning_forge_profiling.results.analysis import Finding, RankWork, RunEvidence, RunRegion, Saving
+from lightning_forge_profiling.results.pulse import LateRank
 
 STRAGGLER: Final = "straggler"
 
@@ -50,15 +51,24 @@ _AFTER_OTHER: Final = ("data", "transfer", "forward", "backward", "optimizer", "
 _MAY_WAIT: Final = frozenset({"forward", "backward", "optimizer", "other"})  # the regions that may have collectives
 _SYNCHRONIZED: Final = frozenset({"backward", "other"})
 
+_COMPUTES: Final = frozenset({"forward", "backward", "optimizer"})
+_LOW_CLOCK: Final = 0.9  # clocks of equal GPUs differ by a few percent, as each keeps its own power limit
+_STARVED_PCT: Final = 50.0  # of the steps
+
 _AS_LATE: Final = 0.5  # ranks with at least this part of the slowest one's excess are late, too
 _MOST_OF_IT: Final = 0.5  # a leaf with a smaller part of a rank's excess is not its cause
 
 
-def rank_work(evidence: RunEvidence, *, host: str) -> RankWork:
+def rank_work(
+    evidence: RunEvidence, *, host: str, exposed_ms: Mapping[str, float] | None = None, unmeasured: tuple[str, ...] = ()
+) -> RankWork:
     """What a rank reports of itself to be compared with the others."""
     own = self_times(evidence)
     outside: dict[str, float] = {}
     leaves = {name: region.device_ms for name, region in own.regions.items() if name in REGIONS}
+    if exposed_ms and SIGTERM_LEAF in exposed_ms and "other" in leaves:
+        leaves[SIGTERM_LEAF] = min(exposed_ms[SIGTERM_LEAF], leaves["other"])
+        leaves["other"] -= leaves[SIGTERM_LEAF]
     if evidence.ledger is not None:
         run = LedgerCosts(evidence, evidence.ledger)
         parts = [part for part in run.leaves() if part_kind(part) not in {*ONCE, STEPS, "compile"}]
@@ -72,13 +82,18 @@ def rank_work(evidence: RunEvidence, *, host: str) -> RankWork:
         step_ms=evidence.step_ms.mean,
         errors_ms={
             name: round((own.intervals[name].high_pct - own.intervals[name].low_pct) * own.step_ms.mean / 200, 6)
-            for name in REGIONS
+            for name in (*REGIONS, *(() if exposed_ms is None else (OWN_WORK,)))
             if name in own.intervals
         },
         on_device=evidence.on_device,
         leaves_ms={name: round(ms, 6) for name, ms in (leaves | outside).items()},
         outside=tuple(outside),
         cpu=own.cpu,
+        exposed_ms=None if exposed_ms is None else {name: round(ms, 6) for name, ms in exposed_ms.items()},
+        unmeasured=unmeasured,
+        starved_pct=evidence.gpu_starved_pct,
+        sm_mhz=None if evidence.telemetry is None else evidence.telemetry.sm_mhz,
+        throttled_pct=None if evidence.telemetry is None else evidence.telemetry.throttled_pct,
         lines={leaf: lines[:1] for leaf, lines in evidence.lines.items()},
     )
 
@@ -88,16 +103,42 @@ def with_waits(works: Iterable[RankWork]) -> tuple[RankWork, ...]:
     ranks = {work.rank: work for work in sorted(works, key=lambda work: work.rank)}
     if len(ranks) < _PAIR:
         return tuple(ranks.values())
-    before, after = (_waits(ranks, order) for order in (_AFTER_BACKWARD, _AFTER_OTHER))
-    # which of two differences comes first is unknown where both are in collectives, and neither is taken for work
-    waits = {
-        rank: {leaf: max(ms, after[rank][leaf] if leaf in _SYNCHRONIZED else 0.0) for leaf, ms in of_rank.items()}
-        for rank, of_rank in before.items()
-    }
+    waits = _measured_waits(ranks.values())
+    if waits is None:
+        waits = _inferred_waits(ranks)
+    elif partly := {leaf for work in ranks.values() for leaf in work.unmeasured}:
+        for rank, inferred_ms in _inferred_waits(ranks).items():
+            waits[rank] |= {leaf: max(waits[rank].get(leaf, 0.0), inferred_ms.get(leaf, 0.0)) for leaf in partly}
     return tuple(
         replace(work, waits_ms={leaf: round(ms, 6) for leaf, ms in waits[rank].items() if ms > 0})
         for rank, work in ranks.items()
     )
+
+
+def _measured_waits(works: Collection[RankWork]) -> dict[int, dict[str, float]] | None:
+    """How much longer each rank waits in each leaf than the rank that waits least there; None if not all measured it.
+
+    What all have in common is the exchange itself, in which the last rank is held up, too.
+    """
+    leaves = dict.fromkeys(leaf for work in works for leaf in work.exposed_ms or ())
+    if any(work.exposed_ms is None for work in works):
+        return None
+    least = {leaf: min((work.exposed_ms or {}).get(leaf, 0.0) for work in works) for leaf in leaves}
+    return {
+        work.rank: {leaf: min(ms - least[leaf], work.leaves_ms.get(leaf, 0.0)) for leaf, ms in work.exposed_ms.items()}
+        for work in works
+        if work.exposed_ms is not None
+    }
+
+
+def _inferred_waits(ranks: Mapping[int, RankWork]) -> dict[int, dict[str, float]]:
+    """The waits by what one rank takes longer than another, where they were not measured."""
+    before, after = (_waits(ranks, order) for order in (_AFTER_BACKWARD, _AFTER_OTHER))
+    # which of two differences comes first is unknown where both are in collectives, and neither is taken for work
+    return {
+        rank: {leaf: max(ms, after[rank][leaf] if leaf in _SYNCHRONIZED else 0.0) for leaf, ms in of_rank.items()}
+        for rank, of_rank in before.items()
+    }
 
 
 def _waits(ranks: Mapping[int, RankWork], order: Sequence[str]) -> dict[int, dict[str, float]]:
@@ -148,30 +189,69 @@ class _Excess(NamedTuple):
         return in_s(ms * self.steps / 1e3) if self.of == "run" else in_ms(ms)
 
 
-def _excess(last: RankWork, others: Sequence[RankWork], run: RunEvidence) -> _Excess:
+def _excess(last: RankWork, others: Sequence[RankWork], run: RunEvidence | None) -> _Excess:
     leaves = dict.fromkeys(leaf for work in (last, *others) for leaf in work.leaves_ms)
     each = [(leaf, last.own_ms(leaf), median(work.own_ms(leaf) for work in others)) for leaf in leaves]
     leaf, leaf_ms, others_leaf_ms = max(each, key=lambda times: times[1] - times[2])
     own_ms, others_own_ms = last.own_ms(), median(work.own_ms() for work in others)
     waits_ms = min(own_ms - others_own_ms, median(sum(work.waits_ms.values()) for work in others))
-    steps, whole_ms = max(run.all_steps or run.steps, 1), fmean(work.step_ms for work in run.ranks)
+    steps, whole_ms = last.steps, fmean(work.step_ms for work in (last, *others))
     of: Literal["step", "run"] = "step"
-    if leaf in last.outside and run.ledger is not None:
+    if run is not None:
+        steps = max(run.all_steps or run.steps, 1)
+    if run is not None and leaf in last.outside and run.ledger is not None:
         of, whole_ms = "run", 1e3 * LedgerCosts(run, run.ledger).whole_s / steps
     return _Excess(own_ms, others_own_ms, waits_ms, leaf, leaf_ms, others_leaf_ms, of, whole_ms, steps)
 
 
-def straggler(run: RunEvidence) -> Finding | None:
-    """The rank that the others wait for, with the part of its step in which it takes longer."""
-    if len(run.ranks) < _PAIR:
+def _last(works: Sequence[RankWork], run: RunEvidence | None = None) -> tuple[RankWork, _Excess, float] | None:
+    """The rank that the others wait for, what it takes longer, and that figure's error; None if there is none."""
+    if len(works) < _PAIR:
         return None
-    last = max(run.ranks, key=RankWork.own_ms)
-    others = [work for work in run.ranks if work is not last]
+    last = max(works, key=RankWork.own_ms)
+    others = [work for work in works if work is not last]
     error_ms = (last.error_ms**2 + median(work.error_ms for work in others) ** 2) ** 0.5
     excess = _excess(last, others, run)
     waits_ms, whole_ms = excess.waits_ms, excess.whole_ms
     if whole_ms <= 0 or 100 * waits_ms < NAMED_FROM_PCT * whole_ms or waits_ms <= error_ms:
         return None
+    return last, excess, error_ms
+
+
+def late_rank(works: Sequence[RankWork]) -> LateRank | None:
+    """The rank that the others wait for by their latest steps, with the cause; None if there is none."""
+    found = _last(with_waits(works))
+    if found is None:
+        return None
+    last, excess, _ = found
+    others = [work for work in works if work.rank != last.rank]
+    return LateRank(rank=last.rank, cause=_cause(excess, last, others), ms=excess.waits_ms)
+
+
+def _cause(excess: _Excess, last: RankWork, others: Sequence[RankWork]) -> str:
+    """The leaf in which a rank takes longer, with what makes it longer there as far as that is known."""
+    leaf, more_ms = excess.leaf, excess.leaf_ms - excess.others_leaf_ms
+    waited = None if last.cpu is None else last.cpu.regions.get(leaf)
+    if waited is not None and waited.waits_pct / 100 * excess.leaf_ms >= _MOST_OF_IT * more_ms:
+        return f"{leaf}, in which it waits for a core"
+    if not last.on_device or leaf not in _COMPUTES:
+        return leaf
+    mhz = [work.sm_mhz for work in others if work.sm_mhz]
+    if last.sm_mhz and mhz and last.sm_mhz < _LOW_CLOCK * median(mhz):
+        return f"{leaf}, at {last.sm_mhz:.0f} MHz where the others' GPUs run at {median(mhz):.0f}"
+    if last.starved_pct is None:
+        return leaf
+    return f"{leaf} on the {'host' if last.starved_pct >= _STARVED_PCT else 'GPU'}"
+
+
+def straggler(run: RunEvidence) -> Finding | None:
+    """The rank that the others wait for, with the part of its step in which it takes longer."""
+    found = _last(run.ranks, run)
+    if found is None:
+        return None
+    last, excess, error_ms = found
+    others = [work for work in run.ranks if work is not last]
+    waits_ms, whole_ms = excess.waits_ms, excess.whole_ms
     late_ms = excess.own_ms - excess.others_own_ms
     late = [work.rank for work in others if work.own_ms() - excess.others_own_ms >= _AS_LATE * late_ms]
     saves: Saving | None
@@ -187,9 +267,10 @@ def straggler(run: RunEvidence) -> Finding | None:
         of=excess.of,
         rank=last.rank,
         source="run",
-        title=_title(last, late, excess, host.get("host", "")),
+        title=_title(last, late, excess, host.get("host", ""), cause := _cause(excess, last, others)),
         evidence={
             "leaf": excess.leaf,
+            "cause": cause,
             "leaf_ms_per_step": round(excess.leaf_ms, 3),
             "others_leaf_ms_per_step": round(excess.others_leaf_ms, 3),
             "own_ms_per_step": round(excess.own_ms, 3),
@@ -205,15 +286,15 @@ def straggler(run: RunEvidence) -> Finding | None:
     )
 
 
-def _title(last: RankWork, late: Sequence[int], excess: _Excess, host: str) -> str:
+def _title(last: RankWork, late: Sequence[int], excess: _Excess, host: str, cause: str) -> str:
     words = excess.words
     who = f"ranks {', '.join(map(str, sorted([*late, last.rank])))}" if late else f"rank {last.rank}"
     whole, a_step = f"of each {words(excess.whole_ms)} step", " a step"
     if excess.of == "run":
         whole, a_step = f"of the fit's {words(excess.whole_ms)}", ""
-    what, own_ms, others_ms = f"its {excess.leaf}", excess.leaf_ms, excess.others_leaf_ms
+    what, own_ms, others_ms = f"its {cause}", excess.leaf_ms, excess.others_leaf_ms
     if own_ms - others_ms < _MOST_OF_IT * (excess.own_ms - excess.others_own_ms):
-        what, own_ms, others_ms = f"its own work, most of it in {excess.leaf},", excess.own_ms, excess.others_own_ms
+        what, own_ms, others_ms = f"its own work, most of it in {cause},", excess.own_ms, excess.others_own_ms
     title = (
         f"the other ranks wait {words(excess.waits_ms)} {whole} for {who}{f' on {host}' if host else ''}: {what} takes "
         f"{words(own_ms)}{a_step}, the others' {words(others_ms)}"
@@ -262,6 +343,7 @@ def own_times(run: RunEvidence, late: Finding | None) -> RunEvidence:
         if work.own_ms() - others_ms >= _AS_LATE * (last_ms - others_ms):
             excess_ms = work.own_ms(leaf) - float(late.evidence["others_leaf_ms_per_step"])
             less_ms[leaf] = less_ms.get(leaf, 0.0) + max(excess_ms, 0.0)
+    less_ms["other"] = less_ms.get("other", 0.0) + less_ms.get(SIGTERM_LEAF, 0.0)
     return replace(
         run,
         regions={

@@ -28,7 +28,6 @@ from lightning_forge_profiling.report.run_status import (
     span,
     split,
     spread_of,
-    sums,
     totals,
 )
 from lightning_forge_profiling.report.run_table import (
@@ -45,6 +44,7 @@ from lightning_forge_profiling.report.screen import Screen, Table
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.timing.rates import Rates
+from lightning_forge_profiling.timing.sums import summed
 
 _STYLES: Final[Mapping[Outcome, str]] = {
     "running": "bold green",
@@ -183,8 +183,8 @@ def _ms(ms: float, step_ms: float) -> str:
 def _by_time(intervals: Sequence[IntervalLine]) -> dict[str, float]:
     """Means of the logged metrics over the time of the steps, as rates have to be averaged."""
     spent = [(interval.metrics, rates_of([interval]).total_ms) for interval in intervals]
-    whole = sums(dict.fromkeys(metrics, ms) for metrics, ms in spent)
-    total = sums({name: value * ms for name, value in metrics.items()} for metrics, ms in spent)
+    whole = summed(dict.fromkeys(metrics, ms) for metrics, ms in spent)
+    total = summed({name: value * ms for name, value in metrics.items()} for metrics, ms in spent)
     return {name: value / whole[name] for name, value in total.items() if whole[name]}
 
 

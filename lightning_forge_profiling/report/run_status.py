@@ -1,6 +1,6 @@
 """Status and pace of a run, from its record: running or ended, rates, step times, the ranks side by side."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
@@ -15,6 +15,7 @@ from lightning_forge_profiling.record.histogram import merged, percentile_ms
 from lightning_forge_profiling.record.lines import Begin, EventLine, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.timing.rates import Percentiles, Rates
+from lightning_forge_profiling.timing.sums import summed
 
 Outcome = Literal["running", "finished", "failed", "silent"]
 
@@ -195,33 +196,24 @@ def latest_stretch(rank: RankRecord) -> Stretch | None:
 def rates_of(intervals: Sequence[IntervalLine]) -> Rates:
     """Sums and rates over intervals."""
     steps = sum(one.counted for one in intervals)
-    device_ms = sums(one.device_ms for one in intervals)
+    device_ms = summed(one.device_ms for one in intervals)
     return Rates(
         steps=steps,
         optimizer_steps=sum(one.optimizer_steps for one in intervals),
         samples=_sum(one.samples for one in intervals),
         tokens=_sum(one.tokens for one in intervals),
         device_ms=device_ms,
-        host_ms=sums(one.host_ms for one in intervals),
+        host_ms=summed(one.host_ms for one in intervals),
         flops=None,
         split_steps=0 if device_ms.keys().isdisjoint(REGIONS) else steps,
     )
 
 
-def sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Sums by name."""
-    total: dict[str, float] = {}
-    for part in parts:
-        for name, amount in part.items():
-            total[name] = total.get(name, 0.0) + amount
-    return total
-
-
 def mean_metrics(intervals: Sequence[IntervalLine]) -> dict[str, float]:
     """Means of the logged metrics over the counted steps."""
     counted = [interval for interval in intervals if interval.counted]
-    steps = sums(dict.fromkeys(one.metrics, float(one.counted)) for one in counted)
-    totals = sums({name: value * one.counted for name, value in one.metrics.items()} for one in counted)
+    steps = summed(dict.fromkeys(one.metrics, float(one.counted)) for one in counted)
+    totals = summed({name: value * one.counted for name, value in one.metrics.items()} for one in counted)
     return {name: total / steps[name] for name, total in totals.items()}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from lightning_forge_profiling.names import OWN_WORK
 from lightning_forge_profiling.notebook import ShownInNotebook
 from lightning_forge_profiling.results.rank import Distribution, RankSummary
 from lightning_forge_profiling.results.run import (
@@ -196,11 +197,18 @@ class RankWork:
         step_ms: mean step time.
         leaves_ms: self time per step: of regions, and of hooks and loggers by their part of the ledger, which sum to
             the step. Device time on a GPU. Parts outside of the step are per step of the fit.
-        errors_ms: half of the 95 % intervals of the regions' means, which may be of few steps; {} if unknown.
+        errors_ms: half of the 95 % intervals of the regions' means, which may be of few steps, and of `own work` where
+            waits are measured; {} if unknown.
         on_device: whether times are device times.
         outside: the leaves outside of the step, such as `validation`.
         cpu: use of the cores by the rank; None if unknown.
+        exposed_ms: by leaf, communication and waiting that nothing hides, by the rank's own events; None if that was
+            not measured.
+        unmeasured: leaves that may have further waits, which its events do not cover.
         waits_ms: by leaf, the part in which the rank waits for other ranks; {} if no other rank is known.
+        starved_pct: share of the steps in which the GPU waited for the host; None if unknown.
+        sm_mhz: mean clock of its GPU; None if unknown.
+        throttled_pct: share of the time in which that was lowered; None if unknown.
         clock_ms: how far the clock of its machine is ahead of that of rank 0's, in milliseconds; None if unknown, and
             on the same machine.
         clock_error_ms: largest error of that.
@@ -216,7 +224,12 @@ class RankWork:
     on_device: bool = False
     outside: tuple[str, ...] = ()
     cpu: CpuUse | None = None
+    exposed_ms: Mapping[str, float] | None = None
+    unmeasured: tuple[str, ...] = ()
     waits_ms: Mapping[str, float] = field(default_factory=dict)
+    starved_pct: float | None = None
+    sm_mhz: float | None = None
+    throttled_pct: float | None = None
     clock_ms: float | None = None
     clock_error_ms: float | None = None
     lines: Mapping[str, tuple[SampledLine, ...]] = field(default_factory=dict)
@@ -224,6 +237,8 @@ class RankWork:
     @property
     def error_ms(self) -> float:
         """Half of the 95 % interval of the rank's own work, from those of its regions."""
+        if OWN_WORK in self.errors_ms:
+            return self.errors_ms[OWN_WORK]
         own = ((leaf, self.own_ms(leaf) / self.leaves_ms[leaf]) for leaf in self.errors_ms if self.leaves_ms.get(leaf))
         return float(sum((self.errors_ms[leaf] * share) ** 2 for leaf, share in own) ** 0.5)
 

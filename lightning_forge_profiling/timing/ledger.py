@@ -138,6 +138,15 @@ class LedgerClock:
         """The innermost part, also for another thread; "" outside of all."""
         return next(reversed(self._stack), "")
 
+    def peek(self) -> dict[str, int]:
+        """Nanoseconds so far by part, without the current one's latest; for any thread."""
+        return self._ns.copy()
+
+    @property
+    def counted_from(self) -> dict[str, int] | None:
+        """The same of when the steps began to count; None while they do not; for any thread."""
+        return self._counted_from
+
     @property
     def changed_ns(self) -> int:
         """When the part changed last, by `clock_ns`."""

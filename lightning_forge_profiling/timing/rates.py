@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median, quantiles
 from typing import Final, Literal, NamedTuple
 
-from lightning_forge_profiling.names import MFU, REGIONS, TFLOPS, per_second, region_ms
+from lightning_forge_profiling.names import MFU, REGIONS, TFLOPS, WAIT_PREFIX, hook_region, per_second, region_ms
 from lightning_forge_profiling.timing.steps import RESERVED, WHOLE
 
 _FEWEST_FOR_P95: Final = 20  # one step in twenty lies above the 95th percentile
@@ -101,7 +101,19 @@ class Rates:
     @property
     def user_regions(self) -> tuple[str, ...]:
         """The user's own regions, in order of first appearance."""
-        return tuple(name for name in self.device_ms if name not in RESERVED)
+        return tuple(name for name in self.device_ms if name not in RESERVED and not name.startswith(WAIT_PREFIX))
+
+    @property
+    def waits_ms(self) -> dict[str, float]:
+        """Device time per step in which the rank waits for others and for what they exchange, by leaf."""
+        waits = (name for name in self.device_ms if name.startswith(WAIT_PREFIX))
+        return {
+            # hooks are timed by the host
+            (leaf := name.removeprefix(WAIT_PREFIX)): self.mean_host_ms(name)
+            if hook_region(leaf)
+            else self.mean_ms(name)
+            for name in waits
+        }
 
     def per_second(self, amount: float | None) -> float | None:
         """`amount` per second of the steps' device time; None if unknown, or if no time passed."""

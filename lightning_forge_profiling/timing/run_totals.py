@@ -12,6 +12,7 @@ from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS, WHOLE, StepTi
 from lightning_forge_profiling.timing.sums import StepSums, added
 
 _MOST: Final = 5
+_LATEST: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +229,8 @@ class RunTotals:
         self._after_window: list[float] = []
         self._slowest = SlowestSteps()
         self.blocks = StepBlocks(bucket)  # the steps that count
+        # the latest of them whose regions were timed by choice, and whether the GPU waited; read in another thread
+        self.latest: deque[tuple[StepTimes, bool | None]] = deque(maxlen=_LATEST)
 
     def add(self, times: StepTimes, work: StepWork, left_out: LeftOut | None, timing: StepTiming | None = None) -> None:
         """Enter one step."""
@@ -243,13 +246,7 @@ class RunTotals:
         if left_out != "recorded":
             self._add_beside_window(times.step, took_ms)
         if left_out is None:
-            self._add_first(times.step, took_ms, work)
-            if took_ms > self._slowest.least_ms:
-                by_region = times.device_ms if times.split else {}
-                self._slowest.add(TimedStep(took_ms, times.step, timing.ended_ns, by_region))
-            self._count(times, took_ms, work, timing)
-            # a step that had to be split, as after validation, is unlike those that it would stand for
-            self.blocks.add(times.step, took_ms, times.device_ms if times.split and timing.chosen else {}, work)
+            self._add_counted(times, took_ms, work, timing)
             return
         self._break_cycle(work)
         self._left_out[left_out] += 1
@@ -263,6 +260,18 @@ class RunTotals:
                 self._recorded_tokens[times.step] = work.tokens
         if left_out == "warm-up":
             (self._warmup if times.step else self._first).add(times, took_ms, work, timing)
+
+    def _add_counted(self, times: StepTimes, took_ms: float, work: StepWork, timing: StepTiming) -> None:
+        self._add_first(times.step, took_ms, work)
+        if took_ms > self._slowest.least_ms:
+            by_region = times.device_ms if times.split else {}
+            self._slowest.add(TimedStep(took_ms, times.step, timing.ended_ns, by_region))
+        self._count(times, took_ms, work, timing)
+        # a step that had to be split, as after validation, is unlike those that it would stand for
+        chosen = times.split and timing.chosen
+        self.blocks.add(times.step, took_ms, times.device_ms if chosen else {}, work)
+        if chosen:
+            self.latest.append((times, timing.gpu_starved))
 
     def skip(self, work: StepWork) -> None:
         """Enter a step that could not be timed."""

@@ -223,6 +223,15 @@ def _folded(sums: dict[str, float], into: str) -> float:
     return started_ms
 
 
+def summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Sums by name."""
+    total: dict[str, float] = {}
+    for part in parts:
+        for name, amount in part.items():
+            total[name] = total.get(name, 0.0) + amount
+    return total
+
+
 def added(one: float | None, other: float | None) -> float | None:
     """The sum; None if a summand is unknown."""
     return None if one is None or other is None else one + other

@@ -1,0 +1,134 @@
+"""Where a rank waits for others in its steps, by events around what makes it wait: no trace, no synchronization."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from lightning_forge_profiling.callbacks.lightning_api import Trainer
+from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.callbacks.wrapped_methods import WrappedMethod
+from lightning_forge_profiling.names import SIGTERM_LEAF
+from lightning_forge_profiling.timing.rates import Rates
+
+# of Lightning's strategies: what `sync_dist`, `all_gather` and the user's own calls go through
+_COLLECTIVES: Final = ("barrier", "broadcast", "reduce", "all_gather")
+
+
+class RankWaits:
+    """Measures, in steps whose regions are timed, communication and waiting that nothing hides.
+
+    After the last gradient, autograd calls DDP's and FSDP's final callbacks, which make the stream wait for what is
+    still being exchanged. One event before them and one behind them are the exposed part of backward: DDP calls it
+    `backward_comm_time` less the overlap (`torch/csrc/distributed/c10d/logger.cpp`).
+    """
+
+    def __init__(self, trainer: Trainer, step_timer: StepTimer) -> None:
+        self._step_timer = step_timer
+        self._wrapped: list[WrappedMethod] = []
+        self._hooks: list[Any] = []
+        strategy, loop = trainer.strategy, trainer.fit_loop.epoch_loop
+        model = strategy.model
+        self.measures = _is_ddp(model) or bool(_fsdp_modules(model))
+        # leaves with collectives that no event is around: FSDP2 waits for earlier reduce-scatters in backward
+        self.unmeasured: tuple[str, ...] = ("backward",) if _fsdp_modules(model) else ()
+        if _has_sync_batch_norm(model):
+            self.unmeasured = ("forward", "backward")
+        if not self.measures:
+            return
+        self._wrap(loop, "_broadcast_sigterm_tensor", SIGTERM_LEAF)
+        for name in _COLLECTIVES:
+            self._wrap(strategy, name)
+        if _is_ddp(model):
+            self._wrap(model, "_sync_buffers")
+        self._wrapped.append(WrappedMethod(strategy, "backward", self._nothing, self._backward_begins))
+        for module in _fsdp_modules(model):
+            self._hooks += _around_unshard(module, step_timer)
+
+    def exposed_ms(self, rates: Rates) -> dict[str, float] | None:
+        """Milliseconds per step by leaf; None if they are not measured."""
+        if not self.measures or not rates.split_steps or rates.atypical:
+            return None
+        return rates.waits_ms
+
+    def close(self) -> None:
+        """Restore what was wrapped."""
+        for wrapped in self._wrapped:
+            wrapped.release()
+        for hook in self._hooks:
+            hook.remove()
+
+    def _wrap(self, owner: Any, name: str, leaf: str = "") -> None:
+        self._wrapped.append(WrappedMethod(owner, name, partial(self._waiting, leaf)))
+
+    @contextmanager
+    def _waiting(self, leaf: str) -> Iterator[None]:
+        self._step_timer.enter_wait(leaf)
+        try:
+            yield
+        finally:
+            self._step_timer.exit_wait()
+
+    @staticmethod
+    def _nothing() -> Any:
+        raise AssertionError  # `_backward_begins` never asks for a context
+
+    def _backward_begins(self, loss: torch.Tensor, *_: Any, **__: Any) -> bool:
+        """Have autograd call us after the last gradient: callbacks run in the order in which they were queued."""
+        if self._step_timer.is_split and self._step_timer.active and loss.requires_grad and not _compiles_autograd():
+            loss.register_hook(self._queue)  # type: ignore[no-untyped-call]
+        return False
+
+    def _queue(self, _: torch.Tensor) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(self._gradients_ready)  # noqa: SLF001
+
+    def _gradients_ready(self) -> None:
+        """Called before DDP waits; queues the call behind that."""
+        self._step_timer.enter_wait("backward")
+        torch.autograd.Variable._execution_engine.queue_callback(self._step_timer.exit_wait)  # noqa: SLF001
+
+
+def _is_ddp(model: object) -> bool:
+    return isinstance(model, nn.parallel.DistributedDataParallel)
+
+
+def _fsdp_modules(model: nn.Module) -> list[nn.Module]:
+    """Modules that `fully_shard` was called on."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # slow to import, and loaded where it is used
+    kind = getattr(fsdp, "FSDPModule", None)
+    return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+
+
+def _has_sync_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+
+
+def _compiles_autograd() -> bool:
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(compiled, "compiled_autograd_enabled", False))
+
+
+def _around_unshard(module: nn.Module, step_timer: StepTimer) -> list[Any]:
+    """Events around the wait for a module's parameters, before its forward and before its backward."""
+
+    def enter(region: str, *_: Any) -> None:
+        step_timer.enter_wait(region)
+
+    def exit_(*_: Any) -> None:
+        step_timer.exit_wait()
+
+    def on_outputs(hook: Any, _module: nn.Module, _args: Any, output: Any) -> None:
+        for tensor in torch.utils._pytree.tree_leaves(output):  # noqa: SLF001
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad and step_timer.is_split:
+                tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    return [
+        module.register_forward_pre_hook(partial(enter, "forward"), prepend=True),
+        module.register_forward_pre_hook(exit_),
+        module.register_forward_hook(partial(on_outputs, partial(enter, "backward")), prepend=True),
+        module.register_forward_hook(partial(on_outputs, exit_)),
+    ]

@@ -1,0 +1,131 @@
+"""Waits of a rank for others, by its own events: in DDP's and FSDP2's steps, and what follows for own work."""
+
+import json
+import os
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from lightning_forge_profiling.callbacks.rank_work import mean_interval
+from lightning_forge_profiling.diagnosis.ranks import late_rank, with_waits
+from lightning_forge_profiling.results.analysis import RankWork
+from lightning_forge_profiling.results.run import CpuUse, RegionCpu
+from tests.outcomes import script
+from tests.ports import free_port
+
+SLEEP_MS = 6.0
+
+
+def measured(folder, *options):
+    done = script("rank_waits.py", folder, *options, cwd=folder, env={**os.environ, "MASTER_PORT": str(free_port())})
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.split("MEASURED", 1)[1])
+
+
+def own_ms(work):
+    return sum(work["leaves_ms"].values()) - sum(work["exposed_ms"].values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "micro_batches"), [((), 1), (("accumulate",), 4)])
+def test_the_exposed_part_of_backward_is_that_of_ddps_own_logger(tmp_path, options, micro_batches):
+    found = measured(tmp_path, "ddp", *options)
+    ddp, waiting, late = found["ddp"], *found["works"]
+    exposed_ms = (ddp["avg_backward_comm_time"] - ddp["avg_backward_compute_comm_overlap_time"]) / 1e6
+    # the logger's mean has the first steps, too, and with accumulation it is of each fourth step alone
+    assert micro_batches * waiting["exposed_ms"]["backward"] == pytest.approx(exposed_ms, rel=0.3)
+    assert own_ms(late) - own_ms(waiting) == pytest.approx(SLEEP_MS, rel=0.5), "not the waits of either"
+    assert late["leaves_ms"]["forward"] - late["exposed_ms"]["forward"] > SLEEP_MS
+    assert waiting["exposed_ms"]["forward"] > 0, "the buffers of batch norm come from rank 0"
+    assert {"sigterm broadcast", "forward", "backward"} == {*waiting["exposed_ms"]}
+
+
+@pytest.mark.slow
+def test_fsdp2_waits_for_parameters_are_no_work(tmp_path):
+    waiting, late = measured(tmp_path, "fsdp2")["works"]
+    assert late["leaves_ms"]["forward"] == pytest.approx(waiting["leaves_ms"]["forward"], rel=0.3), "it waits there"
+    more_ms = late["leaves_ms"]["forward"] - late["exposed_ms"]["forward"]
+    more_ms -= waiting["leaves_ms"]["forward"] - waiting["exposed_ms"]["forward"]
+    assert more_ms == pytest.approx(SLEEP_MS, rel=0.5)
+
+
+# -- the comparison of ranks -----------------------------------------------------------------------------------------
+
+
+def rank(number, *, exposed, error=0.1, **more):
+    """A rank on a GPU with 20 ms of work and 2 ms of communication that nothing hides; and what is given on top."""
+    leaves = {"data": 1.0, "transfer": 0.5, "forward": 6.0, "backward": 10.0, "optimizer": 2.0, "other": 0.5}
+    leaves["sigterm broadcast"] = exposed.get("sigterm broadcast", 0.0)
+    for leaf, ms in more.items():
+        leaves[leaf] = leaves.get(leaf, 0.0) + ms
+    leaves["backward"] += exposed.get("backward", 0.0)
+    return RankWork(
+        rank=number,
+        host="node0",
+        steps=64,
+        step_ms=sum(leaves.values()),
+        leaves_ms=leaves,
+        exposed_ms=exposed,
+        errors_ms={"own work": error},
+        on_device=True,
+        starved_pct=0.0,
+    )
+
+
+def test_the_rank_with_most_work_of_its_own_is_late_and_its_longest_leaf_the_cause():
+    early = [rank(number, exposed={"backward": 7.0}) for number in (0, 2, 3)]
+    late = late_rank([*early, rank(1, exposed={"backward": 2.0}, data=5.0)])
+    assert (late.rank, late.cause, late.ms) == (1, "data", pytest.approx(5.0))
+    assert late_rank(early) is None
+
+
+def test_waits_by_turns_and_work_that_nobody_waits_for_name_nobody():
+    by_turns = [rank(0, exposed={"backward": 4.0, "sigterm broadcast": 0.1}),
+                rank(1, exposed={"backward": 2.0, "sigterm broadcast": 2.1})]  # fmt: skip
+    assert late_rank(by_turns) is None
+    assert late_rank([rank(0, exposed={"backward": 2.0}), rank(1, exposed={"backward": 2.0}, data=5.0)]) is None
+
+
+def test_what_may_be_chance_names_nobody():
+    works = [rank(0, exposed={"backward": 7.0}, error=4.0), rank(1, exposed={"backward": 2.0}, data=5.0, error=4.0)]
+    assert late_rank(works) is None
+
+
+def test_communication_that_all_have_is_no_wait():
+    works = with_waits([rank(0, exposed={"backward": 9.0}), rank(1, exposed={"backward": 5.0}, forward=4.0)])
+    assert [dict(work.waits_ms) for work in works] == [{"backward": pytest.approx(4.0)}, {}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"starved_pct": 0.0}, "forward on the GPU"),
+        ({"starved_pct": 100.0}, "forward on the host"),
+        ({"sm_mhz": 1200.0}, "forward, at 1200 MHz where the others' GPUs run at 1980"),
+        (
+            {"cpu": CpuUse(cores=1, used=1, regions={"forward": RegionCpu(used_pct=50, waits_pct=45, blocked_pct=5)})},
+            "forward, in which it waits for a core",
+        ),
+    ],
+)
+def test_the_cause_says_what_makes_the_leaf_longer(changes, cause):
+    early = replace(rank(0, exposed={"backward": 7.0}), sm_mhz=1980.0)
+    late = replace(rank(1, exposed={"backward": 2.0}, forward=5.0), sm_mhz=1965.0)
+    assert late_rank([early, replace(late, **changes)]).cause == cause
+
+
+def test_waits_that_no_event_is_around_are_inferred_in_their_leaves_alone():
+    """With SyncBatchNorm forward has collectives: what a rank takes longer there is no work if it came early."""
+    early, late = rank(0, exposed={}, forward=5.0), rank(1, exposed={}, data=5.0)
+    assert late_rank([early, late]) is None
+    unmeasured = [replace(work, unmeasured=("forward", "backward")) for work in (early, late)]
+    assert (late_rank(unmeasured).rank, late_rank(unmeasured).cause) == (1, "data")
+
+
+def test_the_interval_of_a_mean_covers_it_in_95_of_100_series():
+    random, covered = Random(0), 0  # noqa: S311
+    for _ in range(400):
+        interval = mean_interval([random.gauss(10, 2) for _ in range(64)], 20.0)
+        covered += interval.low_pct <= 50 <= interval.high_pct
+    assert 0.92 <= covered / 400 <= 0.98

@@ -13,6 +13,7 @@ child fails if it has not. Where `traceml_ai` cannot be imported this contender 
     python -m benchmarks.overhead            # the GPU-bound GPT and the launch-bound loop
     python -m benchmarks.overhead --only small --turns 3 --contenders throughput,split,onoff
     python -m benchmarks.overhead --only small --turns 20 --contenders onoff
+    python -m benchmarks.overhead --only small --turns 10 --contenders onoff --devices 2    # with DDP
     python -m benchmarks.overhead --quick    # small models and few steps, for a machine without a GPU
 """
 
@@ -283,17 +284,21 @@ def fit(model: str, steps: int, folder: str, *, quick: bool, callbacks: Sequence
         more["precision"] = "bf16-true"
         made, loader = fresh.on_device(GPT), random_tokens(steps + 10)
     logger = CSVLogger(tempfile.mkdtemp(dir=folder))  # each run its own: it warns of an earlier run's files
+    if (devices := more.pop("devices", 1)) > 1:
+        more |= {"devices": devices, "strategy": "ddp"}
     run = trainer(folder, steps, callbacks=list(callbacks), logger=logger, enable_checkpointing=False, **more)
     run.fit(made, loader)
     return run
 
 
-def measure(contender: str, model: str, folder: str, *, quick: bool) -> None:
+def measure(contender: str, model: str, folder: str, *, quick: bool, devices: int = 1) -> None:
     """Train as one contender, and report."""
     size = QUICK if quick else SIZES[model]
     if contender in ON_OFF:
         ours, toggle = ThroughputCallback(overhead=ON_OFF[contender]), OnAndOff(size.block)
-        fit(model, size.block * size.blocks, folder, quick=quick, callbacks=[ours, toggle])
+        run = fit(model, size.block * size.blocks, folder, quick=quick, callbacks=[ours, toggle], devices=devices)
+        if not run.is_global_zero:
+            return
         steps = toggle.steps_us()
         more, error = difference_us(steps)
         fresh.answer(
@@ -307,7 +312,9 @@ def measure(contender: str, model: str, folder: str, *, quick: bool) -> None:
     steps = size.warmup + size.measured + 1
     watch, given = Stopwatch(size.warmup, steps - 1), options(contender, folder, steps)
     callbacks = [watch, *given.pop("callbacks", [])]
-    run = fit(model, steps, folder, quick=quick, callbacks=callbacks, **given)
+    run = fit(model, steps, folder, quick=quick, callbacks=callbacks, devices=devices, **given)
+    if not run.is_global_zero:
+        return
     if contender == "traceml" and not any("TraceML" in type(callback).__name__ for callback in run.callbacks):
         sys.exit("TraceML added no callback to the Trainer")
     result: dict[str, Any] = {"step_ms": watch.step_ms}
@@ -321,9 +328,10 @@ def measure(contender: str, model: str, folder: str, *, quick: bool) -> None:
     fresh.answer(**result)
 
 
-def child(contender: str, model: str, folder: str, *, quick: bool) -> fresh.Child:
+def child(contender: str, model: str, folder: str, args: argparse.Namespace) -> fresh.Child:
     """The process of a contender."""
-    arguments = ["--child", contender, model, "--folder", folder, *(["--quick"] if quick else [])]
+    arguments = ["--child", contender, model, "--folder", folder, *(["--quick"] if args.quick else [])]
+    arguments += ["--devices", str(args.devices)]
     if contender != "traceml":
         return fresh.Child(fresh.module("benchmarks.overhead", *arguments))
     script = str(Path(__file__).resolve())
@@ -370,7 +378,7 @@ def compare_contenders(
     for key in keys:
         if skipped(key):
             print(f"{CONTENDERS[key]}: skipped, {skipped(key)}")
-    children = {CONTENDERS[key]: child(key, model, folder, quick=args.quick) for key in ran}
+    children = {CONTENDERS[key]: child(key, model, folder, args) for key in ran}
     outcomes = fresh.in_turns(children, args.turns)
     heads = ("contender", "step ms", "ratio", "paired difference µs", "reported µs per step", "steps split")
     rows = {name: row(turns, outcomes[CONTENDERS["none"]]) for name, turns in outcomes.items()}
@@ -391,7 +399,7 @@ def compare(model: str, keys: Sequence[str], folder: str, args: argparse.Namespa
         print(f"\n{model}, {key}: switched on and off every few steps of one run")
         found: list[dict[str, Any]] = []
         for _ in range(args.turns):
-            outcome = fresh.run(child(key, model, folder, quick=args.quick))
+            outcome = fresh.run(child(key, model, folder, args))
             well &= not outcome.problem
             found += [outcome.result] if outcome.result else []
             print(outcome.problem or on_and_off(found[-1]), flush=True)
@@ -428,11 +436,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--turns", type=int, default=5, metavar="N", help="how often each contender trains (5)")
     parser.add_argument("--only", choices=tuple(SIZES), help="one of the two models")
     parser.add_argument("--contenders", type=fresh.keys(known), default=known, help=", ".join(known))
+    parser.add_argument("--devices", type=int, default=1, metavar="N", help="train with DDP on so many devices (1)")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.child:
-        measure(*args.child, args.folder, quick=args.quick)
+        measure(*args.child, args.folder, quick=args.quick, devices=args.devices)
         return 0
     well = True
     for model in [args.only] if args.only else SIZES:

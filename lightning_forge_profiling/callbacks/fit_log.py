@@ -71,7 +71,7 @@ class FitLog(Guarded):
         self._no_telemetry = ""
         self._loggers = Loggers()
         self._run_record: RunRecorder | None = None
-        self._ranks: RankWatch | None = None
+        self.ranks: RankWatch | None = None
         self._failed = False
         keeps = settings.record and not trainer.fast_dev_run and not monitor.brief
         self._record_folder = claim_record_folder(trainer) if keeps else None  # a collective
@@ -111,8 +111,8 @@ class FitLog(Guarded):
     def _start_record(self, trainer: Trainer, folder: RecordFolder, report: Callable[[], RunReport]) -> None:
         try:
             self._run_record = RunRecorder(trainer, folder, self._step_timer, report=report, metrics=self.summary)
-            self._ranks = self._watch_ranks(trainer, folder, self._run_record)
-            self._ranks.start()
+            self.ranks = self._watch_ranks(trainer, folder, self._run_record)
+            self.ranks.start()
         except Exception as exc:
             _log.warning("This run will have no record: %s: %s", type(exc).__name__, exc)
             _log.debug("", exc_info=exc)
@@ -258,7 +258,7 @@ class FitLog(Guarded):
     @guarded_end
     def finish(self) -> None:
         """Nothing is left running, whatever became of the rest."""
-        ranks, self._ranks = self._ranks, None
+        ranks, self.ranks = self.ranks, None
         if ranks is not None:
             ranks.close("failed" if self._failed else "finished")
         self._loggers.close()

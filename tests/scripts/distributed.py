@@ -69,7 +69,7 @@ def main(strategy, folder, *options):
         trainer.fit(ValidatesSlowly(), loader(80), loader(16))
         return
     trainer.fit(FailsOnOneRank(int(chosen.get("fails", -1)), stopped="stopped" in chosen), loader(80))
-    print("done")  # noqa: T201
+    print("done")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def main(folder, largest):
     trainer = quiet_trainer(ForgeProfilerCallback(2, 12, trace_dir=folder))
     model = Classifier()
     trainer.fit(model, loader(64))
-    print("weights", *(parameter.double().sum().item().hex() for parameter in model.parameters()))  # noqa: T201
+    print("weights", *(parameter.double().sum().item().hex() for parameter in model.parameters()))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ class Announces(Classifier):
 
     def training_step(self, batch):
         if self.seen == self.at:
-            print("here", flush=True)  # noqa: T201
+            print("here", flush=True)
             while not self.trainer.received_sigterm:  # SIGINT raises out of it, and SIGKILL ends a test that fails
                 time.sleep(0.01)
         return super().training_step(batch)
@@ -31,7 +31,7 @@ def main(which, at, folder):
     callbacks = [ForgeProfilerCallback(2, 5, trace_dir=folder), ThroughputCallback()] if which == "with" else []
     trainer = quiet_trainer(*callbacks)
     trainer.fit(Announces(int(at)), loader(64))
-    print("went on")  # noqa: T201
+    print("went on")
 
 
 if __name__ == "__main__":

@@ -538,7 +538,7 @@ def main() -> None:
             line = run_apart(name, args.device, out)
         except Exception as exc:
             line = f"FAILED {type(exc).__name__}: {exc}"
-        print(f"{name}: {line} ({time.perf_counter() - began:.0f} s)", flush=True)  # noqa: T201  (its only output)
+        print(f"{name}: {line} ({time.perf_counter() - began:.0f} s)", flush=True)
 
 
 if __name__ == "__main__":

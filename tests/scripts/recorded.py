@@ -32,7 +32,7 @@ def main(folder, *options):
     )
     model = Classifier()
     trainer.fit(model, loader(400))
-    print("weights", *(parameter.double().sum().item().hex() for parameter in model.parameters()))  # noqa: T201
+    print("weights", *(parameter.double().sum().item().hex() for parameter in model.parameters()))
 
 
 if __name__ == "__main__":

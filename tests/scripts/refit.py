@@ -22,7 +22,7 @@ def main(folder):
     first = callbacks[0].trace_report().status
     fit(folder / "spawned", callbacks, devices=2, strategy="ddp_spawn")
     fit(folder / "second", callbacks, devices=1)
-    print(f"first: {first}, second: {callbacks[0].trace_report().status}")  # noqa: T201
+    print(f"first: {first}, second: {callbacks[0].trace_report().status}")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def main(start, end):
     trainer = quiet_trainer(ours, theirs)
     trainer.fit(Classifier(), loader(64))
     recorded = sum(event.count for event in theirs.profiler.key_averages() if event.key == "aten::linear")
-    print(f"theirs recorded {recorded} linear layers, ours: {ours.trace_report().status}")  # noqa: T201
+    print(f"theirs recorded {recorded} linear layers, ours: {ours.trace_report().status}")
 
 
 if __name__ == "__main__":

@@ -38,4 +38,4 @@ with build_profiler(ProfilingConfig(enable=True, start_step=1, end_step=2, trace
     for _ in range(3):
         torch.ones(8).sum()
         profiler.step()
-print(profiler.report)  # noqa: T201
+print(profiler.report)

@@ -1,0 +1,207 @@
+"""How often the late rank and its cause are right, and whether healthy ranks are left alone.
+
+Ranks train 50 counted steps over and over in one process each, in turns with one thing planted on one of them: a slow
+loader (`data`), Python in forward (`host`), more kernels (`gpu`, on GPUs only), a callback, collections of garbage, or
+nothing. Right is the rank and the leaf in what the table says at the end of the fit, and, counted apart, in what is
+said live. A rank that is named in a healthy run is a false alarm.
+
+    torchrun --nproc-per-node 2 -m benchmarks.stragglers --runs 60 --healthy 50             # two GPUs
+    torchrun --nproc-per-node 4 -m benchmarks.stragglers --runs 60 --healthy 50 --cpu       # four gloo ranks
+"""
+
+import argparse
+import gc
+import logging
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from typing import Any
+
+import lightning as L
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from benchmarks.workloads import GPT
+from lightning_forge_profiling import ThroughputCallback
+from lightning_forge_profiling.callbacks.fit_log import FitLog
+from lightning_forge_profiling.results.pulse import RanksStatus
+
+WARMUP, COUNTED = 10, 50
+# what the cause has to begin with
+LEAVES = {
+    "data": "data",
+    "host": "forward",
+    "gpu": "forward",
+    "callback": "callback/Late.on_train_batch_end",
+    "gc": "gc/generation_2",
+}
+
+
+def busy(ms: float) -> None:
+    """Compute for so long, in Python."""
+    until = time.perf_counter() + ms / 1e3
+    while time.perf_counter() < until:
+        pass
+
+
+class Late(L.Callback):
+    """What is planted in this process: a cause, or nothing."""
+
+    def __init__(self, cause: str, ms: float) -> None:
+        self.cause, self.ms = cause, ms
+
+    def is_here(self, cause: str) -> bool:
+        """Whether the cause is planted."""
+        return self.cause == cause
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Takes long, if that is planted."""
+        if self.is_here("callback"):
+            time.sleep(self.ms / 1e3)
+
+
+class Planted(GPT):
+    """The GPT with something planted in its step."""
+
+    def __init__(self, late: Late, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.late = late
+        self.garbage: list[Any] = []
+        self.extra = nn.Buffer(torch.zeros(4096, 4096), persistent=False) if late.is_here("gpu") else None
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        """The loss, late."""
+        if self.late.is_here("host"):
+            busy(self.late.ms)
+        if self.extra is not None:
+            until = round(self.late.ms / 2.7)  # a float32 product of this size takes an H100 some 2.7 ms
+            for _ in range(until):
+                self.extra.copy_(self.extra @ self.extra)
+        if self.late.is_here("gc"):
+            gc.collect()
+        return super().training_step(batch, batch_idx)
+
+
+class Calm(L.LightningModule):
+    """Computes little and sleeps in its step, as a host does whose accelerator computes: cores are few here."""
+
+    def __init__(self, late: Late) -> None:
+        super().__init__()
+        self.late = late
+        self.layer = nn.Linear(64, 64)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:  # noqa: ARG002
+        """The loss, late."""
+        time.sleep(0.02)
+        if self.late.is_here("host"):
+            busy(self.late.ms)
+        if self.late.is_here("gc"):
+            gc.collect()
+        return self.layer(batch.float()).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Plain SGD."""
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def batches(late: Late, shape: tuple[int, int]) -> DataLoader[torch.Tensor]:
+    """A loader, which is late if that is planted."""
+    batch = torch.randint(0, 1000, shape)
+
+    def collate(_: list[int]) -> torch.Tensor:
+        if late.is_here("data"):
+            time.sleep(late.ms / 1e3)
+        return batch
+
+    return DataLoader(range(len_of_fit()), batch_size=1, collate_fn=collate)
+
+
+def len_of_fit() -> int:
+    """Samples for all ranks."""
+    return (WARMUP + COUNTED) * int(os.environ["WORLD_SIZE"])
+
+
+def fit(cause: str, ms: float, *, cpu: bool) -> tuple[str, str, float]:
+    """The rank and the cause by the table and by the last live status, and the step's time."""
+    late, throughput, seen = (
+        Late(cause, ms),
+        ThroughputCallback(warmup_steps=WARMUP, batch_size_fn=len),
+        list[RanksStatus](),
+    )
+    conclude = FitLog.finish
+
+    def finish(log: FitLog) -> None:
+        if log.ranks is not None and log.ranks.status is not None:
+            seen.append(log.ranks.status)
+        conclude(log)
+
+    FitLog.finish = finish  # type: ignore[method-assign]
+    try:
+        with tempfile.TemporaryDirectory() as root:
+            trainer = L.Trainer(
+                accelerator="cpu" if cpu else "gpu",
+                devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+                strategy="ddp",
+                precision="32-true" if cpu else "bf16-mixed",
+                max_epochs=1,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                default_root_dir=root,
+                callbacks=[throughput, late],
+            )
+            model = Calm(late) if cpu else Planted(late, layers=4)
+            shape = (4, 64) if cpu else (8, 1025)
+            trainer.fit(model, batches(late, shape))
+    finally:
+        FitLog.finish = conclude  # type: ignore[method-assign]
+    analysis = throughput.analysis()
+    if analysis is None or analysis.run is None:
+        return "", "", 0.0
+    found = next((one for one in analysis.findings if one.code == "straggler"), None)
+    named = "" if found is None else f"{found.rank} {found.evidence['cause']}"
+    live = seen[-1].straggler if seen else None
+    return named, "" if live is None else f"{live.rank} {live.cause}", analysis.run.step_ms.mean
+
+
+def main() -> None:
+    """Run all, and print a table on rank 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=60)
+    parser.add_argument("--healthy", type=int, default=50)
+    parser.add_argument("--ms", type=float, default=8.0)
+    parser.add_argument("--cpu", action="store_true")
+    args = parser.parse_args()
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    causes = [cause for cause in LEAVES if not (args.cpu and cause == "gpu")]
+    right, live, wrong, steps = Counter[str](), Counter[str](), list[str](), list[float]()
+    for name in ("lightning.pytorch", "lightning_forge_profiling"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    sys.stdout, out = open(os.devnull, "w"), sys.stdout  # noqa: PTH123, SIM115  (the tables of all fits)
+    fit("", 0.0, cpu=args.cpu)  # what is slow once
+    for run in range(args.runs + args.healthy):
+        planted = causes[run % len(causes)] if run < args.runs else ""
+        where = (run // len(causes)) % world_size
+        named, said, step_ms = fit(planted if where == rank else "", args.ms, cpu=args.cpu)
+        steps.append(step_ms)
+        kind, expected = planted or "healthy", f"{where} {LEAVES[planted]}" if planted else ""
+        right[kind] += named.startswith(expected) if planted else not named
+        live[kind] += said.startswith(expected) if planted else not said
+        if not (named.startswith(expected) if planted else not named):
+            wrong.append(f"{planted or 'healthy'} on rank {where}: {named or 'nobody'} (live: {said or 'nobody'})")
+    if rank == 0:
+        of = Counter(causes[run % len(causes)] for run in range(args.runs)) + Counter({"healthy": args.healthy})
+        print(f"{world_size} ranks, {args.ms} ms planted, steps of {min(steps):.1f} to {max(steps):.1f} ms", file=out)
+        for kind, runs in of.items():
+            print(f"{kind:10} {runs:3} runs  {right[kind]:3} right  {live[kind]:3} right live", file=out)
+        print("\n".join(wrong), file=out)
+
+
+if __name__ == "__main__":
+    main()

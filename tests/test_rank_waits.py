@@ -23,20 +23,19 @@ def measured(folder, *options):
     return json.loads(done.stdout.split("MEASURED", 1)[1])
 
 
-def own_ms(work):
-    return sum(work["leaves_ms"].values()) - sum(work["exposed_ms"].values())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("options", "micro_batches"), [((), 1), (("accumulate",), 4)])
 def test_the_exposed_part_of_backward_is_that_of_ddps_own_logger(tmp_path, options, micro_batches):
     found = measured(tmp_path, "ddp", *options)
-    ddp, waiting, late = found["ddp"], *found["works"]
-    exposed_ms = (ddp["avg_backward_comm_time"] - ddp["avg_backward_compute_comm_overlap_time"]) / 1e6
-    # the logger's mean has the first steps, too, and with accumulation it is of each fourth step alone
-    assert micro_batches * waiting["exposed_ms"]["backward"] == pytest.approx(exposed_ms, rel=0.3)
-    assert own_ms(late) - own_ms(waiting) == pytest.approx(SLEEP_MS, rel=0.5), "not the waits of either"
+    waiting, late = found["works"]
+    exchanged = slice(micro_batches - 1, None, micro_batches)  # DDP's logger knows of these alone, an exchange later
+    pairs = [*zip(found["ddp"][micro_batches:], found["timed"], strict=False)][exchanged]
+    assert len(pairs) == 64 // micro_batches - 1
+    # in a busy machine's step a thread may lose its core between the two readings of a clock
+    off_ms = sorted(abs(timed - of_ddp) for of_ddp, timed in pairs[2:])
+    assert off_ms[len(off_ms) * 3 // 4] < 0.3, pairs
     assert late["leaves_ms"]["forward"] - late["exposed_ms"]["forward"] > SLEEP_MS
+    assert waiting["leaves_ms"]["forward"] > waiting["exposed_ms"]["forward"]
     assert waiting["exposed_ms"]["forward"] > 0, "the buffers of batch norm come from rank 0"
     assert {"sigterm broadcast", "forward", "backward"} == {*waiting["exposed_ms"]}
 
@@ -44,10 +43,8 @@ def test_the_exposed_part_of_backward_is_that_of_ddps_own_logger(tmp_path, optio
 @pytest.mark.slow
 def test_fsdp2_waits_for_parameters_are_no_work(tmp_path):
     waiting, late = measured(tmp_path, "fsdp2")["works"]
-    assert late["leaves_ms"]["forward"] == pytest.approx(waiting["leaves_ms"]["forward"], rel=0.3), "it waits there"
-    more_ms = late["leaves_ms"]["forward"] - late["exposed_ms"]["forward"]
-    more_ms -= waiting["leaves_ms"]["forward"] - waiting["exposed_ms"]["forward"]
-    assert more_ms == pytest.approx(SLEEP_MS, rel=0.5)
+    assert late["leaves_ms"]["forward"] - late["exposed_ms"]["forward"] > SLEEP_MS
+    assert waiting["waits_ms"]["forward"] > SLEEP_MS / 2, "rank 0 waits longer for what rank 1 sends"
 
 
 # -- the comparison of ranks -----------------------------------------------------------------------------------------

@@ -171,6 +171,8 @@ class FitMonitor(Guarded):
         step_timer, proxy = self.step_timer, self._proxy
         if proxy is None or self._counter is None or self._ledger_parts is None:
             return
+        # the first step after a window has what this rank waits for others, whose traces take longer to export
+        after_window = self._kind_of_step[0] and trainer.world_size > 1
         work = self._counter.count(
             batch,
             trainer,
@@ -180,7 +182,7 @@ class FitMonitor(Guarded):
         )
         step_timer.end_step(
             work,
-            recorded=self.recording,
+            recorded=self.recording or after_window,
             ends_epoch=bool(progress.batches.is_last_batch),
             saw_all=proxy.saw_step(trainer, trained=batch is not None),
             began_ns=max(now_ns, self.ledger.changed_ns) if self._counter.calls_user else now_ns,

@@ -5,7 +5,6 @@ DDP's own logger measures the same.
 """
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -18,10 +17,22 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import nn
 
 from lightning_forge_profiling import ThroughputCallback
+from lightning_forge_profiling.timing.run_totals import RunTotals
 from tests.models import loader, quiet_trainer
 
 FOLDER, KIND, OPTIONS = sys.argv[1], sys.argv[2], sys.argv[3:]
 WIDTH = 512
+OF_DDP = []
+TIMED = {}
+
+
+def keep(totals, times, *others):
+    """Keep what was measured of each step, and enter it."""
+    TIMED[times.step] = times.device_ms.get("wait/backward", 0.0)
+    add(totals, times, *others)
+
+
+add, RunTotals.add = RunTotals.add, keep
 
 
 class Model(L.LightningModule):
@@ -47,8 +58,12 @@ class Model(L.LightningModule):
         if KIND == "ddp":
             self.trainer.strategy.model._set_ddp_runtime_logging_sample_rate(1)
 
-    def on_train_end(self):
-        self.of_ddp = self.trainer.strategy.model._get_ddp_logging_data() if KIND == "ddp" else {}
+    def on_train_batch_end(self, *_):
+        if KIND == "ddp":
+            logged = self.trainer.strategy.model._get_ddp_logging_data()
+            # of the latest backward before this step's, after which DDP exchanged gradients
+            exposed_ns = logged.get("backward_comm_time", 0) - logged.get("backward_compute_comm_overlap_time", 0)
+            OF_DDP.append(exposed_ns / 1e6)
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.01)
@@ -73,10 +88,9 @@ if __name__ == "__main__":
     trainer.fit(model, loader(64 * 8))
     analysis = throughput.analysis()
     if trainer.is_global_zero:
-        ddp = {name: value for name, value in model.of_ddp.items() if name.startswith("avg_")}
         works = [
             {"rank": work.rank, "step_ms": work.step_ms, "exposed_ms": work.exposed_ms, "waits_ms": work.waits_ms,
              "leaves_ms": work.leaves_ms}
             for work in analysis.run.ranks
         ]  # fmt: skip
-        print("MEASURED", json.dumps({"ddp": ddp, "works": works, "rank": os.environ.get("LOCAL_RANK")}, default=str))
+        print("MEASURED", json.dumps({"ddp": OF_DDP, "timed": [*TIMED.values()], "works": works}))

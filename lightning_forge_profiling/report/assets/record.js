@@ -78,17 +78,19 @@ function ranksSection({ ranks, words, lines }) {
   const columns = [
     column.text("Rank", (rank) => rank.rank, (number, rank) => odd(String(number), rank)),
     column.text("", (rank) => rank.words, odd),
-    has((rank) => rank.host) && column.text("Host", (rank) => rank.host),
-    column.count("step", (rank) => rank.step),
     has((rank) => isNumber(rank.own_ms)) && column.number("own work, ms", (rank) => rank.own_ms, 2),
     has((rank) => isNumber(rank.waits_ms)) && column.number("waits, ms", (rank) => rank.waits_ms, 2),
     column.number("age, s", (rank) => (rank.state === "missing" ? null : rank.age_s), 0, "since it was last heard"),
+    column.count("step", (rank) => rank.step),
+    has((rank) => rank.host) && column.text("Host", (rank) => rank.host),
     has((rank) => rank.sensors.sm_mhz) && column.number("MHz", (rank) => rank.sensors.sm_mhz ?? null, 0),
     has((rank) => rank.sensors.temperature_c) && column.number("\u00b0C", (rank) => rank.sensors.temperature_c ?? null, 0),
   ].filter(Boolean);
+  const table = new DataTable({ label: "Ranks of the run", rows, columns, limit: RANKS_SHOWN }).element;
+  table.classList.add("small");
   return [
-    new DataTable({ label: "Ranks of the run", rows, columns, limit: RANKS_SHOWN }).element,
     lines.length > 0 && element("dl", { class: "lines" }, lines.flatMap(({ name, text }) => [element("dt", null, name), element("dd", null, text.text)])),
+    table,
     element("p", { class: "muted" }, "Own work is the step without waiting for other ranks. The rank with most of it is the one that the others wait for."),
   ];
 }
@@ -101,7 +103,7 @@ function eventsSection({ events, events_left_out: leftOut }) {
         column.count("step", (event) => event.step),
         column.number("after, s", (event) => event.end_s, 1, "since the run began"),
         column.number("seconds", (event) => (event.end_s > event.start_s ? event.end_s - event.start_s : null), 2),
-        column.text("What", (event) => event.text, (text) => clampedWhenLong(element("span", { class: "lines-kept" }, breakable(text)), "all of it")),
+        column.text("What", (event) => event.text, (text) => clampedWhenLong(element("span", { class: "lines-kept" }, text.split("\n").flatMap((line, index) => [index > 0 && element("br"), ...breakable(line)])), "all of it")),
       ],
     }).element,
     leftOut > 0 && element("p", { class: "muted" }, `${number(leftOut)} earlier events are left out.`),

@@ -78,7 +78,7 @@ def _over_the_run(status: RanksStatus, analysis: Analysis | None) -> RanksStatus
         said = late.evidence
         cause, ms = said.get("leaf") or said.get("late", ""), float(said.get("others_wait_ms_per_step", 0.0))
         straggler = LateRank(rank=late.rank, cause=str(cause), ms=ms)
-    ranks = tuple(_with_work(one, works.get(one.rank), straggler) for one in status.ranks)
+    ranks = tuple(_with_work(one, works, straggler) for one in status.ranks)
     own_ms = [one.own_ms for one in ranks if one.own_ms is not None]
     waits_ms = [one.waits_ms for one in ranks if one.waits_ms is not None]
     return replace(
@@ -90,11 +90,11 @@ def _over_the_run(status: RanksStatus, analysis: Analysis | None) -> RanksStatus
     )
 
 
-def _with_work(one: RankStatus, work: RankWork | None, late: LateRank | None) -> RankStatus:
-    cause = late.cause if late is not None and late.rank == one.rank else ""
+def _with_work(one: RankStatus, works: Mapping[int, RankWork], late: LateRank | None) -> RankStatus:
+    cause, work = late.cause if late is not None and late.rank == one.rank else "", works.get(one.rank)
     if work is None:
         return replace(one, own_ms=None, waits_ms=None, cause=cause)
-    waits_ms = sum(work.waits_ms.values()) if work.waits_ms else None
+    waits_ms = sum(work.waits_ms.values()) if len(works) > 1 else None
     return replace(one, own_ms=sum(work.step_leaves_ms.values()), waits_ms=waits_ms, cause=cause)
 
 
@@ -152,7 +152,9 @@ def state_words(one: RankStatus, status: RanksStatus) -> str:
     if late is not None and late.rank == one.rank:
         cause = f"straggler: {late.cause}" if late.cause else "straggler"
     restarts = f"restarted {'once' if one.restarts == 1 else f'{one.restarts} times'}" if one.restarts else ""
-    return ", ".join(filter(None, (_STATES.get(one.state, one.state), cause, restarts)))
+    as_rank_0 = one.state == status.ranks[0].state == "finished"
+    state = "" if as_rank_0 else _STATES.get(one.state, one.state)
+    return ", ".join(filter(None, (state, cause, restarts)))
 
 
 def rank_table(
@@ -188,7 +190,8 @@ def _columns(status: RanksStatus, width: int, figures: int | None) -> dict[str, 
             "own ms".rjust(_MS): lambda one: _ms(one.own_ms),
             "wait ms".rjust(_MS): lambda one: _ms(one.waits_ms),
         }
-    columns["age".rjust(_AGE)] = lambda one: "" if one.state == "missing" else duration(one.age_s)
+    if any(one.state != "finished" for one in status.ranks):
+        columns["age".rjust(_AGE)] = lambda one: "" if one.state == "missing" else duration(one.age_s)
     columns[""] = lambda one: ", ".join(
         filter(None, ("shown" if one.rank == figures else "", state_words(one, status)))
     )

@@ -203,6 +203,7 @@ def test_the_work_over_the_run_stands_in_where_none_is_known_live(tmp_path, caps
     assert [rank["waits_ms"] for rank in ranks["ranks"]] == [pytest.approx(ms, abs=0.5) for ms in (6.0, 6.0, 0.0)]
 
 
+@pytest.mark.slow
 def test_of_a_thousand_ranks_the_worst_eight_are_shown_in_time(tmp_path):
     run, at = MadeRun(ranks=1000, rows=2), time.time() - 1
     record = run.write(tmp_path)

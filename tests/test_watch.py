@@ -74,7 +74,7 @@ def test_a_frame_has_pace_causes_ranks_and_events(tmp_path):
         assert part in done.stdout, part
     first, *_ = [line for line in done.stdout.splitlines() if re.match(r"\d+ +1,200 ", line)]
     assert re.match(r"2 +1,200 +42\.\d\d +0\.\d\d +\d+ s +straggler: data$", first), "it waits for none"
-    assert re.search(r"straggler +the others wait 6\.\d\d ms a step for rank 2: data", text)
+    assert re.search(r"straggler +the others wait [56]\.\d\d ms a step for rank 2: data", text)
     assert done.stdout.count(": validation, 4.0 s\n") == 2, "each event once for all ranks"
     assert text.count(", validation 7 %, ") == 1, "of the whole fit"
     assert text.count("also validation-bound, 8 % of the fit: ") == 1

@@ -11,8 +11,11 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
+from lightning.pytorch.loggers import CSVLogger
 
+from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.callbacks.fit_log import rank_metrics
+from lightning_forge_profiling.callbacks.rank_watch import RankWatch
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.names import RANKS_JSON, pulse_name
 from lightning_forge_profiling.record.lines import End, EventLine, encode_line
@@ -25,7 +28,8 @@ from lightning_forge_profiling.report.run_page import run_page
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.pulse import Hang, Heard, LateRank, RanksStatus, RankStatus, SilentRank, Standing
 from tests.browser import wait_until
-from tests.outcomes import HANGS_S, SCRIPTS, unwrapped
+from tests.models import Classifier, loader, quiet_trainer
+from tests.outcomes import HANGS_S, SCRIPTS, logged, unwrapped
 from tests.ports import free_port
 from tests.record_builder import MadeRun, made_pulse, write_ranks
 from tests.report_page import Page
@@ -443,6 +447,18 @@ def test_the_metrics_leave_out_what_is_not_known():
     one_unknown = replace(status, ranks=(*known, RankStatus(rank=3)))
     assert "ranks/slowest" not in rank_metrics(one_unknown)
     assert rank_metrics(RanksStatus(ranks=known[:1])) == rank_metrics(None) == {}
+
+
+def test_a_fit_logs_them_with_each_entry(tmp_path, monkeypatch):
+    ranks = tuple(RankStatus(rank=rank, own_ms=10.0 + rank) for rank in range(2))
+    status = RanksStatus(ranks=ranks, spread_ms=1.0, exposed_comm_ms=0.25)
+    monkeypatch.setattr(RankWatch, "start", lambda watch: setattr(watch, "status", status))
+    logger = CSVLogger(tmp_path, name="csv")
+    quiet_trainer(ThroughputCallback(), logger=logger, default_root_dir=tmp_path, log_every_n_steps=10).fit(
+        Classifier(), loader(160)
+    )
+    [*_, last] = logged(tmp_path, "ranks/slowest")
+    assert [last[f"ranks/{name}"] for name in ("slowest", "spread_ms", "exposed_comm_ms")] == [1.0, 1.0, 0.25]
 
 
 # --- a real run ------------------------------------------------------------------------------------------------------

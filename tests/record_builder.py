@@ -2,16 +2,19 @@
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from lightning_forge_profiling.callbacks.run_report import analysis_of, run_evidence
 from lightning_forge_profiling.diagnosis.ranks import rank_work
 from lightning_forge_profiling.names import record_name
 from lightning_forge_profiling.record.histogram import histogram, merged
 from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, Line, State, encode_line
+from lightning_forge_profiling.record.pulses import write_heard
+from lightning_forge_profiling.results.analysis import RankWork
+from lightning_forge_profiling.results.pulse import Heard, Pulse
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.timing.ledger import Ledger
@@ -218,3 +221,20 @@ def _state(  # noqa: PLR0917
     )
     metrics = summary.steady.metrics(replicas=run.ranks, on_device=True) if summary.steady.steps else {}
     return State(at=clock, step=step, report=report, metrics=metrics, steps_us=counts)
+
+
+def made_pulse(rank: int, ranks: int, at: float, *, own_ms: float | None = None, **fields: Any) -> Pulse:
+    """What a rank said; with `own_ms` of work of its own, it waits until a step has 12.2 ms, and 2 ms more."""
+    host = fields.setdefault("host", f"node{rank // 8}")
+    if own_ms is not None:
+        waits_ms = max(12.2 - own_ms, 0.0) + 2.0
+        leaves_ms = {"data": 1.0, "forward": own_ms - 4.0, "backward": 3.0 + waits_ms}
+        fields["work"] = RankWork(rank=rank, host=host, steps=50, step_ms=own_ms + waits_ms, leaves_ms=leaves_ms,
+            waits_ms={"backward": waits_ms})  # fmt: skip
+    return Pulse(**{"run": "made-up", "pid": 1000 + rank, "number": 9, "step": 1200, "part": "steps", **fields},
+        rank=rank, world_size=ranks, at=at)  # fmt: skip
+
+
+def write_ranks(record: Path, pulses: Iterable[Pulse], restarts: Mapping[int, int] = {}) -> None:
+    """Write what rank 0 heard, each pulse as soon as it was sent."""
+    write_heard(record, (Heard(pulse=one, at=one.at, restarts=restarts.get(one.rank, 0)) for one in pulses))

@@ -51,7 +51,8 @@ def test_the_page_has_the_whole_run(tmp_path):
     assert all(len(curve["values"]) == len(view["seconds"]) == 24 for curve in view["curves"])
     kinds = [event["kind"] for event in view["events"]]
     assert kinds == ["validation", "checkpoint", "validation", "checkpoint"], "once for all ranks"
-    assert [rank["late"] for rank in view["ranks"]] == [False, False, True, False]
+    assert view["ranks"]["words"] == ["straggler: data", "", "", ""]
+    assert view["ranks"]["ranks"][0]["rank"] == 2
     assert "torch 2.11.0" in dict(view["setting"])["Versions"]
     analysis = analysis_in(page)
     assert analysis["verdict"] == "input-bound"
@@ -264,7 +265,8 @@ def test_a_browser_shows_the_run_without_scrolling_sideways(show, tmp_path, widt
     assert len(page.all("#over-time path.spread")) == 1, "the band of the step time"
     assert "million per second" in page.texts("#over-time .chart-title")[2]
     assert page.texts("#over-time .state .chart-line > :nth-child(2)") == ["validation", "checkpoint"]
-    assert [text for text in page.column("ranks", 7) if "late" in text] == ["finished, late"]
+    assert page.column("ranks", 1)[0] == "1 \u2191 straggler"
+    assert page.column("ranks", 2) == ["straggler: data", "", ""]
     assert page.column("events", 1) == ["checkpoint", "validation"] * 2
     assert "torch 2.11.0" in page.texts("#setting")[0]
     assert page.faint_texts() == []

@@ -111,15 +111,18 @@ def test_json_has_the_logged_names_under_metrics_and_the_analysis_as_in_summary_
     assert content["metrics"]["throughput/samples_per_sec"] == pytest.approx(2 * 16 / 0.0426, rel=0.02)
     assert content["analysis"]["verdict"] == "input-bound"
     assert content["analysis"]["run"]["ledger"]["parts"]["validation"] == pytest.approx(8.0)
-    assert [rank["rank"] for rank in content["ranks"]] == [0, 1]
-    assert [rank["late"] for rank in content["ranks"]] == [False, True]
-    assert [rank["waits_ms"] for rank in content["ranks"]] == [pytest.approx(6.0, abs=0.5), pytest.approx(0.0, abs=0.5)]
+    ranks = content["ranks"]
+    assert [rank["rank"] for rank in ranks["ranks"]] == [0, 1]
+    assert [rank["waits_ms"] for rank in ranks["ranks"]] == [pytest.approx(6.0, abs=0.5), pytest.approx(0.0, abs=0.5)]
+    assert ranks["straggler"] == {"rank": 1, "cause": "data", "ms": pytest.approx(6.0, abs=0.5)}
+    assert (ranks["hang"], ranks["spread_ms"]) == (None, pytest.approx(6.0, abs=0.5))
+    assert ranks["exposed_comm_ms"] == pytest.approx(3.0, abs=0.5), "the mean over the ranks"
     assert content["problems"] == []
 
 
 def test_ranks_of_the_same_pace_have_none_that_is_late(tmp_path):
     content = summary_json(MadeRun(ranks=3, began=LONG_AGO, outcome="finished").write(tmp_path))
-    assert [rank["late"] for rank in content["ranks"]] == [False] * 3
+    assert content["ranks"]["straggler"] is None
 
 
 # --- which record ----------------------------------------------------------------------------------------------------
@@ -147,7 +150,7 @@ def test_a_record_is_as_old_as_the_file_that_was_written_last(tmp_path):
 def test_the_ranks_of_one_node_are_a_record_without_rank_0(tmp_path):
     record = MadeRun(ranks=3, began=LONG_AGO, outcome="finished").write(tmp_path)
     (record / "rank0.jsonl").unlink()
-    assert [rank["rank"] for rank in summary_json(tmp_path)["ranks"]] == [1, 2]
+    assert [rank["rank"] for rank in summary_json(tmp_path)["ranks"]["ranks"]] == [1, 2]
 
 
 def test_a_record_that_was_moved_elsewhere_is_read_under_its_new_name(tmp_path):

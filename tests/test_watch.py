@@ -15,7 +15,7 @@ from lightning_forge_profiling.record.reader import Follower, RecordError, read_
 from lightning_forge_profiling.report.live_view import print_frame
 from lightning_forge_profiling.report.screen import Screen
 from tests.outcomes import HANGS_S, unwrapped
-from tests.record_builder import MadeRun
+from tests.record_builder import MadeRun, made_pulse, write_ranks
 from tests.terminals import CODES, frames, terminal
 from tests.test_cli import COMMAND, ENVIRONMENT, fails, forge
 
@@ -68,13 +68,13 @@ def test_a_frame_has_pace_causes_ranks_and_events(tmp_path):
     text = unwrapped(done.stdout)
     for part in (
         "Steps 1,050 to 1,199 of rank 0, written ", "backward ", "throughput  ", "% utilized,  61.2 GiB used",
-        "whole fit   steps ", "verdict     input-bound, ", "rank        step ", "validation, 4.0 s",
+        "whole fit   steps ", "verdict     input-bound, ", "Ranks by their records\n", "validation, 4.0 s",
         "Totals of the run: the first 1,000 steps, written ",
     ):  # fmt: skip
         assert part in done.stdout, part
-    assert "rank 2 works 42.5 ms of its step" in text, "the late rank, which waits for none"
     first, *_ = [line for line in done.stdout.splitlines() if re.match(r"\d+ +1,200 ", line)]
-    assert re.match(r"2 +1,200 +42\.\d\d +\d+ s ago +late$", first)
+    assert re.match(r"2 +1,200 +42\.\d\d +0\.\d\d +\d+ s +straggler: data$", first), "it waits for none"
+    assert re.search(r"straggler +the others wait [56]\.\d\d ms a step for rank 2: data", text)
     assert done.stdout.count(": validation, 4.0 s\n") == 2, "each event once for all ranks"
     assert text.count(", validation 7 %, ") == 1, "of the whole fit"
     assert text.count("also validation-bound, 8 % of the fit: ") == 1
@@ -113,10 +113,12 @@ def test_columns_stay_where_they_are_as_numbers_grow(tmp_path):
                 lines[place] = msgspec.structs.replace(line, device_ms=times, steps_us=histogram([36.0 * longer] * 50))
         record = run.write(tmp_path / f"x{longer}")
         (record / "rank0.jsonl").write_bytes(b"".join(map(encode_line, lines)))
+        work = {"own_ms": 12.2 * longer}
+        write_ranks(record, [made_pulse(rank, 2, time.time() - 1, step=int(50 * longer), **work) for rank in (0, 1)])
         frame = forge("watch", record, "--once").stdout.splitlines()
         table = [line for line in frame if re.match(r"(?:data|forward|step|other) ", line)]
         ranks = [line for line in frame if re.match(r"[01]  ", line)]
-        return [len(line) for line in table], [line.index(" ago") for line in ranks]
+        return [len(line) for line in table], [re.search(r" s( |$)", line).start() for line in ranks]
 
     assert columns(0.2) == columns(1) == columns(20)
 
@@ -294,16 +296,16 @@ def order_of(text):
 def test_keys_change_the_order_of_the_ranks_and_which_one_is_shown(several):
     with watched(several, "--every", "50", lines=60) as shown:
         shown.wait_for(lambda text: order_of(text) == ("102", "0"))
-        assert "q quit   s order: late first   0-9, up, down: rank 0" in shown.output
+        assert "q quit   s order: worst first   0-9, up, down: rank 0" in shown.output
         for key, expected in (
-            ("s", ("201", "0")), ("S", ("012", "0")), ("2", ("012", "2")), ("7", None), ("\x1b[A", ("012", "1")),
+            ("S", ("012", "0")), ("2", ("012", "2")), ("7", None), ("\x1b[A", ("012", "1")),
             ("\x1bOA", ("012", "0")), ("\x1b[A", None), ("\x1b[B", ("012", "1")), ("x", None), ("s", ("102", "1")),
         ):  # fmt: skip
             place = len(shown.output)
             shown.type(key)
             if expected is not None:
                 shown.wait_for(lambda text, expected=expected: order_of(text) == expected, since=place)
-        assert "s order: by step time" in shown.output
+        assert "s order: by number" in shown.output
         shown.type("q")
         assert shown.ended() == 0
         assert left_as_it_was(shown)

@@ -29,12 +29,23 @@ from lightning_forge_profiling.callbacks.window_flops import (
     with_advice,
     with_problem,
 )
-from lightning_forge_profiling.names import MFU, MFU_MEASURED, PEAK_TFLOPS, STEP_MS, TFLOPS, per_second
+from lightning_forge_profiling.names import (
+    MFU,
+    MFU_MEASURED,
+    PEAK_TFLOPS,
+    RANKS_EXPOSED_COMM_MS,
+    RANKS_SLOWEST,
+    RANKS_SPREAD_MS,
+    STEP_MS,
+    TFLOPS,
+    per_second,
+)
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import RANKS_S, exit_timeout_s
 from lightning_forge_profiling.record.ranks import read_works
 from lightning_forge_profiling.report.run_page import write_run_page
 from lightning_forge_profiling.results.analysis import Analysis, RankWork
+from lightning_forge_profiling.results.pulse import RanksStatus
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
@@ -398,6 +409,7 @@ class FitLog(Guarded):
             of_gpu = self._telemetry.metrics(rates.samples, rates.total_ms)
             self._of_gpu = of_gpu or self._of_gpu
             metrics |= of_gpu
+        metrics |= rank_metrics(None if self.ranks is None else self.ranks.status)
         self._logged_at = step
         if self._settings.prog_bar:
             shown = (per_second("samples"), per_second("steps"))
@@ -410,3 +422,17 @@ class FitLog(Guarded):
             self._loggers.log(trainer.loggers, metrics, step)
         if self._run_record is not None:
             self._run_record.log_entry(self._of_gpu | metrics, step)
+
+
+def rank_metrics(status: RanksStatus | None) -> dict[str, float]:
+    """The metrics of all ranks as they are now; what is unknown is left out."""
+    if status is None:
+        return {}
+    own_ms = {one.rank: one.own_ms for one in status.ranks if one.own_ms is not None}
+    slowest = max(own_ms, key=own_ms.__getitem__) if len(own_ms) == len(status.ranks) > 1 else None
+    metrics = {
+        RANKS_SLOWEST: slowest,
+        RANKS_SPREAD_MS: status.spread_ms,
+        RANKS_EXPOSED_COMM_MS: status.exposed_comm_ms,
+    }
+    return {name: float(value) for name, value in metrics.items() if value is not None}

@@ -18,6 +18,7 @@ from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.ranks.channel import Channel, FolderChannel, open_channel
 from lightning_forge_profiling.ranks.standing import Progress, StandingWatch
 from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, later, of_all, write_heard, write_pulse
+from lightning_forge_profiling.report.ranks import straggler_words
 from lightning_forge_profiling.results.pulse import Ended, Heard, LateRank, Pulse, RanksStatus
 
 _log = plain_logger(__name__)
@@ -99,7 +100,7 @@ class RankWatch:
             channel.send(encode_pulse(pulse))
         stands = pulse.standing is not None or bool(pulse.silent)
         if stands and not self._stood and self._standing.stacks():
-            self._note("hang", self._standing.stacks())
+            self._note("hang", f"rank {pulse.rank} stands; its threads:\n{self._standing.stacks()}")
         if stands or (self._stood and not stands):
             write_pulse(self._folder, pulse)
         self._stood = stands
@@ -151,8 +152,7 @@ class RankWatch:
         """Keep the status, and note what is new in it."""
         before, self.status = self.status or RanksStatus(), status
         if status.straggler is not None and _changed(before.straggler, status.straggler):
-            late = status.straggler
-            self._note("straggler", f"the others wait {late.ms:.1f} ms a step for rank {late.rank}: {late.cause}")
+            self._note("straggler", straggler_words(status.straggler))
         if status.hang is not None and (before.hang is None or before.hang.rank != status.hang.rank):
             self._note("hang", status.hang.where)
         elif status.hang is None and before.hang is not None:

@@ -6,7 +6,8 @@ from statistics import fmean
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.hangs import find_hang
-from lightning_forge_profiling.diagnosis.ranks import late_rank
+from lightning_forge_profiling.diagnosis.ranks import late_rank, with_waits
+from lightning_forge_profiling.results.analysis import RankWork
 from lightning_forge_profiling.results.pulse import Heard, RanksStatus, RankState, RankStatus
 
 _LATE_S: Final = 10.0
@@ -16,8 +17,11 @@ _SILENT_S: Final = 30.0
 def ranks_status(heard: Mapping[int, Heard], world_size: int, now: float) -> RanksStatus:
     """The status of all ranks. `now` is by the clock of `Heard.at`."""
     found = {silent.rank: silent.process for one in heard.values() for silent in one.pulse.silent}
-    ranks = tuple(_status(rank, heard.get(rank), found.get(rank, ""), now) for rank in range(world_size))
-    works = [one.pulse.work for one in heard.values() if one.pulse.work is not None and not one.pulse.ended]
+    works = with_waits(one.pulse.work for one in heard.values() if one.pulse.work is not None)
+    by_rank = {work.rank: work for work in works}
+    ranks = tuple(
+        _status(rank, heard.get(rank), by_rank.get(rank), found.get(rank, ""), now) for rank in range(world_size)
+    )
     late = late_rank(works) if len(works) == world_size else None
     if late is not None:
         ranks = tuple(replace(one, cause=late.cause) if one.rank == late.rank else one for one in ranks)
@@ -32,11 +36,10 @@ def ranks_status(heard: Mapping[int, Heard], world_size: int, now: float) -> Ran
     )
 
 
-def _status(rank: int, one: Heard | None, process: str, now: float) -> RankStatus:
+def _status(rank: int, one: Heard | None, work: RankWork | None, process: str, now: float) -> RankStatus:
     if one is None:
         return RankStatus(rank=rank)
     pulse, age_s = one.pulse, max(now - one.at, 0.0)
-    work = pulse.work
     return RankStatus(
         rank=rank,
         host=pulse.host,
@@ -44,8 +47,8 @@ def _status(rank: int, one: Heard | None, process: str, now: float) -> RankStatu
         state=_state(one, process, age_s),
         age_s=age_s,
         step=pulse.step,
-        own_ms=None if work is None else sum(work.leaves_ms.values()) - sum((work.exposed_ms or {}).values()),
-        waits_ms=None if work is None or work.exposed_ms is None else sum(work.exposed_ms.values()),
+        own_ms=None if work is None else work.work_ms,
+        waits_ms=None if work is None else work.waited_ms or 0.0,
         restarts=one.restarts,
         sensors=pulse.sensors,
     )

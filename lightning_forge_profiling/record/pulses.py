@@ -20,7 +20,7 @@ from lightning_forge_profiling.safe_files import read_regular, write_whole
 
 _VERSION: Final = 1
 _MOST_BYTES: Final = 1 << 16  # of one pulse; most have 1 KB
-_MOST_RANKS: Final = 1 << 14
+MOST_RANKS: Final = 1 << 14
 
 _encoder = msgspec.json.Encoder()
 _pulses: msgspec.json.Decoder[Pulse] = msgspec.json.Decoder(Pulse)
@@ -78,7 +78,7 @@ def read_heard(folder: Path, run: str) -> dict[int, Heard]:
     """The latest pulse of each rank of a run by all files in its record's folder; {} if there are none."""
     heard: dict[int, Heard] = {}
     with suppress(OSError, ValueError, msgspec.MsgspecError, RecursionError):
-        content = read_regular(folder / RANKS_JSON, _MOST_RANKS * _MOST_BYTES)
+        content = read_regular(folder / RANKS_JSON, MOST_RANKS * _MOST_BYTES)
         check_numbers(msgspec.json.decode(content))
         heard = {one.pulse.rank: one for one in _heards.decode(content) if one.pulse.run == run}
     for pulse in read_pulses(folder, run):
@@ -86,6 +86,27 @@ def read_heard(folder: Path, run: str) -> dict[int, Heard]:
         if known is None or pulse.at > known.pulse.at:
             heard[pulse.rank] = later(known, pulse, pulse.at)
     return heard
+
+
+class HeardFiles:
+    """The latest pulse of each rank by the files in a folder, which are opened again only if one was replaced."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._state: object = None
+        self._heard: dict[int, Heard] = {}
+
+    def read(self, run: str) -> Mapping[int, Heard]:
+        """As `read_heard`."""
+        files: list[tuple[str, int, int]] = []
+        for path in (self._folder / RANKS_JSON, *self._folder.glob(pulse_name("*"))):
+            with suppress(OSError):
+                stat = path.lstat()
+                files.append((path.name, stat.st_ino, stat.st_mtime_ns))
+        state = (run, sorted(files))
+        if state != self._state:
+            self._state, self._heard = state, read_heard(self._folder, run)
+        return self._heard
 
 
 def of_all(heard: Mapping[int, Heard]) -> list[Heard]:

@@ -4,7 +4,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from errno import EBUSY, ENOENT
 from io import BytesIO
 from itertools import chain, compress, count
@@ -15,7 +15,9 @@ from typing import BinaryIO, Final, TypeVar
 from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name, record_part, segment_name
 from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, Line, State, decode_line
+from lightning_forge_profiling.record.pulses import HeardFiles
 from lightning_forge_profiling.results.analysis import RankWork
+from lightning_forge_profiling.results.pulse import Heard
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.safe_files import open_regular, read_at_most
 
@@ -77,6 +79,7 @@ class RunRecord:
     folder: Path
     ranks: tuple[RankRecord, ...]  # lowest first; at least one
     problems: tuple[str, ...] = ()
+    heard: Mapping[int, Heard] = field(default_factory=dict)  # the latest pulse of each rank that was heard
 
     @property
     def works(self) -> tuple[RankWork, ...]:
@@ -295,7 +298,7 @@ def read_run(folder: Path, *, first_only: bool = False) -> RunRecord:
     if first_only and paths[:1] == [folder / record_name(0)]:
         with suppress(RecordError):
             first = read_rank(paths[0])
-            return RunRecord(folder, (first,), first.problems)
+            return RunRecord(folder, (first,), first.problems, HeardFiles(folder).read(first.begin.run))
     return run_of(folder, (RankLines(path, KEPT if number else None) for number, path in enumerate(paths)))
 
 
@@ -306,7 +309,9 @@ def rank_files(folder: Path) -> list[Path]:
     return [folder / record_name(rank) for rank in sorted({part[0] for part in parts if part is not None})]
 
 
-def run_of(folder: Path, ranks: Iterable[RankLines], *, at_rest: bool = True) -> RunRecord:
+def run_of(
+    folder: Path, ranks: Iterable[RankLines], *, at_rest: bool = True, heard: HeardFiles | None = None
+) -> RunRecord:
     """Read the ranks of one run: that of rank 0, else the one with most ranks, or the newest of these."""
     records: list[RankRecord] = []
     problems: list[str] = []
@@ -332,7 +337,8 @@ def run_of(folder: Path, ranks: Iterable[RankLines], *, at_rest: bool = True) ->
     ours = [rank.begin.run == first.run and rank.begin.rank < first.world_size for rank in records]
     for rank, is_ours in zip(records, ours, strict=True):
         problems += rank.problems if is_ours else [f"{rank.path.name} is of another run"]
-    return RunRecord(folder, tuple(compress(records, ours)), tuple(problems))
+    files = heard or HeardFiles(folder)
+    return RunRecord(folder, tuple(compress(records, ours)), tuple(problems), files.read(first.run))
 
 
 def records_at(path: Path) -> tuple[Path, ...]:
@@ -373,6 +379,7 @@ class Follower:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._ranks: dict[Path, RankLines] = {}
+        self._heard = HeardFiles(folder)
 
     def look(self) -> RunRecord:
         """The run so far: each rank's newest intervals and events, latest totals and end."""
@@ -380,4 +387,4 @@ class Follower:
             if path not in self._ranks:
                 self._ranks[path] = RankLines(path, KEPT if self._ranks else _INTERVALS)
         ranks = sorted(self._ranks.values(), key=lambda lines: record_part(lines.path.name) or ())
-        return run_of(self._folder, ranks, at_rest=False)
+        return run_of(self._folder, ranks, at_rest=False, heard=self._heard)

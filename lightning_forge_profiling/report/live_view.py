@@ -6,21 +6,27 @@ from typing import Final
 
 from lightning_forge_profiling.names import MFU, per_second
 from lightning_forge_profiling.record.histogram import percentile_ms
-from lightning_forge_profiling.record.lines import IntervalLine, State
+from lightning_forge_profiling.record.lines import EventLine, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.report.blocks import Line, Text
 from lightning_forge_profiling.report.energy import RunEnergy, energy_words, run_energy
+from lightning_forge_profiling.report.ranks import (
+    hang_line,
+    rank_table,
+    ranks_of,
+    ranks_title,
+    status_lines,
+    worst_first,
+)
 from lightning_forge_profiling.report.run_status import (
     Outcome,
     Progress,
-    RankPace,
     Stretch,
     counted,
     duration,
     events_once,
     latest_stretch,
     progress_words,
-    rank_paces,
     rates_of,
     run_progress,
     run_status,
@@ -39,10 +45,10 @@ from lightning_forge_profiling.report.run_table import (
     run_table,
     step_table,
 )
-from lightning_forge_profiling.report.run_wording import rank_lines
-from lightning_forge_profiling.report.screen import Screen, Table
+from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.pulse import RanksStatus, RankStatus
 from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.sums import summed
 
@@ -52,7 +58,8 @@ _STYLES: Final[Mapping[Outcome, str]] = {
     "failed": "bold red",
     "silent": "bold yellow",
 }
-_FINDINGS, _EVENTS, _RANKS = 3, 5, 8
+_FINDINGS, _EVENTS = 3, 5
+_OF_RANKS: Final = ("straggler", "hang")  # kinds of events
 _OF_RUN: Final = ("compute", "whole fit", "goodput")
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
 # smallest range of a sparkline, as a share of its lowest value, so that noise does not look like a change
@@ -70,10 +77,9 @@ _GPU: Final = (
 _RATE: Final = 7
 _MS: Final = 9
 
-_ORDERS: Final[Mapping[str, Callable[[RankPace], tuple[float, ...]]]] = {
-    "late first": lambda pace: (not pace.late, pace.outcome != "silent", pace.rank),
-    "by step time": lambda pace: (-(pace.step_ms or 0.0), pace.rank),
-    "by number": lambda pace: (pace.rank,),
+_ORDERS: Final[Mapping[str, Callable[[RanksStatus], Sequence[RankStatus]]]] = {
+    "worst first": worst_first,
+    "by number": lambda status: status.ranks,
 }
 
 
@@ -88,19 +94,19 @@ class View:
         """The record of the rank whose figures are shown."""
         return next((rank for rank in record.ranks if rank.begin.rank == self.rank), record.ranks[0])
 
-    def sorted(self, paces: Sequence[RankPace]) -> list[RankPace]:
+    def sorted(self, status: RanksStatus) -> Sequence[RankStatus]:
         """The ranks in this order."""
-        return sorted(paces, key=_ORDERS[self.order])
+        return _ORDERS[self.order](status)
 
     def after(self, key: str, record: RunRecord, now: float) -> "View":
         """The view once a key is pressed: `s`, a digit, `up` or `down`."""
         if key == "s":
             orders = [*_ORDERS]
             return replace(self, order=orders[(orders.index(self.order) + 1) % len(orders)])
-        shown = self.of(record)
-        ranks = [pace.rank for pace in self.sorted(rank_paces(record, now, latest_stretch(shown)))]
+        recorded = {rank.begin.rank for rank in record.ranks}
+        ranks = [one.rank for one in self.sorted(ranks_of(record, now)) if one.rank in recorded]
         if key in {"up", "down"}:
-            place = ranks.index(shown.begin.rank) + (1 if key == "down" else -1)
+            place = ranks.index(self.of(record).begin.rank) + (1 if key == "down" else -1)
             return replace(self, rank=ranks[max(0, min(place, len(ranks) - 1))])
         return replace(self, rank=int(key)) if key.isdecimal() and int(key) in ranks else self
 
@@ -119,7 +125,9 @@ def print_frame(record: RunRecord, where: str, now: float, screen: Screen, view:
         step = status.step if stretch is None else stretch.end
         text = f"running: {progress_words(run_progress(shown, step, now))}{silent_ranks(record, now)}"
     screen.line(where, whole=True)
-    screen.line(Text(text, _STYLES[status.outcome]))
+    ranks = ranks_of(record, now)
+    screen.line(Text(text, _STYLES[status.outcome if ranks.hang is None else "silent"]))
+    print_lines(hang_line(ranks), screen)
     screen.line(Text(setting_words(shown), "dim"))
     screen.line()
     print_pace(shown, now, screen)
@@ -129,10 +137,10 @@ def print_frame(record: RunRecord, where: str, now: float, screen: Screen, view:
         screen.line()
         screen.line(Text(f"Totals of the run: {age}", "bold"))
         print_lines(_of_run(record, state), screen)
-    if len(record.ranks) > 1:
+    if len(ranks.ranks) > 1:
         screen.line()
-        screen.line(Text(f"Ranks{'' if stretch is None else f' in {_steps(stretch)}'}", "bold"))
-        screen.table(_ranks(view.sorted(rank_paces(record, now, stretch)), shown.begin.rank, now))
+        figures = shown.begin.rank if len(record.ranks) > 1 else None
+        _print_ranks(record, ranks, view, now, screen, figures=figures)
     if latest := list(_until_now(record, shown, now, screen.width - NAMES_WIDTH - 1)):
         screen.line()
         print_lines(latest, screen)
@@ -239,8 +247,6 @@ def _of_run(record: RunRecord, state: State) -> Iterator[Line]:
         yield Line("mean step", Text(f"{digits(state.report.run.steady.mean_ms('step'))} ms"))
     yield from (line for line in run_table(state.report).lines if line.name in _OF_RUN)
     yield from _energy(record)
-    if analysis is not None and analysis.run is not None:
-        yield from (Line(name, Text(text)) for name, text in rank_lines(analysis.run))
 
 
 def _causes(analysis: Analysis) -> Iterator[Line]:
@@ -267,28 +273,29 @@ def _until_now(record: RunRecord, rank: RankRecord, now: float, width: int) -> I
         yield Line("step times", Text(sparkline(shown, len(shown))))
         over = f"{digits(min(shown))} to {digits(max(shown))} ms, medians of the latest {len(shown)} log entries"
         yield Line("", Text(over))
-    for position, (event, ranks) in enumerate(reversed(events_once(record)[-_EVENTS:])):
-        on = f" on rank {ranks[0]}" if len(ranks) == 1 < len(record.ranks) else ""
+    yield from _events(events_once(record), len(record.ranks), now)
+
+
+def _events(events: Sequence[tuple[EventLine, Sequence[int]]], ranks: int, now: float) -> Iterator[Line]:
+    """The latest events, newest first, each with the rank that it is of; of a text with stacks the first line."""
+    for position, (event, of) in enumerate(reversed(events[-_EVENTS:])):
+        on = f" on rank {of[0]}" if len(of) == 1 < ranks and event.kind not in _OF_RANKS else ""
         took = f", {span(event.seconds)}" if event.seconds else ""
-        said = f": {event.text}" if event.text else ""
+        said = f": {event.text.splitlines()[0]}" if event.text.strip() else ""
         text = f"{duration(now - event.at):>10} ago, step {event.step:>7,}: {event.kind}{on}{took}{said}"
         yield Line("" if position else "events", Text(text))
 
 
-def _ranks(paces: Sequence[RankPace], shown: int, now: float) -> Table:
-    """Table of the ranks around the one whose figures are shown."""
-    table = Table("rank", "step".rjust(_MS), "mean ms".rjust(_MS), "last line".rjust(15), "", align="<>>><")
-    place = next((position for position, pace in enumerate(paces) if pace.rank == shown), 0)
-    start = max(0, place + 1 - _RANKS)
-    for pace in paces[start : start + _RANKS]:
-        odd = [pace.outcome] if pace.outcome in {"silent", "failed"} else []
-        words = [*(["shown"] if pace.rank == shown else []), *(["late"] if pace.late else []), *odd]
-        step_ms = "" if pace.step_ms is None else _ms(pace.step_ms, pace.step_ms)
-        cells = (f"{pace.rank}", f"{pace.step:,}", step_ms, f"{duration(now - pace.at)} ago", ", ".join(words))
-        table.row(*cells, style="yellow" if pace.late or odd else "")
-    if len(paces) > _RANKS:
-        table.row(f"{len(paces) - _RANKS} more")
-    return table
+def _print_ranks(
+    record: RunRecord, status: RanksStatus, view: View, now: float, screen: Screen, *, figures: int | None = None
+) -> None:
+    """Print all ranks side by side: of many the worst, or those around the one that the user has chosen."""
+    screen.line(Text(ranks_title(record, status, now), "bold"))
+    print_lines(status_lines(status), screen)
+    table, others = rank_table(status, view.sorted(status), screen.width, chosen=view.rank, figures=figures)
+    screen.table(table)
+    if others:
+        screen.line(others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +311,7 @@ class RecordSummary:
     text: str  # the status in words, which the four fields above are of too
     metrics: Mapping[str, float]  # over all counted steps up to the latest totals; {} before the first
     analysis: Analysis | None  # as in `summary.json`; None before the first totals
-    ranks: tuple[RankPace, ...]
+    ranks: RanksStatus
     progress: Progress
     energy: RunEnergy | None  # of the GPUs of all ranks and of the fits that it continues; None if unknown
     problems: tuple[str, ...]  # what could not be read
@@ -319,7 +326,7 @@ def run_summary(record: RunRecord, now: float) -> RecordSummary:
         record=str(record.folder),
         metrics={} if state is None else state.metrics,
         analysis=None if state is None else state.report.analysis,
-        ranks=tuple(rank_paces(record, now)),
+        ranks=ranks_of(record, now),
         progress=run_progress(first, status.step, now),
         energy=run_energy(record),
         problems=record.problems,
@@ -331,6 +338,8 @@ def print_summary(record: RunRecord, where: str, now: float, screen: Screen) -> 
     status, (first, state) = run_status(record, now), totals(record)
     screen.line(where, whole=True)
     screen.line(Text(status.text, "bold red" if status.outcome == "failed" else "bold"))
+    ranks = ranks_of(record, now)
+    print_lines(hang_line(ranks), screen)
     if status.outcome in {"running", "silent"}:
         progress = run_progress(first, status.step, now)
         if progress.steps or progress.epoch:
@@ -338,8 +347,14 @@ def print_summary(record: RunRecord, where: str, now: float, screen: Screen) -> 
     if state is None:
         screen.line()
         print_pace(first, now, screen)
-        return
-    if state.step < status.step:
-        screen.line(f"the table covers the first {state.step:,} steps")
-    print_lines(_energy(record), screen)
-    print_run(state.report, screen)
+        screen.line()
+    else:
+        if state.step < status.step:
+            screen.line(f"the table covers the first {state.step:,} steps")
+        print_lines(_energy(record), screen)
+        print_run(state.report, screen)
+    if len(ranks.ranks) > 1:
+        _print_ranks(record, ranks, View(), now, screen)
+        screen.line()
+    events = [event for event in events_once(record) if event[0].kind in _OF_RANKS]
+    print_lines(_events(events, len(record.ranks), now), screen)

@@ -10,17 +10,24 @@ from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.names import MFU, REPORT_HTML, SUMMARY_JSON, TFLOPS, per_second
 from lightning_forge_profiling.record.lines import End, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord, read_run
+from lightning_forge_profiling.report.blocks import Line
 from lightning_forge_profiling.report.files import read_summary
 from lightning_forge_profiling.report.live_view import latest_regions, setting_words
 from lightning_forge_profiling.report.page import report_page, timelines_of
+from lightning_forge_profiling.report.ranks import (
+    ranks_of,
+    ranks_title,
+    state_words,
+    status_lines,
+    straggler_words,
+    worst_first,
+)
 from lightning_forge_profiling.report.run_status import (
     Outcome,
-    RankPace,
     counted,
     duration,
     events_once,
     mean_metrics,
-    rank_paces,
     run_status,
     split,
     spread_of,
@@ -28,12 +35,13 @@ from lightning_forge_profiling.report.run_status import (
 )
 from lightning_forge_profiling.report.run_table import RunTable, run_table
 from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.pulse import RankStatus
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.timeline import Timeline
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.safe_files import read_regular, write_whole
 
-_PROBLEMS: Final = frozenset({"exception", "slow-step", "recompilation"})
+_PROBLEMS: Final = frozenset({"exception", "slow-step", "recompilation", "hang", "straggler"})
 _MOST_EVENTS: Final = 2000
 _MOST_POINTS: Final = 500
 # at the end of a fit with more ranks the page has the record of the first alone: each is up to a megabyte
@@ -79,6 +87,18 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RanksView:
+    """What a page shows of all ranks."""
+
+    title: str  # what the table is by, and how old that is
+    hang: str  # where they have come to a standstill; "" while they move
+    straggler: str  # the rank that the others wait for; "" for none
+    lines: tuple[Line, ...]  # what holds for all of them together
+    ranks: tuple[RankStatus, ...]  # worst first
+    words: tuple[str, ...]  # what is special about each; "" for nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """What a page shows of a run's record."""
 
@@ -94,7 +114,7 @@ class RunView:
     lost_steps: int  # number of first steps whose intervals were deleted
     events: tuple[Event, ...]  # the latest events, newest last; one of several ranks once
     events_left_out: int
-    ranks: tuple[RankPace, ...]
+    ranks: RanksView | None  # None for a single rank that trains
     setting: tuple[tuple[str, str], ...]
 
 
@@ -191,8 +211,23 @@ def run_view(record: RunRecord, now: float, *, has_sensors: bool = False) -> Run
         lost_steps=lost.step if lost is not None and lost.step > 2 * lost.counted + 1000 else 0,
         events=events[-_MOST_EVENTS:],
         events_left_out=max(0, len(events) - _MOST_EVENTS),
-        ranks=tuple(rank_paces(record, now)) if len(record.ranks) > 1 else (),
+        ranks=_ranks(record, now),
         setting=tuple(_setting(first, record.problems)),
+    )
+
+
+def _ranks(record: RunRecord, now: float) -> RanksView | None:
+    status = ranks_of(record, now)
+    if len(status.ranks) < 2 and status.hang is None:  # noqa: PLR2004
+        return None
+    ranks = tuple(worst_first(status))
+    return RanksView(
+        title=ranks_title(record, status, now),
+        hang="" if status.hang is None else status.hang.where,
+        straggler="" if status.straggler is None else straggler_words(status.straggler),
+        lines=tuple(status_lines(status)),
+        ranks=ranks,
+        words=tuple(state_words(one, status) for one in ranks),
     )
 
 

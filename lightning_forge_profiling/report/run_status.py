@@ -1,6 +1,6 @@
-"""Status and pace of a run, from its record: running or ended, rates, step times, the ranks side by side."""
+"""Status and pace of a run, from its record: running or ended, rates, step times, events."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
@@ -9,11 +9,11 @@ from typing import Final, Literal
 import msgspec
 
 from lightning_forge_profiling.diagnosis.combine import THE_RUN, combine
-from lightning_forge_profiling.diagnosis.ranks import STRAGGLER
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.record.histogram import merged, percentile_ms
 from lightning_forge_profiling.record.lines import Begin, EventLine, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
+from lightning_forge_profiling.results.pulse import Heard
 from lightning_forge_profiling.timing.rates import Percentiles, Rates
 from lightning_forge_profiling.timing.sums import summed
 
@@ -42,7 +42,7 @@ class RunStatus:
 
 def run_status(record: RunRecord, now: float) -> RunStatus:
     """Status of a run: finished when its lowest rank has, failed when any rank has."""
-    ranks = {rank.begin.rank: rank_status(rank, now) for rank in record.ranks}
+    ranks = dict(_rank_statuses(record, now))
     failed = min((one for one in ranks.values() if one.outcome == "failed"), key=lambda one: one.at, default=None)
     if failed is not None:
         return failed
@@ -53,16 +53,23 @@ def run_status(record: RunRecord, now: float) -> RunStatus:
 
 def silent_ranks(record: RunRecord, now: float) -> str:
     """The ranks that are silent, as the end of a sentence; "" for none."""
-    ranks = ((rank.begin.rank, rank_status(rank, now)) for rank in record.ranks)
-    silent = [(rank, one) for rank, one in ranks if one.outcome == "silent"]
+    silent = [(rank, one) for rank, one in _rank_statuses(record, now) if one.outcome == "silent"]
     return "".join(f"; rank {rank} silent for {duration(now - one.at)}, step {one.step:,}" for rank, one in silent)
 
 
-def rank_status(rank: RankRecord, now: float) -> RunStatus:
-    """Status of one rank."""
+def _rank_statuses(record: RunRecord, now: float) -> Iterator[tuple[int, RunStatus]]:
+    for rank in record.ranks:
+        number = rank.begin.rank
+        yield number, rank_status(rank, now, record.heard.get(number))
+
+
+def rank_status(rank: RankRecord, now: float, heard: Heard | None = None) -> RunStatus:
+    """Status of one rank, by its record and its latest pulse."""
     began = rank.begin.at
     at = max((line.at for line in rank.lines), default=began)
     step = max((line.step for line in rank.lines if not isinstance(line, Begin)), default=0)
+    if heard is not None:
+        at, step = max(at, heard.at), max(step, heard.pulse.step)
     end = rank.end
     if end is not None:
         after = duration(end.at - began)
@@ -137,25 +144,8 @@ def duration(seconds: float) -> str:
     return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
 
 
-_COMPARED: Final = 20  # number of latest intervals that a rank's step time is the mean of
 _STRETCH_S: Final = 5.0
 _PACED: Final = 400  # number of latest intervals that the time left is estimated from
-
-
-@dataclass(frozen=True, slots=True)
-class RankPace:
-    """The pace of one rank."""
-
-    rank: int
-    host: str
-    device: str  # such as `cuda:0 (NVIDIA H200)`
-    outcome: Outcome
-    step: int  # number of steps up to its last line
-    at: float  # time of its last line, Unix time in seconds
-    step_ms: float | None  # mean over the latest intervals; None before the first
-    own_ms: float | None = None  # its own work per step, by its latest totals; None before the first
-    waits_ms: float | None = None  # per step, for other ranks, likewise
-    late: bool = False  # whether the others wait for it
 
 
 def counted(rank: RankRecord) -> list[IntervalLine]:
@@ -249,40 +239,3 @@ def totals(record: RunRecord) -> tuple[RankRecord, State | None]:
         return first, state
     of_all = replace(combine(None, replace(analysis.run, ranks=works)), tracked=analysis.tracked)
     return first, msgspec.structs.replace(state, report=replace(state.report, analysis=of_all))
-
-
-def rank_paces(record: RunRecord, now: float, within: Stretch | None = None) -> list[RankPace]:
-    """The pace of each rank, its step time over a stretch or over its latest intervals."""
-    _, state = totals(record)
-    analysis = None if state is None else state.report.analysis
-    works = () if analysis is None or analysis.run is None else analysis.run.ranks
-    findings = () if analysis is None else analysis.findings
-    late = {finding.rank for finding in findings if finding.code == STRAGGLER}
-    paces = {rank.begin.rank: _pace(rank, now, within) for rank in record.ranks}
-    for work in works:
-        if work.rank in paces:
-            paces[work.rank] = replace(
-                paces[work.rank],
-                own_ms=sum(work.step_leaves_ms.values()),
-                waits_ms=sum(work.waits_ms.values()),
-                late=work.rank in late,
-            )
-    return list(paces.values())
-
-
-def _pace(rank: RankRecord, now: float, within: Stretch | None) -> RankPace:
-    intervals = counted(rank)
-    if within is None:
-        intervals = intervals[-_COMPARED:]
-    else:  # ranks log at steps of their own
-        intervals = [one for one in intervals if one.step > within.first and one.step - one.counted < within.end]
-    status, rates = rank_status(rank, now), rates_of(intervals)
-    return RankPace(
-        rank=rank.begin.rank,
-        host=rank.begin.host,
-        device=rank.begin.device,
-        outcome=status.outcome,
-        step=status.step,
-        at=status.at,
-        step_ms=rates.mean_ms("step") if rates.steps else None,
-    )

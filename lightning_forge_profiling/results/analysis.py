@@ -247,6 +247,18 @@ class RankWork:
         """The leaves of the step without waiting for other ranks."""
         return {leaf: self.own_ms(leaf) for leaf in self.leaves_ms if leaf not in self.outside}
 
+    @property
+    def work_ms(self) -> float:
+        """Its own work per step: the step without waits for other ranks and for what they exchange."""
+        return sum(ms for leaf, ms in self.leaves_ms.items() if leaf not in self.outside) - (self.waited_ms or 0.0)
+
+    @property
+    def waited_ms(self) -> float | None:
+        """Those waits per step: as measured, else what other ranks' times tell; None if unknown."""
+        if self.exposed_ms is None:
+            return sum(self.waits_ms.values()) if self.waits_ms else None
+        return sum(self.exposed_ms.values())
+
     def own_ms(self, leaf: str | None = None) -> float:
         """Milliseconds per step without waiting for other ranks: of one leaf, or of all, those outside included."""
         if leaf is not None:

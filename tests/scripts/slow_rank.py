@@ -1,7 +1,7 @@
 """Train with two CPU processes, of which rank 1, or with `both` each, takes 20 ms longer in one place of its step.
 
-The folder; the place: `data`, `forward`, `backward`, `optimizer`, `callback` or none; any of `both`, `window`, and
-`metered` for a simulated GPU for each process.
+The folder; the place: `data`, `forward`, `backward`, `optimizer`, `callback` or none; any of `both`, `window`,
+`metered` for a simulated GPU for each process, and `long` for minutes instead of seconds.
 """
 
 import os
@@ -107,4 +107,4 @@ if __name__ == "__main__":
         default_root_dir=folder,
         log_every_n_steps=10,
     )
-    trainer.fit(Model(), loader(80 * 8, collate_fn=collate))
+    trainer.fit(Model(), loader((8000 if "long" in OPTIONS else 80) * 8, collate_fn=collate))

@@ -97,7 +97,7 @@ function build(summary, record, timelines) {
   const advice = hints.length > 0 && section("hints", "Hints", hintsSection(hints, several));
   const sections = (record ? [
     verdict, section("step", record.step.title || "Where a step goes", stepSection(record)), found, ...course,
-    record.ranks.length > 0 && section("ranks", "Ranks", rankPaces(record.ranks)),
+    record.ranks && section("ranks", record.ranks.title, ranksSection(record.ranks)),
     ranks.length > 0 && element("div", { class: "heading details", id: "window" }, element("h2", null, "The recorded window")), ...window, ...ofRanks,
     whole, record.events.length > 0 && section("events", "Events", eventsSection(record)), advice, section("setting", "Setting", settingSection(record)),
   ] : [verdict, ...window, found, ...course, ...ofRanks, whole, advice]).filter(Boolean);

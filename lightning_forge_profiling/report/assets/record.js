@@ -1,6 +1,7 @@
 // What the record of a run adds to its page: the split of its step, its curves and events, its ranks, its settings.
 
 const EVENTS_SHOWN = 20;
+const RANKS_SHOWN = 16;
 const FROM_LEAST = "\u00b0C"; // a scale in this unit does not begin at 0
 const LARGE_UNITS = [[1e9, "billion "], [1e6, "million "], [1e4, "thousand "]];
 
@@ -62,26 +63,35 @@ function curvesSection(record) {
   const view = new ChartsView(time, curves.map(curveChart), states);
   const notes = [
     "Each point covers the steps since the previous one. The band reaches from the median to the 95th percentile.",
-    record.ranks.length > 1 && `Curves are of rank ${record.curves_of}.`,
+    record.ranks?.ranks.length > 1 && `Curves are of rank ${record.curves_of}.`,
     record.lost_steps > 0 && `The record keeps only its newest part: intervals before step ${number(record.lost_steps)} were deleted.`,
     states.length > 0 && "Grey and tinted bars are events, as in the lanes below.",
   ];
   return [view.element, element("p", { class: "charts-text muted" }, notes.filter(Boolean).join(" "))];
 }
 
-function rankPaces(ranks) {
-  const outstanding = (text, rank) => (rank.late || rank.outcome === "failed" || rank.outcome === "silent" ? element("b", null, text) : text);
+// All ranks, the worst first; columns that no rank has are left out.
+function ranksSection({ ranks, words, lines }) {
+  const rows = ranks.map((rank, index) => ({ ...rank, words: words[index] }));
+  const has = (value) => rows.some((rank) => value(rank));
+  const odd = (text, rank) => (rank.words ? element("b", null, text) : text);
+  const columns = [
+    column.text("Rank", (rank) => rank.rank, (number, rank) => odd(String(number), rank)),
+    column.text("", (rank) => rank.words, odd),
+    has((rank) => isNumber(rank.own_ms)) && column.number("own work, ms", (rank) => rank.own_ms, 2),
+    has((rank) => isNumber(rank.waits_ms)) && column.number("waits, ms", (rank) => rank.waits_ms, 2),
+    column.number("age, s", (rank) => (rank.state === "missing" ? null : rank.age_s), 0, "since it was last heard"),
+    column.count("step", (rank) => rank.step),
+    has((rank) => rank.host) && column.text("Host", (rank) => rank.host),
+    has((rank) => rank.sensors.sm_mhz) && column.number("MHz", (rank) => rank.sensors.sm_mhz ?? null, 0),
+    has((rank) => rank.sensors.temperature_c) && column.number("\u00b0C", (rank) => rank.sensors.temperature_c ?? null, 0),
+  ].filter(Boolean);
+  const table = new DataTable({ label: "Ranks of the run", rows, columns, limit: RANKS_SHOWN }).element;
+  table.classList.add("small");
   return [
-    smallTable("Ranks of the run", [
-      column.text("Rank", (rank) => rank.rank, (number, rank) => outstanding(String(number), rank)),
-      column.text("Host", (rank) => rank.host),
-      column.count("step", (rank) => rank.step),
-      column.number("step ms", (rank) => rank.step_ms, 2),
-      column.number("own work, ms", (rank) => rank.own_ms, 2),
-      column.number("waits, ms", (rank) => rank.waits_ms, 2),
-      column.text("Status", (rank) => (rank.late ? `${rank.outcome}, late` : rank.outcome), outstanding),
-    ], ranks),
-    element("p", { class: "muted" }, "Own work and waiting for other ranks per step, over the run. The rank with most own work is late, and the others wait for it."),
+    lines.length > 0 && element("dl", { class: "lines" }, lines.flatMap(({ name, text }) => [element("dt", null, name), element("dd", null, text.text)])),
+    table,
+    element("p", { class: "muted" }, "Own work is the step without waiting for other ranks. The rank with most of it is the one that the others wait for."),
   ];
 }
 
@@ -93,7 +103,7 @@ function eventsSection({ events, events_left_out: leftOut }) {
         column.count("step", (event) => event.step),
         column.number("after, s", (event) => event.end_s, 1, "since the run began"),
         column.number("seconds", (event) => (event.end_s > event.start_s ? event.end_s - event.start_s : null), 2),
-        column.text("What", (event) => event.text, (text) => element("span", null, breakable(text))),
+        column.text("What", (event) => event.text, (text) => clampedWhenLong(element("span", { class: "lines-kept" }, text.split("\n").flatMap((line, index) => [index > 0 && element("br"), ...breakable(line)])), "all of it")),
       ],
     }).element,
     leftOut > 0 && element("p", { class: "muted" }, `${number(leftOut)} earlier events are left out.`),

@@ -6,7 +6,10 @@ function verdictSection(summary, record) {
   const plain = summary.verdict_text.replace(`${summary.verdict}: `, "");
   const said = named ? `${first.title}. ${remedy(first)}` : plain;
   const beside = plain.startsWith(said) ? plain.slice(said.length).trim() : "";
+  const ofRanks = record?.ranks;
   return [
+    ofRanks?.hang && element("p", { class: "notes", id: "hang" }, element("b", null, "Hang: "), ofRanks.hang),
+    ofRanks?.straggler && summary.verdict !== "straggler" && element("p", { class: "notes", id: "straggler" }, element("b", null, "Straggler: "), ofRanks.straggler),
     element("p", { class: "badges" }, codeBadge(summary.verdict, summary.words, { class: "badge", id: "verdict-code" }),
       record && element("span", { class: "badge quiet", id: "outcome" }, record.outcome),
       named && element("span", { class: "muted" }, `${percent(first.share_pct)} ${summary.words.shares[0]}${ofRank(first.rank)}`),

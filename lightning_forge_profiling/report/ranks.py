@@ -1,0 +1,226 @@
+"""All ranks of a run side by side: live by their pulses, else by their records; the straggler and the hang in words."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import fmean
+from typing import Final
+
+from lightning_forge_profiling.diagnosis.rank_status import ranks_status
+from lightning_forge_profiling.diagnosis.ranks import STRAGGLER
+from lightning_forge_profiling.diagnosis.rule import in_ms
+from lightning_forge_profiling.record.pulses import MOST_RANKS
+from lightning_forge_profiling.record.reader import RankRecord, RunRecord
+from lightning_forge_profiling.report.blocks import Line, Text
+from lightning_forge_profiling.report.run_status import duration, rank_status, run_status, totals
+from lightning_forge_profiling.report.screen import Table
+from lightning_forge_profiling.results.analysis import Analysis, RankWork
+from lightning_forge_profiling.results.pulse import LateRank, RanksStatus, RankState, RankStatus
+
+_SHOWN: Final = 8
+_OLD_S: Final = 10.0  # rank 0 writes what it hears once a second, and a shared file system may show it seconds later
+_WITH_STEPS, _WITH_SENSORS = 60, 100  # widths of a terminal that has room for these columns
+_STEP, _MS, _AGE = 7, 7, 6  # widths of numbers, so that columns stay where they are from frame to frame
+# from these differences on, the GPUs' sensors are compared: those of equal GPUs scatter by less
+_SENSORS: Final[Mapping[str, tuple[str, Callable[[float], float]]]] = {
+    "sm_mhz": ("MHz", lambda most: 0.05 * most),
+    "temperature_c": ("°C", lambda _: 10.0),
+}
+_STATES: Final[Mapping[RankState, str]] = {
+    "live": "",
+    "late": "late pulse",
+    "stands": "standing",
+    "waits": "waiting",
+    "missing": "never heard",
+}
+_BAD: Final = ("stands", "gone", "stopped", "silent", "missing", "late", "failed")  # worst first
+
+
+def ranks_of(record: RunRecord, now: float) -> RanksStatus:
+    """All ranks as they are now, and of a run that has finished as they were at its end."""
+    (first, state), run = totals(record), run_status(record, now)
+    if run.outcome == "finished":
+        now = min(now, run.at)  # rank 0 no longer hears those that end after it
+    records = {rank.begin.rank: rank for rank in record.ranks}
+    live = ranks_status(record.heard, min(first.begin.world_size, MOST_RANKS), now)
+    merged = [_with_record(one, records.get(one.rank), now) for one in live.ranks]
+    # only rank 0 hears all
+    live = replace(live, ranks=tuple(one for one in merged if 0 in record.heard or one.state != "missing"))
+    if run.outcome in {"running", "silent"} and any(one.own_ms is not None for one in live.ranks):
+        return live
+    return _over_the_run(live, None if state is None else state.report.analysis)
+
+
+def _with_record(one: RankStatus, record: RankRecord | None, now: float) -> RankStatus:
+    """The rank by its record, if that has its end or is newer than its pulse."""
+    if record is None:
+        return one
+    run, host = rank_status(record, now), one.host or record.begin.host
+    age_s = max(now - run.at, 0.0)
+    if run.outcome in {"finished", "failed"}:
+        return replace(one, host=host, state=run.outcome, age_s=age_s, step=run.step)
+    if one.state == "missing" or (one.state in {"late", "silent"} and age_s < one.age_s):
+        return replace(
+            one, host=host, state="silent" if run.outcome == "silent" else "live", age_s=age_s, step=run.step
+        )
+    return one
+
+
+def _over_the_run(status: RanksStatus, analysis: Analysis | None) -> RanksStatus:
+    """The status with the ranks' work over all counted steps, and the straggler that the analysis names."""
+    if analysis is None or analysis.run is None:
+        return status
+    works = {work.rank: work for work in analysis.run.ranks}
+    late = next((one for one in analysis.findings if one.code == STRAGGLER and one.rank is not None), None)
+    straggler = None
+    if late is not None and late.rank is not None:
+        said = late.evidence
+        cause, ms = said.get("cause") or said.get("late", ""), float(said.get("others_wait_ms_per_step", 0.0))
+        straggler = LateRank(rank=late.rank, cause=str(cause), ms=ms)
+    ranks = tuple(_with_work(one, works, straggler) for one in status.ranks)
+    own_ms = [one.own_ms for one in ranks if one.own_ms is not None]
+    waits_ms = [one.waits_ms for one in ranks if one.waits_ms is not None]
+    return replace(
+        status,
+        ranks=ranks,
+        straggler=straggler,
+        spread_ms=max(own_ms) - min(own_ms) if len(own_ms) > 1 else None,
+        exposed_comm_ms=fmean(waits_ms) if waits_ms else None,
+    )
+
+
+def _with_work(one: RankStatus, works: Mapping[int, RankWork], late: LateRank | None) -> RankStatus:
+    cause, work = late.cause if late is not None and late.rank == one.rank else "", works.get(one.rank)
+    if work is None:
+        return replace(one, own_ms=None, waits_ms=None, cause=cause)
+    waits_ms = work.waited_ms or 0.0 if len(works) > 1 else None
+    return replace(one, own_ms=work.work_ms, waits_ms=waits_ms, cause=cause)
+
+
+def worst_first(status: RanksStatus) -> list[RankStatus]:
+    """The ranks: that of a hang, those that are not live, then by their own work."""
+    stands = None if status.hang is None else status.hang.rank
+
+    def key(one: RankStatus) -> tuple[float, ...]:
+        bad = _BAD.index(one.state) if one.state in _BAD else len(_BAD)
+        return one.rank != stands, bad, -(one.own_ms or 0.0), one.rank
+
+    return sorted(status.ranks, key=key)
+
+
+def ranks_title(record: RunRecord, status: RanksStatus, now: float) -> str:
+    """What the table of the ranks is by, and how old that is."""
+    run, first = run_status(record, now), record.heard.get(0)
+    if run.outcome in {"finished", "failed"}:
+        return "Ranks over the run"
+    if not record.heard:
+        return "Ranks by their records"
+    if first is None:
+        return "Ranks by what each wrote itself"
+    ago = f"{duration(now - first.at)} ago"
+    if now - first.at <= _OLD_S:
+        return f"Ranks, heard {ago}"
+    newer = sum(one.age_s < now - first.at - _OLD_S for one in status.ranks)
+    return f"Ranks, last heard by rank 0 {ago}; {newer or 'none'} of {len(status.ranks)} wrote since"
+
+
+def straggler_words(late: LateRank) -> str:
+    """The rank that the others wait for, in a sentence."""
+    return f"the others wait {in_ms(late.ms)} a step for rank {late.rank}{late.cause and f': {late.cause}'}"
+
+
+def hang_line(status: RanksStatus) -> Iterator[Line]:
+    """Where the ranks have come to a standstill; none while they move."""
+    if status.hang is not None:
+        yield Line("hang", Text(status.hang.where, "bold red"))
+
+
+def status_lines(status: RanksStatus) -> Iterator[Line]:
+    """What holds for all ranks together."""
+    if status.straggler is not None:
+        yield Line("straggler", Text(straggler_words(status.straggler), "bold yellow"))
+    known = {"own work differs by": status.spread_ms, "exposed communication and waits": status.exposed_comm_ms}
+    parts = [f"{name} {in_ms(ms)}" for name, ms in known.items() if ms is not None]
+    if parts:
+        yield Line("per step", Text(", ".join(parts)))
+
+
+def state_words(one: RankStatus, status: RanksStatus) -> str:
+    """What is special about a rank; "" for one that trains as the others do."""
+    cause, late = one.cause, status.straggler
+    if late is not None and late.rank == one.rank:
+        cause = f"straggler: {late.cause}" if late.cause else "straggler"
+    restarts = f"restarted {'once' if one.restarts == 1 else f'{one.restarts} times'}" if one.restarts else ""
+    as_rank_0 = one.state == status.ranks[0].state == "finished"
+    state = "" if as_rank_0 else _STATES.get(one.state, one.state)
+    return ", ".join(filter(None, (state, cause, restarts)))
+
+
+def rank_table(
+    status: RanksStatus,
+    ranks: Sequence[RankStatus],
+    width: int,
+    *,
+    chosen: int | None = None,
+    figures: int | None = None,
+) -> tuple[Table, str]:
+    """Up to eight of the ranks, down to the chosen one, and a line on the others; `figures` are of one rank."""
+    place = next((place for place, one in enumerate(ranks) if one.rank == chosen), 0)
+    shown = ranks[max(0, place + 1 - _SHOWN) :][:_SHOWN]
+    columns = _columns(status, width, figures)
+    table = Table(*columns, align="".join("<" if heading in _TEXTS else ">" for heading in columns))
+    for one in shown:
+        odd = one.state in _BAD or (status.straggler is not None and status.straggler.rank == one.rank)
+        table.row(*(say(one) for say in columns.values()), style="yellow" if odd else "")
+    return table, _others([one for one in ranks if one not in shown])
+
+
+_TEXTS: Final = ("rank", "host", "")
+
+
+def _columns(status: RanksStatus, width: int, figures: int | None) -> dict[str, Callable[[RankStatus], str]]:
+    columns: dict[str, Callable[[RankStatus], str]] = {"rank": lambda one: f"{one.rank}"}
+    if width >= _WITH_STEPS:
+        if len({one.host for one in status.ranks if one.host}) > 1:
+            columns["host"] = lambda one: one.host
+        columns["step".rjust(_STEP)] = lambda one: f"{one.step:,}"
+    if any(one.own_ms is not None for one in status.ranks):
+        columns |= {
+            "own ms".rjust(_MS): lambda one: _ms(one.own_ms),
+            "wait ms".rjust(_MS): lambda one: _ms(one.waits_ms),
+        }
+    if any(one.state != "finished" for one in status.ranks):
+        columns["age".rjust(_AGE)] = lambda one: "" if one.state == "missing" else duration(one.age_s)
+    columns[""] = lambda one: ", ".join(
+        filter(None, ("shown" if one.rank == figures else "", state_words(one, status)))
+    )
+    return columns | (dict(_sensor_columns(status)) if width >= _WITH_SENSORS else {})
+
+
+def _sensor_columns(status: RanksStatus) -> Iterator[tuple[str, Callable[[RankStatus], str]]]:
+    """Columns for the sensors in which the ranks' GPUs differ."""
+    for name, (unit, least) in _SENSORS.items():
+        known = [one.sensors[name] for one in status.ranks if name in one.sensors]
+        if known and max(known) - min(known) >= least(max(known)):
+            yield unit, partial(_sensor, name)
+
+
+def _sensor(name: str, one: RankStatus) -> str:
+    return f"{one.sensors[name]:.0f}" if name in one.sensors else ""
+
+
+def _ms(ms: float | None) -> str:
+    return "" if ms is None else f"{ms:,.2f}"
+
+
+def _others(ranks: Sequence[RankStatus]) -> str:
+    """The ranks without a row, in a line; "" for none."""
+    if not ranks:
+        return ""
+    own_ms = [one.own_ms for one in ranks if one.own_ms is not None]
+    states = Counter(_STATES.get(one.state, one.state) for one in ranks)
+    parts = [f"{number:,} {state}" for state, number in states.items() if state]
+    if own_ms:
+        parts.append(f"own work {min(own_ms):,.1f} to {max(own_ms):,.1f} ms")
+    return f"{len(ranks):,} more{': ' if parts else ''}{', '.join(parts)}"

@@ -230,7 +230,7 @@ def made_pulse(rank: int, ranks: int, at: float, *, own_ms: float | None = None,
         waits_ms = max(12.2 - own_ms, 0.0) + 2.0
         leaves_ms = {"data": 1.0, "forward": own_ms - 4.0, "backward": 3.0 + waits_ms}
         fields["work"] = RankWork(rank=rank, host=host, steps=50, step_ms=own_ms + waits_ms, leaves_ms=leaves_ms,
-            waits_ms={"backward": waits_ms})  # fmt: skip
+            exposed_ms={"backward": waits_ms}, errors_ms={"own work": 2.0})  # fmt: skip
     return Pulse(**{"run": "made-up", "pid": 1000 + rank, "number": 9, "step": 1200, "part": "steps", **fields},
         rank=rank, world_size=ranks, at=at)  # fmt: skip
 

@@ -22,7 +22,8 @@ def ranks_status(heard: Mapping[int, Heard], world_size: int, now: float) -> Ran
     ranks = tuple(
         _status(rank, heard.get(rank), by_rank.get(rank), found.get(rank, ""), now) for rank in range(world_size)
     )
-    late = late_rank(works) if len(works) == world_size else None
+    moving = all(one.state in {"live", "late"} for one in ranks)
+    late = late_rank(works) if moving and len(works) == world_size else None
     if late is not None:
         ranks = tuple(replace(one, cause=late.cause) if one.rank == late.rank else one for one in ranks)
     own_ms = [one.own_ms for one in ranks if one.own_ms is not None]

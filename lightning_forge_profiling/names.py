@@ -213,6 +213,11 @@ def pulse_name(rank: int | str) -> str:
     return f"rank{rank}.pulse.json"
 
 
+def stacks_name(rank: int) -> str:
+    """The stacks of all threads of a rank that stands, in the record's folder."""
+    return f"rank{rank}.stacks.txt"
+
+
 SIGTERM_LEAF: Final = "sigterm broadcast"
 """The part of a step in which Lightning's loop broadcasts to all ranks whether to stop, before each fetch."""
 

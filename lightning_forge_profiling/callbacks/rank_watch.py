@@ -1,10 +1,12 @@
 """The thread that tells the other ranks how this one does, hears them on rank 0, and notices that training stands."""
 
 import os
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,9 +18,10 @@ from lightning_forge_profiling.diagnosis.rank_status import ranks_status
 from lightning_forge_profiling.host import resident_bytes
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.ranks.channel import Channel, FolderChannel, open_channel
-from lightning_forge_profiling.ranks.standing import Progress, StandingWatch
+from lightning_forge_profiling.ranks.hang_watch import HangWatch
+from lightning_forge_profiling.ranks.standing import Progress, this_thread
 from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, later, of_all, write_heard, write_pulse
-from lightning_forge_profiling.results.pulse import Ended, Heard, LateRank, Pulse, RanksStatus
+from lightning_forge_profiling.results.pulse import Ended, Hang, Heard, LateRank, Pulse, RanksStatus
 
 _log = plain_logger(__name__)
 
@@ -50,7 +53,7 @@ class RankWatch:
             run=run, rank=rank, world_size=world_size, host=socket.gethostname(), pid=os.getpid(), number=0, at=0.0
         )
         self._step_timer, self._work, self._sensors = step_timer, work, sensors
-        self._standing = StandingWatch(self._progress, threading.get_ident(), threading.get_native_id())
+        self._training = this_thread()
         self._number = 0
         self._cpu: tuple[float, float] | None = None
         self._heard: dict[int, Heard] = {}
@@ -75,15 +78,11 @@ class RankWatch:
 
     def _run(self) -> None:
         try:
-            channel = self._open()
-            try:
+            with closing(self._open()) as channel, closing(self._watch_hangs()) as hangs:
                 while not self._closes:
-                    self._beat(channel)
+                    self._beat(channel, hangs)
                     self._wake.wait(PERIOD_S)
-                self._beat(channel)
-            finally:
-                self._standing.close()
-                channel.close()
+                self._beat(channel, hangs)
         except Exception as exc:
             _log.debug("The ranks are no longer compared live.", exc_info=exc)
 
@@ -93,20 +92,29 @@ class RankWatch:
             return files
         return open_channel(files, self._first.run, self._first.rank, self._first.world_size, host=self._first.host)
 
-    def _beat(self, channel: Channel) -> None:
-        pulse, alone = self._pulse(), self._first.world_size == 1
+    def _watch_hangs(self) -> HangWatch:
+        own = self._first
+        return HangWatch(
+            self._folder, own.run, own.rank, own.world_size, training=self._training, progress=self._progress
+        )
+
+    def _beat(self, channel: Channel, hangs: HangWatch) -> None:
+        pulse, alone = self._pulse(hangs), self._first.world_size == 1
         if not alone:
             channel.send(encode_pulse(pulse))
         stands = pulse.standing is not None or bool(pulse.silent)
-        if stands and not self._stood and self._standing.stacks():
-            self._note("hang", self._standing.stacks())
-        if stands or (self._stood and not stands):
-            write_pulse(self._folder, pulse)
+        if stands or self._stood:
+            with suppress(OSError):  # a full disk
+                write_pulse(self._folder, pulse)
         self._stood = stands
         if self._first.rank == 0 and not alone:
             self._hear(channel, pulse)
+        else:  # what a rank says of itself and its neighbours, should rank 0 not write it
+            now = time.time()
+            self._tell(ranks_status({pulse.rank: Heard(pulse=pulse, at=now)}, pulse.world_size, now))
 
-    def _pulse(self) -> Pulse:
+    def _pulse(self, hangs: HangWatch) -> Pulse:
+        standing, silent = hangs.look(ended=bool(self._ended))
         number, self._number = self._number, self._number + 1
         progress, memory = self._progress(), resident_bytes()
         return msgspec.structs.replace(
@@ -114,18 +122,19 @@ class RankWatch:
             number=number,
             at=time.time(),
             step=progress.step,
-            part=progress.part,
+            part=next(reversed(progress.parts), ""),
             ended=self._ended,
             work=self._work.latest(),
             cpu_pct=self._cpu_pct(),
             memory_gib=None if memory is None else memory / _GIB,
             sensors=dict(self._sensors()),
-            standing=None if self._ended else self._standing.look(),
+            standing=standing,
+            silent=silent,
         )
 
     def _progress(self) -> Progress:
         ledger = self._step_timer.ledger
-        return Progress(step=self._step_timer.step, part=ledger.innermost(), changed_ns=ledger.changed_ns)
+        return Progress(step=self._step_timer.step, parts=ledger.open_parts(), changed_ns=ledger.changed_ns)
 
     def _cpu_pct(self) -> float | None:
         before, self._cpu = self._cpu, (time.perf_counter(), time.process_time())
@@ -153,10 +162,15 @@ class RankWatch:
         if status.straggler is not None and _changed(before.straggler, status.straggler):
             late = status.straggler
             self._note("straggler", f"the others wait {late.ms:.1f} ms a step for rank {late.rank}: {late.cause}")
-        if status.hang is not None and (before.hang is None or before.hang.rank != status.hang.rank):
+        if status.hang is not None and (before.hang is None or _undated(before.hang) != _undated(status.hang)):
             self._note("hang", status.hang.where)
-        elif status.hang is None and before.hang is not None:
+        elif status.hang is None and before.hang is not None and not self._ended:
             self._note("hang", f"the ranks move again, after {before.hang.seconds:.0f} s")
+
+
+def _undated(hang: Hang) -> str:
+    """What is known of a hang, without for how long: the place may become known later."""
+    return re.sub(r"since \d+ s", "", hang.where)
 
 
 def _changed(before: LateRank | None, after: LateRank) -> bool:

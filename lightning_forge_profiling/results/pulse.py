@@ -23,8 +23,13 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         place: the innermost line of the user's code, `collate at data.py:31`; "" if unknown.
         call: the function that does not return, `all_reduce`, `input`, `read`; "" if unknown.
         waits: whether it waits for other ranks, in a collective.
-        collective: the collective that it has entered and not completed, `all_reduce #4711`; "" if unknown.
+        collective: the collective that it has entered and not completed, `all_reduce`; "" if unknown.
+        number: the number of that collective in its process group.
+        group: the process group of that collective.
+        shape: the sizes of its inputs.
         entered: by process group, the number of the last collective that it entered.
+        worker: the worker of the data loader that it waits for, `loader worker 2 (pid 1234)`; "" if it waits for none.
+            `place` is then the worker's.
     """
 
     seconds: _Seconds
@@ -32,7 +37,11 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     call: _Text = ""
     waits: bool = False
     collective: _Text = ""
+    number: _Whole = 0
+    group: _Text = ""
+    shape: _Text = ""
     entered: Mapping[str, _Whole] = {}
+    worker: _Text = ""
 
 
 class SilentRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,15 +49,17 @@ class SilentRank(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rank: the global rank.
-        process: `gone`, `stopped` as by SIGSTOP, `blocked` if it uses no core, or `running`.
+        process: `gone`, `stopped` as by SIGSTOP, or `blocked` if its training thread uses no core.
+        seconds: for how long it has published nothing.
         place: the innermost line of the user's code, as in `Standing`; "" if unknown.
-        call: the function that does not return; "" if unknown.
+        waits: whether that line waits for other ranks, in a collective.
     """
 
     rank: _Whole
-    process: Literal["gone", "stopped", "blocked", "running"]
+    process: Literal["gone", "stopped", "blocked"]
+    seconds: _Seconds
     place: _Text = ""
-    call: _Text = ""
+    waits: bool = False
 
 
 class Pulse(msgspec.Struct, frozen=True, kw_only=True):

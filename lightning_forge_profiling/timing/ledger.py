@@ -138,6 +138,10 @@ class LedgerClock:
         """The innermost part, also for another thread; "" outside of all."""
         return next(reversed(self._stack), "")
 
+    def open_parts(self) -> tuple[str, ...]:
+        """The parts that are open, outermost first, also for another thread."""
+        return tuple(self._stack)
+
     @property
     def changed_ns(self) -> int:
         """When the part changed last, by `clock_ns`."""

@@ -1,0 +1,155 @@
+"""What the system says of a rank of the same machine that is silent: its process is gone, stopped, or blocked.
+
+Each rank sends a datagram a second to the next lower one of its machine, the lowest to the highest, by sockets that
+have names and no files. While a call in C holds the interpreter lock, no thread of its process runs Python. Then the
+neighbour misses the datagrams, and has faulthandler's handler write the stacks.
+"""
+
+import ctypes
+import os
+import socket
+import struct
+import time
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from lightning_forge_profiling.host import catches, moved_bytes, process_state, thread_counts
+from lightning_forge_profiling.names import stacks_name
+from lightning_forge_profiling.ranks.stacks import innermost, parse_dump, read_stacks
+from lightning_forge_profiling.ranks.standing import Look, Stillness
+from lightning_forge_profiling.results.pulse import SilentRank
+
+_SILENT_S: Final = 5.0
+_PAUSE_S: Final = 15.0  # of this rank's own: then it cannot tell for how long others were silent
+_SEARCH_S: Final = 10.0
+_MOST: Final = 1024  # datagrams that are read in a row
+_CREDENTIALS: Final = struct.Struct("3i")  # process, user and group, which the kernel adds
+_LAYOUT: Final = struct.Struct("!7Q?d")
+
+
+class Life(NamedTuple):
+    """What a rank says to its neighbour."""
+
+    rank: int
+    pid: int
+    started: int  # when the process was: in ticks from boot
+    training: int  # native id of the training thread
+    training_id: int  # its id in Python
+    watch: int  # native id of the thread that sends this
+    signal: int  # that has all stacks written; 0 if there is none
+    ended: bool = False
+    limit_s: float = 0.0  # the time without a movement that is a hang
+
+
+class _Peer:
+    """A rank that is heard here."""
+
+    def __init__(self, life: Life, now: float) -> None:
+        self.life, self.heard_s = life, now
+        self.stillness = Stillness()
+        self.asked: int | None = None  # where in their file its stacks will begin
+        self.place, self.waits = "", False
+
+    def silent(self, now: float, folder: Path) -> SilentRank | None:
+        """What the system says of it; None as long as it may be well."""
+        life, seconds = self.life, now - self.heard_s
+        if seconds < _SILENT_S:
+            return None
+        state = process_state(life.pid)
+        if state is None or state.letter in "ZX" or state.started != life.started:
+            return SilentRank(rank=life.rank, process="gone", seconds=seconds)
+        if state.letter == "T":
+            return SilentRank(rank=life.rank, process="stopped", seconds=seconds)
+        counts = thread_counts(life.pid, life.training)
+        if counts is None or state.letter == "t":  # a debugger
+            return None
+        look = Look(at_s=now, used_s=counts.used_s, times=counts.times, bytes=moved_bytes(life.pid))
+        self.stillness.add(look)
+        if self.stillness.still_s < life.limit_s:
+            return None
+        self._find(folder / stacks_name(life.rank))
+        return SilentRank(rank=life.rank, process="blocked", seconds=seconds, place=self.place, waits=self.waits)
+
+    def _find(self, file: Path) -> None:
+        """Have the stacks written, or read them."""
+        if self.asked is None:
+            with suppress(OSError, AttributeError):  # such as a C library without `tgkill`
+                start = file.stat().st_size
+                # to the thread that waits for the interpreter lock: what the training thread is in goes on undisturbed
+                if catches(self.life.pid, self.life.signal):
+                    ctypes.CDLL(None).tgkill(self.life.pid, self.life.watch, self.life.signal)
+                    self.asked = start
+        elif not self.place and not self.waits and (text := read_stacks(file, self.asked)):
+            self.place, _, self.waits = innermost(parse_dump(text, self.life.training_id))
+
+
+class Neighbours:
+    """Says that this rank lives, and watches those that say it here. No method raises or waits."""
+
+    def __init__(self, folder: Path, run: str, rank: int, world_size: int) -> None:
+        self._folder, self._run = folder, run
+        self._order = [*range(rank - 1, -1, -1), *range(world_size - 1, rank, -1)]
+        self._target: int | None = None
+        self._search_s = self._beat_s = -_SEARCH_S
+        self._peers: dict[int, _Peer] = {}
+        self._socket: socket.socket | None = None
+        with suppress(OSError, AttributeError):  # only Linux has such sockets
+            self._socket = own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            own.settimeout(0.0)
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            own.bind(self._name(rank))
+
+    def beat(self, life: Life) -> tuple[SilentRank, ...]:
+        """Say that this rank lives; returns those of this machine that should have said so and did not."""
+        now = time.monotonic()
+        if self._socket is None:
+            return ()
+        self._send(self._socket, _LAYOUT.pack(*life), now)
+        paused, self._beat_s = now - self._beat_s > _PAUSE_S, now
+        for other in self._received(self._socket):
+            self._peers[other.rank] = _Peer(other, now)
+        self._peers = {rank: peer for rank, peer in self._peers.items() if not peer.life.ended}
+        if paused:
+            self._peers = {rank: _Peer(peer.life, now) for rank, peer in self._peers.items()}
+        found = (peer.silent(now, self._folder) for peer in self._peers.values())
+        return tuple(one for one in found if one is not None)
+
+    def close(self) -> None:
+        """Close the socket."""
+        if self._socket is not None:
+            self._socket.close()
+
+    def _name(self, rank: int) -> bytes:
+        return f"\0forge-profiling-{self._run}-{rank}".encode()
+
+    def _send(self, own: socket.socket, message: bytes, now: float) -> None:
+        candidates = [] if self._target is None else [self._target]
+        if self._target is None and now < self._search_s:
+            return
+        for rank in chain(candidates, self._order):
+            try:
+                own.sendto(message, self._name(rank))
+            except BlockingIOError:  # it does not read them, now
+                pass
+            except OSError:
+                continue
+            self._target = rank
+            return
+        self._target, self._search_s = None, now + _SEARCH_S
+
+    def _received(self, own: socket.socket) -> list[Life]:
+        """What came from processes of this user, whose ids are the same here as there."""
+        received = []
+        with suppress(OSError):  # there is no more
+            for _ in range(_MOST):
+                message, extra, _, _ = own.recvmsg(_LAYOUT.size, socket.CMSG_SPACE(_CREDENTIALS.size))
+                pid, user, _ = next(
+                    (_CREDENTIALS.unpack(data) for *_, data in extra if len(data) == _CREDENTIALS.size), (0, -1, 0)
+                )
+                if user == os.getuid() and len(message) == _LAYOUT.size:
+                    life = Life(*_LAYOUT.unpack(message))
+                    if life.pid == pid:
+                        received.append(life)
+        return received

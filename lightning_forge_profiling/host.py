@@ -29,6 +29,8 @@ _STARTED = 19
 _USED = slice(11, 13)  # the fields with the ticks of CPU time, in user and in kernel mode
 # for cgroup v2 and v1: the files of the CPU time that is granted, and of the period that it is granted for
 _QUOTAS = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+# of system calls and of the disk, which is more where a file is mapped
+_IO = ("rchar", "read_bytes", "wchar", "write_bytes")
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 _CPU_STAT = "the cgroup's cpu.stat"
 _PRESSURE = "/proc/pressure/cpu"
@@ -85,10 +87,11 @@ def thread_counts(pid: int, thread: int, proc: Path = _PROC) -> ThreadCounts | N
     return ThreadCounts((fields[0] + fields[1]) / 1e9, fields[2]) if len(fields) > 2 else None  # noqa: PLR2004
 
 
-def moved_bytes(pid: int | str, proc: Path = _PROC) -> int:
-    """What a process, or the thread `thread-self`, has read and written so far, without sockets; 0 if unknown."""
+def moved_bytes(pid: int | str, proc: Path = _PROC) -> tuple[int, int]:
+    """What a process, or `thread-self`, has read and written so far, but for sockets; 0 if unknown."""
     counts = dict(re.findall(r"^(\w+): (\d+)$", _text(proc / str(pid) / "io"), re.MULTILINE))
-    return sum(int(counts.get(name, 0)) for name in ("rchar", "wchar", "read_bytes", "write_bytes"))
+    read, from_disk, written, to_disk = (int(counts.get(name, 0)) for name in _IO)
+    return read + from_disk, written + to_disk
 
 
 def call_under_way(pid: int, proc: Path = _PROC) -> int | None:

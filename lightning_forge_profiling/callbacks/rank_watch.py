@@ -19,7 +19,7 @@ from lightning_forge_profiling.host import resident_bytes
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.ranks.channel import Channel, FolderChannel, open_channel
 from lightning_forge_profiling.ranks.hang_watch import HangWatch
-from lightning_forge_profiling.ranks.standing import Progress, this_thread
+from lightning_forge_profiling.ranks.standing import Progress
 from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, later, of_all, write_heard, write_pulse
 from lightning_forge_profiling.results.pulse import Ended, Hang, Heard, LateRank, Pulse, RanksStatus
 
@@ -46,6 +46,7 @@ class RankWatch:
         work: LiveWork,
         sensors: Callable[[], Mapping[str, float]],
         note: Note,
+        hangs: HangWatch,
     ) -> None:
         self.status: RanksStatus | None = None  # of all ranks, on rank 0
         self._folder, self._note = folder, note
@@ -53,7 +54,7 @@ class RankWatch:
             run=run, rank=rank, world_size=world_size, host=socket.gethostname(), pid=os.getpid(), number=0, at=0.0
         )
         self._step_timer, self._work, self._sensors = step_timer, work, sensors
-        self._training = this_thread()
+        self._hangs = hangs
         self._number = 0
         self._cpu: tuple[float, float] | None = None
         self._heard: dict[int, Heard] = {}
@@ -78,11 +79,11 @@ class RankWatch:
 
     def _run(self) -> None:
         try:
-            with closing(self._open()) as channel, closing(self._watch_hangs()) as hangs:
+            with closing(self._open()) as channel:
                 while not self._closes:
-                    self._beat(channel, hangs)
+                    self._beat(channel)
                     self._wake.wait(PERIOD_S)
-                self._beat(channel, hangs)
+                self._beat(channel)
         except Exception as exc:
             _log.debug("The ranks are no longer compared live.", exc_info=exc)
 
@@ -92,14 +93,8 @@ class RankWatch:
             return files
         return open_channel(files, self._first.run, self._first.rank, self._first.world_size, host=self._first.host)
 
-    def _watch_hangs(self) -> HangWatch:
-        own = self._first
-        return HangWatch(
-            self._folder, own.run, own.rank, own.world_size, training=self._training, progress=self._progress
-        )
-
-    def _beat(self, channel: Channel, hangs: HangWatch) -> None:
-        pulse, alone = self._pulse(hangs), self._first.world_size == 1
+    def _beat(self, channel: Channel) -> None:
+        pulse, alone = self._pulse(), self._first.world_size == 1
         if not alone:
             channel.send(encode_pulse(pulse))
         stands = pulse.standing is not None or bool(pulse.silent)
@@ -113,10 +108,10 @@ class RankWatch:
             now = time.time()
             self._tell(ranks_status({pulse.rank: Heard(pulse=pulse, at=now)}, pulse.world_size, now))
 
-    def _pulse(self, hangs: HangWatch) -> Pulse:
-        standing, silent = hangs.look(ended=bool(self._ended))
+    def _pulse(self) -> Pulse:
         number, self._number = self._number, self._number + 1
         progress, memory = self._progress(), resident_bytes()
+        standing, silent = self._hangs.look(progress, ended=bool(self._ended))
         return msgspec.structs.replace(
             self._first,
             number=number,

@@ -41,8 +41,7 @@ def _sorted(heard: Mapping[int, Heard], world_size: int, now: float) -> _Ranks:
     ages_s = {rank: max(now - heard[rank].at, 0.0) for rank in pulses}
     ended = {rank: pulse for rank, pulse in pulses.items() if pulse.ended}
     found = {silent.rank: silent for pulse in pulses.values() for silent in pulse.silent}
-    # one that has been heard again is well
-    found = {rank: one for rank, one in found.items() if ages_s.get(rank, 0.0) > _LATE_S and rank not in ended}
+    found = {rank: one for rank, one in found.items() if _is_so(one, pulses.get(rank), ages_s.get(rank, 0.0))}
     standing = {
         rank: pulse.standing for rank, pulse in pulses.items() if pulse.standing is not None and rank not in ended
     }
@@ -60,6 +59,13 @@ def _sorted(heard: Mapping[int, Heard], world_size: int, now: float) -> _Ranks:
         stands={rank: one for rank, one in standing.items() if not one.waits and rank not in lost},
         waits={rank: one for rank, one in standing.items() if one.waits and rank not in lost},
     )
+
+
+def _is_so(one: SilentRank, pulse: Pulse | None, age_s: float) -> bool:
+    """Whether a rank has not been heard, nor begun anew, since another one said that it is silent."""
+    if pulse is None or pulse.ended or pulse.pid != one.pid:
+        return False
+    return one.process == "gone" or age_s > _LATE_S
 
 
 def _lost(ranks: _Ranks) -> Hang | None:

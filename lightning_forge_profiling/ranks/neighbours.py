@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from lightning_forge_profiling.host import catches, moved_bytes, process_state, thread_counts
 from lightning_forge_profiling.names import stacks_name
-from lightning_forge_profiling.ranks.stacks import innermost, parse_dump, read_stacks
+from lightning_forge_profiling.ranks.stacks import Line, innermost, is_in_step, parse_dump, read_stacks
 from lightning_forge_profiling.ranks.standing import Look, Stillness
 from lightning_forge_profiling.results.pulse import SilentRank
 
@@ -26,7 +26,7 @@ _PAUSE_S: Final = 15.0  # of this rank's own: then it cannot tell for how long o
 _SEARCH_S: Final = 10.0
 _MOST: Final = 1024  # datagrams that are read in a row
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user and group, which the kernel adds
-_LAYOUT: Final = struct.Struct("!7Q?d")
+_LAYOUT: Final = struct.Struct("!7Q?2d")
 
 
 class Life(NamedTuple):
@@ -37,10 +37,11 @@ class Life(NamedTuple):
     started: int  # when the process was: in ticks from boot
     training: int  # native id of the training thread
     training_id: int  # its id in Python
-    watch: int  # native id of the thread that sends this
     signal: int  # that has all stacks written; 0 if there is none
+    watch: int = 0  # native id of the thread that sends this
     ended: bool = False
-    limit_s: float = 0.0  # the time without a movement that is a hang
+    limit_s: float = 0.0  # the time without a movement that is a hang, in the part of the ledger it is in
+    step_limit_s: float = 0.0  # the same within a step
 
 
 class _Peer:
@@ -50,39 +51,45 @@ class _Peer:
         self.life, self.heard_s = life, now
         self.stillness = Stillness()
         self.asked: int | None = None  # where in their file its stacks will begin
-        self.place, self.waits = "", False
+        self.lines: list[Line] = []
 
     def silent(self, now: float, folder: Path) -> SilentRank | None:
         """What the system says of it; None as long as it may be well."""
-        life, seconds = self.life, now - self.heard_s
-        if seconds < _SILENT_S:
-            return None
-        state = process_state(life.pid)
+        life, seconds, state = self.life, now - self.heard_s, process_state(self.life.pid)
         if state is None or state.letter in "ZX" or state.started != life.started:
-            return SilentRank(rank=life.rank, process="gone", seconds=seconds)
-        if state.letter == "T":
-            return SilentRank(rank=life.rank, process="stopped", seconds=seconds)
-        counts = thread_counts(life.pid, life.training)
-        if counts is None or state.letter == "t":  # a debugger
-            return None
-        look = Look(at_s=now, used_s=counts.used_s, times=counts.times, bytes=moved_bytes(life.pid))
+            return SilentRank(rank=life.rank, pid=life.pid, process="gone", seconds=seconds)
+        if seconds >= _SILENT_S and state.letter == "T":
+            return SilentRank(rank=life.rank, pid=life.pid, process="stopped", seconds=seconds)
+        if seconds < _SILENT_S or state.letter == "t" or not self._is_blocked(now, folder / stacks_name(life.rank)):
+            return None  # `t`: by a debugger
+        place, _, waits = innermost(self.lines)
+        return SilentRank(rank=life.rank, pid=life.pid, process="blocked", seconds=seconds, place=place, waits=waits)
+
+    def _is_blocked(self, now: float, file: Path) -> bool:
+        """Whether its training thread has used no core for too long, by another look."""
+        life, counts = self.life, thread_counts(self.life.pid, self.life.training)
+        if counts is None:
+            return False
+        look = Look(at_s=now, used_s=counts.used_s, times=counts.times, bytes=sum(moved_bytes(life.pid)))
         self.stillness.add(look)
-        if self.stillness.still_s < life.limit_s:
-            return None
-        self._find(folder / stacks_name(life.rank))
-        return SilentRank(rank=life.rank, process="blocked", seconds=seconds, place=self.place, waits=self.waits)
+        if self.stillness.still_s < life.step_limit_s:
+            return False
+        self._find(file)
+        # what it said last may be of a moment before it came into a step
+        return self.stillness.still_s >= life.limit_s or is_in_step(self.lines)
 
     def _find(self, file: Path) -> None:
         """Have the stacks written, or read them."""
+        life = self.life
         if self.asked is None:
             with suppress(OSError, AttributeError):  # such as a C library without `tgkill`
                 start = file.stat().st_size
                 # to the thread that waits for the interpreter lock: what the training thread is in goes on undisturbed
-                if catches(self.life.pid, self.life.signal):
-                    ctypes.CDLL(None).tgkill(self.life.pid, self.life.watch, self.life.signal)
+                if catches(life.pid, life.signal):
+                    ctypes.CDLL(None).tgkill(life.pid, life.watch, life.signal)
                     self.asked = start
-        elif not self.place and not self.waits and (text := read_stacks(file, self.asked)):
-            self.place, _, self.waits = innermost(parse_dump(text, self.life.training_id))
+        elif not self.lines:
+            self.lines = parse_dump(read_stacks(file, self.asked), life.training_id)
 
 
 class Neighbours:
@@ -92,7 +99,8 @@ class Neighbours:
         self._folder, self._run = folder, run
         self._order = [*range(rank - 1, -1, -1), *range(world_size - 1, rank, -1)]
         self._target: int | None = None
-        self._search_s = self._beat_s = -_SEARCH_S
+        self._search_s = self._beat_s = 0.0
+        self._pause_s = 1.0
         self._peers: dict[int, _Peer] = {}
         self._socket: socket.socket | None = None
         with suppress(OSError, AttributeError):  # only Linux has such sockets
@@ -137,7 +145,8 @@ class Neighbours:
                 continue
             self._target = rank
             return
-        self._target, self._search_s = None, now + _SEARCH_S
+        self._target, self._search_s = None, now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _SEARCH_S)  # others begin a little later
 
     def _received(self, own: socket.socket) -> list[Life]:
         """What came from processes of this user, whose ids are the same here as there."""

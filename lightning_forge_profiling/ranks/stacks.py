@@ -17,6 +17,7 @@ import time
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from io import FileIO
 from pathlib import Path
 from platform import machine
 from types import CodeType, FrameType
@@ -30,7 +31,7 @@ _LIBRARIES: Final = ("torch", "lightning", "pytorch_lightning", "lightning_fabri
 _TYPED: Final = ("<stdin>", "<ipython")  # code of the user's that has no file
 # the frames around these are the script's: the call of `fit`, or of a plain loop's worker
 _OUTERMOST: Final = ("pytorch/trainer/trainer.py", "utils/data/_utils/worker.py")
-_MOST_BYTES: Final = 20_000  # of all threads' stacks
+_MOST: Final = 20_000  # characters of all threads' stacks
 _LIMIT: Final = 1 << 18  # of what is read of faulthandler's: at most 100 threads with 100 lines each
 
 Kind = Literal["", "debugger", "compile", "subprocess", "loader", "collective"]
@@ -49,6 +50,7 @@ _KINDS: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
     ("loader", re.compile(r"/torch/utils/data/dataloader\.py$")),
     ("collective", re.compile(r"/torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives)\.py$")),
 )
+_LONG: Final = re.compile(r"evaluation_loop|checkpoint")
 # where a backward pass is in C++, and with it the collectives of DDP
 _BACKWARD: Final = "/torch/autograd/graph.py"
 
@@ -126,6 +128,13 @@ def innermost(lines: Sequence[Line]) -> Innermost:
     return Innermost(place, depth, waits)
 
 
+def is_in_step(lines: Sequence[Line]) -> bool:
+    """Whether a stack is within a step of Lightning's training loop, and in nothing there that may take long."""
+    files = [line.file for line in lines]
+    long = any(kind_of(file) in {"compile", "subprocess", "debugger"} or _LONG.search(file) for file in files)
+    return not long and any(file.endswith("loops/training_epoch_loop.py") for file in files)
+
+
 def called(code: CodeType, instruction: int) -> str:
     """The function that an instruction calls; "" if it calls none, or it cannot be told which."""
     loaded: dict[tuple[int | None, int | None], str] = {}
@@ -160,13 +169,17 @@ _RESUMED: Final[Mapping[str, Container[int]]] = {
 
 
 class StacksFile:
-    """The file that the stacks of this process are written to: by Python, or by faulthandler upon a signal."""
+    """The file that the stacks of this process are written to: by Python, or by faulthandler upon a signal.
+
+    Processes that are forked from here on have the handler too. No method raises.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("ab", buffering=0)
+        self._file: FileIO | None = None
         self.signal = 0  # that has all stacks written; 0 if there is none
-        with suppress(AttributeError, OSError, RuntimeError, ValueError):  # such as a system without signals
+        with suppress(OSError, AttributeError, RuntimeError):  # a folder on another host; a system without such signals
+            self._file = path.open("ab", buffering=0)
             # the highest numbers are the least used ones
             chosen = default_signal(range(signal.SIGRTMAX - 1, signal.SIGRTMIN + 1, -1))
             if chosen is not None:
@@ -174,23 +187,23 @@ class StacksFile:
                 self.signal = chosen
 
     def write(self, title: str) -> None:
-        """Write the stacks of all threads. Raises OSError."""
+        """Write the stacks of all threads."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         text = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {title}\n"
         for ident, frame in sys._current_frames().items():  # noqa: SLF001  (the public way to another thread's stack)
             text += f"\nThread 0x{ident:016x} {names.get(ident, '')} (most recent call first):\n"
             text += "".join(f'  File "{line.file}", line {line.line} in {line.function}\n' for line in lines_of(frame))
-        self._file.write(text.encode(errors="replace")[:_MOST_BYTES] + b"\n")
+        self._append(text[:_MOST] + "\n")
 
     def ask_child(self, title: str, pid: int, state: ProcessState) -> int | None:
         """Have a forked process that waits write its stacks here; returns where they will begin, None if it cannot."""
         resumed = call_under_way(pid) in _RESUMED.get(machine(), ())
-        if state.letter != "S" or state.parent != os.getpid() or not resumed:
+        if not (resumed and state.letter == "S" and state.parent == os.getpid() and self.signal):
             return None
+        self._append(f"{title}\n")
         with suppress(OSError):
-            if self.signal and catches(pid, self.signal):
-                self._file.write(f"{title}\n".encode())
-                start = os.fstat(self._file.fileno()).st_size
+            start = self._path.stat().st_size
+            if catches(pid, self.signal):
                 os.kill(pid, self.signal)
                 return start
         return None
@@ -203,10 +216,16 @@ class StacksFile:
         """Undo the handler, and remove the file if it is empty."""
         if self.signal and signal.getsignal(self.signal) == signal.SIG_DFL:  # else somebody has replaced the handler
             faulthandler.unregister(self.signal)
-        empty = not os.fstat(self._file.fileno()).st_size
-        self._file.close()
-        if empty:
-            self._path.unlink(missing_ok=True)
+        self.signal, file, self._file = 0, self._file, None
+        if file is not None:
+            with file, suppress(OSError):
+                if not os.fstat(file.fileno()).st_size:
+                    self._path.unlink()
+
+    def _append(self, text: str) -> None:
+        with suppress(OSError):  # a full disk
+            if self._file is not None:
+                self._file.write(text.encode(errors="replace"))
 
 
 def read_stacks(path: Path, start: int) -> str:

@@ -2,16 +2,15 @@
 
 import os
 import sys
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing import process
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from lightning_forge_profiling.host import ThreadCounts, is_traced, moved_bytes, process_state, thread_counts
 from lightning_forge_profiling.names import STEPS, hook_region
@@ -38,18 +37,6 @@ _ASLEEP_S: Final = 1.0
 _SHARE: Final = 0.05  # of a core, from which a thread computes
 _BYTES: Final = 1 << 20  # per look, from which a process reads or writes: logs and progress bars are less
 _TIMES: Final = 50  # per second that a thread is given a core: in a transfer it is more, for a lock that is polled less
-
-
-class Thread(NamedTuple):
-    """A thread by both of its ids."""
-
-    python: int
-    native: int  # the system's
-
-
-def this_thread() -> Thread:
-    """The thread that calls this."""
-    return Thread(threading.get_ident(), threading.get_native_id())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +99,13 @@ class Stillness:
         """The time without a movement that is a hang, in the present part."""
         part = "" if self._before is None else self._before.part
         longest_s = self._longest_s.get(part, 0.0)
-        if part:
-            return max(PATIENT_S, _OF_LONGEST * longest_s)
-        return max(LEAST_S, longest_s, _OF_USUAL * self._steps_s / self._steps if self._steps else 0.0)
+        return max(PATIENT_S, _OF_LONGEST * longest_s) if part else self.step_limit_s
+
+    @property
+    def step_limit_s(self) -> float:
+        """The same within a step."""
+        usual_s = self._steps_s / self._steps if self._steps else 0.0
+        return max(LEAST_S, self._longest_s.get("", 0.0), _OF_USUAL * usual_s)
 
     def add(self, look: Look) -> None:
         """Take the readings of another moment."""
@@ -161,8 +152,8 @@ def patient_part(parts: Sequence[str]) -> str:
 class StandingWatch:
     """Looks at the training thread about once a second, from another thread."""
 
-    def __init__(self, progress: Callable[[], Progress], training: Thread, stacks: StacksFile) -> None:
-        self._progress, self._training, self._stacks = progress, training, stacks
+    def __init__(self, thread_id: int, native_id: int, stacks: StacksFile) -> None:
+        self._thread_id, self._native_id, self._stacks = thread_id, native_id, stacks
         self._stillness = Stillness()
         self._step = -1
         self._ask_s = 0.0  # how long a thread that computes has to look the same until the Flight Recorder is asked
@@ -170,14 +161,13 @@ class StandingWatch:
         self._asked: int | None = None  # where a worker's stacks begin
 
     @property
-    def limit_s(self) -> float:
-        """The time without a movement that is a hang, in the present part."""
-        return self._stillness.limit_s
+    def limits_s(self) -> tuple[float, float]:
+        """The time without a movement that is a hang, in the present part and within a step."""
+        return self._stillness.limit_s, self._stillness.step_limit_s
 
-    def look(self) -> Standing | None:
+    def look(self, progress: Progress) -> Standing | None:
         """Where the training thread stands; None while it moves."""
-        progress = self._progress()
-        frame = sys._current_frames().get(self._training.python) if progress.step == self._step else None  # noqa: SLF001
+        frame = sys._current_frames().get(self._thread_id) if progress.step == self._step else None  # noqa: SLF001
         self._step = progress.step
         stillness = self._stillness
         stillness.add(self._reading(progress, frame))
@@ -187,10 +177,10 @@ class StandingWatch:
         elif self._found is not None:
             self._see_worker(self._found)
         elif stillness.still_s >= limit_s:
-            self._find(frame, progress.step, read_collectives(self._training.python))
+            self._find(frame, progress.step, read_collectives(self._thread_id))
         elif stillness.same_s >= self._ask_s:  # NCCL keeps a core busy while it waits
             self._ask_s = 2 * stillness.same_s
-            collectives = read_collectives(self._training.python)
+            collectives = read_collectives(self._thread_id)
             if collectives.pending is not None and time.time() - collectives.pending.since >= limit_s:
                 self._find(frame, progress.step, collectives)
         return None if self._found is None else Standing(seconds=stillness.same_s, **self._found)
@@ -207,18 +197,18 @@ class StandingWatch:
         workers = list(map(_pid, list(process._children))) if "loader" in kinds else []  # type: ignore[attr-defined]  # noqa: SLF001
         states = [process_state(pid) for pid in workers]
         unknown = ThreadCounts(at_s, 0)  # as if it computed
-        counts = thread_counts(os.getpid(), self._training.native) or unknown
+        counts = thread_counts(os.getpid(), self._native_id) or unknown
         return replace(
             look,
             part=look.part or next((kind for kind in ("compile", "subprocess") if kind in kinds), ""),
             changes=(
                 progress.changed_ns,
                 hash(tuple((id(each.f_code), each.f_lasti) for each in frames)),
-                sum(map(moved_bytes, workers)) >> 10,  # a worker that waits moves none
+                sum(moved_bytes(pid)[0] for pid in workers) >> 10,  # a worker that waits reads nothing
             ),
             used_s=counts.used_s + sum(state.used_s for state in states if state is not None),
             times=counts.times,
-            bytes=moved_bytes("self") - moved_bytes("thread-self"),
+            bytes=sum(moved_bytes("self")) - sum(moved_bytes("thread-self")),
         )
 
     def _find(self, frame: FrameType, step: int, collectives: Collectives) -> None:
@@ -235,8 +225,7 @@ class StandingWatch:
             found |= {"waits": True, "collective": pending.name, "number": pending.number}
             found |= {"group": pending.group, "shape": pending.shape}
         self._found = found
-        with suppress(OSError):  # a full disk
-            self._stacks.write(f"training stands in step {step}")
+        self._stacks.write(f"training stands in step {step}")
         if not found["waits"] and (awaited := _awaited(frame)) is not None:
             number, worker = awaited
             pid = _pid(worker)
@@ -249,12 +238,14 @@ class StandingWatch:
         """Take the place from the stacks of the worker, if it has written them."""
         if self._asked is not None and (text := self._stacks.since(self._asked)):
             # the main thread of a forked process has the id of the one that forked it
-            found["place"], self._asked = innermost(parse_dump(text, self._training.python)).place, None
+            found["place"], self._asked = innermost(parse_dump(text, self._thread_id)).place, None
 
 
 # what a letter of the system's says of a process, behind its name
 _STATES: Final = {"D": ", which waits for a disk", "T": ", which was stopped", "Z": ", which has ended"}
 _FETCHES: Final = {"_try_get_data", "_get_data", "_next_data"}
+
+
 def _boot_s() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 

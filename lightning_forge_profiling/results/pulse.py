@@ -49,6 +49,7 @@ class SilentRank(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rank: the global rank.
+        pid: its process id.
         process: `gone`, `stopped` as by SIGSTOP, or `blocked` if its training thread uses no core.
         seconds: for how long it has published nothing.
         place: the innermost line of the user's code, as in `Standing`; "" if unknown.
@@ -56,6 +57,7 @@ class SilentRank(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rank: _Whole
+    pid: _Whole
     process: Literal["gone", "stopped", "blocked"]
     seconds: _Seconds
     place: _Text = ""

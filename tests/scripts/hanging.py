@@ -23,8 +23,8 @@ from tests.models import Classifier, Samples, loader, quiet_trainer
 FOLDER, RANKS, KIND, LIMIT = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 RANK = int(os.environ["LOCAL_RANK"])
 HANGS = RANK == (0 if KIND.startswith("first_") else 1)
-STEP = 20
-LATE = 500  # the sample with which a worker stops
+STEP = 50
+LATE = 200  # samples after which a worker stops
 lock = threading.Lock()
 
 
@@ -67,8 +67,11 @@ def exited():
 
 
 class Deadlocked(Samples):
+    made = 0
+
     def __getitem__(self, i):
-        if HANGS and i >= LATE:
+        self.made += 1
+        if HANGS and self.made >= LATE:
             with lock:
                 now_hanging()
                 lock.acquire()

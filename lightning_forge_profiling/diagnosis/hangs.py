@@ -15,13 +15,14 @@ _VERBS: Final = {"wait": "waits", "stand": "stands", "have": "has", "are": "is"}
 
 @dataclass(frozen=True, slots=True)
 class _Ranks:
-    """The ranks of a run by what is known of them: each is in one of the last five, or moves."""
+    """The ranks of a run by what is known of them. One that is in none of the last six moves, or is silent."""
 
     pulses: Mapping[int, Pulse]
     ages_s: Mapping[int, float]
     missing: Collection[int]  # never heard
     ended: Mapping[int, Pulse]
     lost: Mapping[int, SilentRank]  # gone or stopped
+    runs: Collection[int]  # silent, while it computes
     stands: Mapping[int, Standing]  # outside of a collective
     waits: Mapping[int, Standing]  # in a collective
 
@@ -36,12 +37,23 @@ def find_hang(heard: Mapping[int, Heard], world_size: int, now: float) -> Hang |
     return _lost(ranks) or _standing(ranks) or _silent(ranks) or _waiting(ranks)
 
 
+def silent_ranks(heard: Mapping[int, Heard], now: float) -> dict[int, SilentRank]:
+    """What neighbours say of ranks that have not been heard since, nor begun anew."""
+    found: dict[int, SilentRank] = {}
+    for silent in (one for observer in heard.values() for one in observer.pulse.silent):
+        own = heard.get(silent.rank)
+        if own is None or own.pulse.ended or own.pulse.pid != silent.pid:
+            continue
+        if silent.process == "gone" or now - own.at > _LATE_S:
+            found[silent.rank] = silent
+    return found
+
+
 def _sorted(heard: Mapping[int, Heard], world_size: int, now: float) -> _Ranks:
     pulses = {rank: heard[rank].pulse for rank in sorted(heard)}
     ages_s = {rank: max(now - heard[rank].at, 0.0) for rank in pulses}
     ended = {rank: pulse for rank, pulse in pulses.items() if pulse.ended}
-    found = {silent.rank: silent for pulse in pulses.values() for silent in pulse.silent}
-    found = {rank: one for rank, one in found.items() if _is_so(one, pulses.get(rank), ages_s.get(rank, 0.0))}
+    found = silent_ranks(heard, now)
     standing = {
         rank: pulse.standing for rank, pulse in pulses.items() if pulse.standing is not None and rank not in ended
     }
@@ -49,23 +61,17 @@ def _sorted(heard: Mapping[int, Heard], world_size: int, now: float) -> _Ranks:
         if one.process == "blocked":
             call = "" if one.waits else "a call that holds Python's interpreter lock"
             standing[rank] = Standing(seconds=one.seconds, place=one.place, call=call, waits=one.waits)
-    lost = {rank: one for rank, one in found.items() if one.process != "blocked"}
+    lost = {rank: one for rank, one in found.items() if one.process in {"gone", "stopped"}}
     return _Ranks(
         pulses=pulses,
         ages_s=ages_s,
         missing=[rank for rank in range(world_size) if rank not in pulses],
         ended=ended,
         lost=lost,
+        runs={rank for rank, one in found.items() if one.process == "running"},
         stands={rank: one for rank, one in standing.items() if not one.waits and rank not in lost},
         waits={rank: one for rank, one in standing.items() if one.waits and rank not in lost},
     )
-
-
-def _is_so(one: SilentRank, pulse: Pulse | None, age_s: float) -> bool:
-    """Whether a rank has not been heard, nor begun anew, since another one said that it is silent."""
-    if pulse is None or pulse.ended or pulse.pid != one.pid:
-        return False
-    return one.process == "gone" or age_s > _LATE_S
 
 
 def _lost(ranks: _Ranks) -> Hang | None:
@@ -74,12 +80,11 @@ def _lost(ranks: _Ranks) -> Hang | None:
     if not ranks.lost or not (ranks.waits or ranks.stands or failed):
         return None
     first = min(ranks.lost)
-    one = ranks.lost[first]
-    what = "is gone" if one.process == "gone" else "is stopped, as by SIGSTOP,"
-    where = (
-        f"rank {first} {what} since {one.seconds:.0f} s in step {ranks.pulses[first].step} ({_process(ranks, first)})"
-    )
-    return _hang(ranks.lost, where + _too(ranks.lost, first, "are") + _wait_for(ranks), one.seconds)
+    seconds = max(ranks.lost[first].seconds, ranks.ages_s[first])
+    what = "is gone" if ranks.lost[first].process == "gone" else "is stopped, as by SIGSTOP,"
+    said = f"{_process(ranks, first)}, last heard in step {ranks.pulses[first].step}"
+    where = f"rank {first} {what} since {seconds:.0f} s ({said})"
+    return _hang(ranks.lost, where + _too(ranks.lost, first, "are") + _wait_for(ranks), seconds)
 
 
 def _standing(ranks: _Ranks) -> Hang | None:
@@ -94,7 +99,7 @@ def _standing(ranks: _Ranks) -> Hang | None:
 
 def _silent(ranks: _Ranks) -> Hang | None:
     """A rank gives no sign of life, the system says nothing of it, and others wait."""
-    known = {*ranks.ended, *ranks.lost, *ranks.stands, *ranks.waits}
+    known = {*ranks.ended, *ranks.lost, *ranks.runs, *ranks.stands, *ranks.waits}
     silent = {rank: age_s for rank, age_s in ranks.ages_s.items() if age_s > _SILENT_S and rank not in known}
     if not silent or not ranks.waits:
         return None

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.hangs import find_hang
+from lightning_forge_profiling.diagnosis.hangs import find_hang, silent_ranks
 from lightning_forge_profiling.results.pulse import Heard, RanksStatus, RankState, RankStatus
 
 _LATE_S: Final = 10.0
@@ -13,7 +13,7 @@ _SILENT_S: Final = 30.0
 
 def ranks_status(heard: Mapping[int, Heard], world_size: int, now: float) -> RanksStatus:
     """The status of all ranks. `now` is by the clock of `Heard.at`."""
-    found = {silent.rank: silent.process for one in heard.values() for silent in one.pulse.silent}
+    found = {rank: silent.process for rank, silent in silent_ranks(heard, now).items()}
     ranks = tuple(_status(rank, heard.get(rank), found.get(rank, ""), now) for rank in range(world_size))
     own_ms = [one.own_ms for one in ranks if one.own_ms is not None]
     waits_ms = [one.waits_ms for one in ranks if one.waits_ms is not None]
@@ -53,8 +53,8 @@ def _state(one: Heard, process: str, age_s: float) -> RankState:
         return "gone"
     if process == "stopped":
         return "stopped"
-    if pulse.standing is not None:
-        return "waits" if pulse.standing.waits else "stands"
+    if pulse.standing is not None or process == "blocked":
+        return "waits" if pulse.standing is not None and pulse.standing.waits else "stands"
     if age_s > _SILENT_S:
         return "silent"
     return "late" if age_s > _LATE_S else "live"

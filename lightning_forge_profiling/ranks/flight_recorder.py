@@ -14,6 +14,8 @@ import torch
 # by backend; a build of PyTorch has those of its backends
 _DUMPS: Final = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 
+_LONGEST: Final = 200  # characters of sizes
+
 
 class Pending(NamedTuple):
     """A collective that was entered and is not completed."""
@@ -68,6 +70,6 @@ def _pending(entries: list[dict[str, Any]], but: Container[str]) -> Iterator[Pen
                 name=entry["profiling_name"].rpartition(":")[2].removeprefix("_"),
                 number=int(entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"]),
                 group=str(entry["process_group"][0]),
-                shape=", ".join(" x ".join(map(str, sizes)) for sizes in entry["input_sizes"]),
+                shape=", ".join(" x ".join(map(str, sizes)) for sizes in entry["input_sizes"])[:_LONGEST],
                 since=entry["time_created_ns"] / 1e9,
             )

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from lightning_forge_profiling.host import catches, moved_bytes, process_state, thread_counts
 from lightning_forge_profiling.names import stacks_name
@@ -22,6 +22,7 @@ from lightning_forge_profiling.ranks.standing import Look, Stillness
 from lightning_forge_profiling.results.pulse import SilentRank
 
 _SILENT_S: Final = 5.0
+_LONG_S: Final = 10.0
 _PAUSE_S: Final = 15.0  # of this rank's own: then it cannot tell for how long others were silent
 _SEARCH_S: Final = 10.0
 _MOST: Final = 1024  # datagrams that are read in a row
@@ -54,16 +55,26 @@ class _Peer:
         self.lines: list[Line] = []
 
     def silent(self, now: float, folder: Path) -> SilentRank | None:
-        """What the system says of it; None as long as it may be well."""
-        life, seconds, state = self.life, now - self.heard_s, process_state(self.life.pid)
-        if state is None or state.letter in "ZX" or state.started != life.started:
-            return SilentRank(rank=life.rank, pid=life.pid, process="gone", seconds=seconds)
-        if seconds >= _SILENT_S and state.letter == "T":
-            return SilentRank(rank=life.rank, pid=life.pid, process="stopped", seconds=seconds)
-        if seconds < _SILENT_S or state.letter == "t" or not self._is_blocked(now, folder / stacks_name(life.rank)):
-            return None  # `t`: by a debugger
+        """What the system says of it; None if it has been heard lately."""
+        life, seconds = self.life, now - self.heard_s
+        process = self._process(seconds, now, folder / stacks_name(life.rank))
+        if not process:
+            return None
         place, _, waits = innermost(self.lines)
-        return SilentRank(rank=life.rank, pid=life.pid, process="blocked", seconds=seconds, place=place, waits=waits)
+        return SilentRank(rank=life.rank, pid=life.pid, process=process, seconds=seconds, place=place, waits=waits)
+
+    def _process(
+        self, seconds: float, now: float, stacks: Path
+    ) -> Literal["", "gone", "stopped", "blocked", "running"]:
+        state = process_state(self.life.pid)
+        if state is None or state.letter in "ZX" or state.started != self.life.started:
+            return "gone"
+        if seconds < _SILENT_S:
+            return ""
+        if state.letter == "T":
+            return "stopped"
+        blocked = state.letter != "t" and self._is_blocked(now, stacks)  # `t`: by a debugger
+        return "blocked" if blocked else "running" if seconds > _LONG_S else ""
 
     def _is_blocked(self, now: float, file: Path) -> bool:
         """Whether its training thread has used no core for too long, by another look."""

@@ -32,6 +32,7 @@ _TYPED: Final = ("<stdin>", "<ipython")  # code of the user's that has no file
 # the frames around these are the script's: the call of `fit`, or of a plain loop's worker
 _OUTERMOST: Final = ("pytorch/trainer/trainer.py", "utils/data/_utils/worker.py")
 _MOST: Final = 20_000  # characters of all threads' stacks
+_LONGEST: Final = 300  # characters of a place
 _LIMIT: Final = 1 << 18  # of what is read of faulthandler's: at most 100 threads with 100 lines each
 
 Kind = Literal["", "debugger", "compile", "subprocess", "loader", "collective"]
@@ -119,7 +120,7 @@ def innermost(lines: Sequence[Line]) -> Innermost:
             depth = index
             break
         if is_users(line.file):
-            depth, place = index, f"{line.function} at {shown_file(line.file)}:{line.line}"
+            depth, place = index, f"{line.function} at {shown_file(line.file)}:{line.line}"[-_LONGEST:]
             break
     inside = lines[:depth]
     waits = any(kind_of(line.file) == "collective" for line in inside) or bool(

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, Final
 
 from lightning_forge_profiling.host import ThreadCounts, is_traced, moved_bytes, process_state, thread_counts
-from lightning_forge_profiling.names import STEPS, hook_region
+from lightning_forge_profiling.names import FIRST_STEP, STEPS, hook_region
 from lightning_forge_profiling.ranks.flight_recorder import Collectives, read_collectives
 from lightning_forge_profiling.ranks.stacks import (
     StacksFile,
@@ -131,6 +131,7 @@ class Stillness:
     def _end_steps(self, steps: int) -> None:
         self._steps += max(steps, 0)
         self._steps_s += self._spent_s[""]
+        self._spent_s[""] += self._spent_s[FIRST_STEP]  # the second one may take as long
         for part, seconds in self._spent_s.items():
             self._longest_s[part] = max(self._longest_s.get(part, 0.0), seconds)
         self._spent_s.clear()
@@ -200,7 +201,7 @@ class StandingWatch:
         counts = thread_counts(os.getpid(), self._native_id) or unknown
         return replace(
             look,
-            part=look.part or next((kind for kind in ("compile", "subprocess") if kind in kinds), ""),
+            part="compile" if "compile" in kinds else look.part or ("subprocess" if "subprocess" in kinds else ""),
             changes=(
                 progress.changed_ns,
                 hash(tuple((id(each.f_code), each.f_lasti) for each in frames)),

@@ -50,7 +50,8 @@ class SilentRank(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank: the global rank.
         pid: its process id.
-        process: `gone`, `stopped` as by SIGSTOP, or `blocked` if its training thread uses no core.
+        process: `gone`, `stopped` as by SIGSTOP, `blocked` if its training thread has used no core for too long, else
+            `running`: a call may compute for long and hold Python's interpreter lock.
         seconds: for how long it has published nothing.
         place: the innermost line of the user's code, as in `Standing`; "" if unknown.
         waits: whether that line waits for other ranks, in a collective.
@@ -58,7 +59,7 @@ class SilentRank(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: _Whole
     pid: _Whole
-    process: Literal["gone", "stopped", "blocked"]
+    process: Literal["gone", "stopped", "blocked", "running"]
     seconds: _Seconds
     place: _Text = ""
     waits: bool = False

@@ -22,7 +22,7 @@ from tests.models import Classifier, Samples, loader, quiet_trainer
 
 FOLDER, RANKS, KIND, LIMIT = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 RANK = int(os.environ["LOCAL_RANK"])
-HANGS = RANK == (0 if KIND.startswith("first_") else 1)
+HANGS = (0 if KIND.startswith("first_") else 1) == RANK
 STEP = 50
 LATE = 200  # samples after which a worker stops
 lock = threading.Lock()

@@ -101,6 +101,8 @@ def _silent(ranks: _Ranks) -> Hang | None:
     """A rank gives no sign of life, the system says nothing of it, and others wait."""
     known = {*ranks.ended, *ranks.lost, *ranks.runs, *ranks.stands, *ranks.waits}
     silent = {rank: age_s for rank, age_s in ranks.ages_s.items() if age_s > _SILENT_S and rank not in known}
+    if 0 in silent:  # who was heard through it alone is not heard any more
+        silent = {rank: age_s for rank, age_s in silent.items() if not rank or age_s < silent[0]}
     if not silent or not ranks.waits:
         return None
     first, seconds = next(iter(silent.items()))

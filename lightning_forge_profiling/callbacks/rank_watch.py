@@ -157,9 +157,11 @@ class RankWatch:
         if status.straggler is not None and _changed(before.straggler, status.straggler):
             late = status.straggler
             self._note("straggler", f"the others wait {late.ms:.1f} ms a step for rank {late.rank}: {late.cause}")
+        if self._ended:
+            return
         if status.hang is not None and (before.hang is None or _undated(before.hang) != _undated(status.hang)):
             self._note("hang", status.hang.where)
-        elif status.hang is None and before.hang is not None and not self._ended:
+        elif status.hang is None and before.hang is not None:
             self._note("hang", f"the ranks move again, after {before.hang.seconds:.0f} s")
 
 

@@ -18,7 +18,7 @@ class HangWatch:
     def __init__(self, folder: Path, run: str, rank: int, world_size: int) -> None:
         self._stacks = StacksFile(folder / stacks_name(rank))
         self._standing = StandingWatch(threading.get_ident(), threading.get_native_id(), self._stacks)
-        self._neighbours = Neighbours(folder, run, rank, world_size)
+        self._neighbours = Neighbours(folder, run, rank, world_size, memory=self._stacks.memory)
         own = process_state(os.getpid())
         self._life = Life(
             rank=rank,

@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Final, Literal, NamedTuple
 
 from lightning_forge_profiling.host import catches, moved_bytes, process_state, thread_counts
 from lightning_forge_profiling.names import stacks_name
-from lightning_forge_profiling.ranks.stacks import Line, innermost, is_in_step, parse_dump, read_stacks
+from lightning_forge_profiling.ranks.stacks import Line, append_stacks, innermost, is_in_step, parse_dump, read_dump
 from lightning_forge_profiling.ranks.standing import Look, Stillness
 from lightning_forge_profiling.results.pulse import SilentRank
 
@@ -27,6 +28,9 @@ _PAUSE_S: Final = 15.0  # of this rank's own: then it cannot tell for how long o
 _SEARCH_S: Final = 10.0
 _MOST: Final = 1024  # datagrams that are read in a row
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user and group, which the kernel adds
+_NOBODY: Final = _CREDENTIALS.pack(0, -1, -1)
+_DESCRIPTOR: Final = struct.Struct("i")
+_NONE: Final = _DESCRIPTOR.pack(-1)
 _LAYOUT: Final = struct.Struct("!7Q?2d")
 
 
@@ -48,11 +52,20 @@ class Life(NamedTuple):
 class _Peer:
     """A rank that is heard here."""
 
-    def __init__(self, life: Life, now: float) -> None:
+    def __init__(self) -> None:
+        self.memory = -1  # that its stacks are written to, shared with it
+
+    def hear(self, life: Life, now: float) -> None:
+        """It lives; its silence, if there is one, begins now."""
         self.life, self.heard_s = life, now
         self.stillness = Stillness()
-        self.asked: int | None = None  # where in their file its stacks will begin
+        self.asked: int | None = None  # where its stacks will begin
         self.lines: list[Line] = []
+
+    def close(self) -> None:
+        """Close the memory."""
+        if self.memory >= 0:
+            os.close(self.memory)
 
     def silent(self, now: float, folder: Path) -> SilentRank | None:
         """What the system says of it; None if it has been heard lately."""
@@ -92,22 +105,24 @@ class _Peer:
     def _find(self, file: Path) -> None:
         """Have the stacks written, or read them."""
         life = self.life
-        if self.asked is None:
+        if self.asked is None and self.memory >= 0 and catches(life.pid, life.signal):
             with suppress(OSError, AttributeError):  # such as a C library without `tgkill`
-                start = file.stat().st_size
+                self.asked = os.fstat(self.memory).st_size
                 # to the thread that waits for the interpreter lock: what the training thread is in goes on undisturbed
-                if catches(life.pid, life.signal):
-                    ctypes.CDLL(None).tgkill(life.pid, life.watch, life.signal)
-                    self.asked = start
-        elif not self.lines:
-            self.lines = parse_dump(read_stacks(file, self.asked), life.training_id)
+                ctypes.CDLL(None).tgkill(life.pid, life.watch, life.signal)
+        elif self.asked is not None and not self.lines:
+            text = read_dump(self.memory, self.asked)
+            self.lines = parse_dump(text, life.training_id)
+            if self.lines:
+                append_stacks(file, f"rank {life.rank} runs no Python", text)
 
 
 class Neighbours:
     """Says that this rank lives, and watches those that say it here. No method raises or waits."""
 
-    def __init__(self, folder: Path, run: str, rank: int, world_size: int) -> None:
-        self._folder, self._run = folder, run
+    def __init__(self, folder: Path, run: str, rank: int, world_size: int, *, memory: int) -> None:
+        self._folder, self._run, self._memory = folder, run, memory
+        self._given: int | None = None  # the rank that shares the memory
         self._order = [*range(rank - 1, -1, -1), *range(world_size - 1, rank, -1)]
         self._target: int | None = None
         self._search_s = self._beat_s = 0.0
@@ -120,25 +135,33 @@ class Neighbours:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             own.bind(self._name(rank))
 
-    def beat(self, life: Life) -> tuple[SilentRank, ...]:
+    def beat(self, own: Life) -> tuple[SilentRank, ...]:
         """Say that this rank lives; returns those of this machine that should have said so and did not."""
         now = time.monotonic()
         if self._socket is None:
             return ()
-        self._send(self._socket, _LAYOUT.pack(*life), now)
+        self._send(self._socket, _LAYOUT.pack(*own), now)
         paused, self._beat_s = now - self._beat_s > _PAUSE_S, now
-        for other in self._received(self._socket):
-            self._peers[other.rank] = _Peer(other, now)
-        self._peers = {rank: peer for rank, peer in self._peers.items() if not peer.life.ended}
-        if paused:
-            self._peers = {rank: _Peer(peer.life, now) for rank, peer in self._peers.items()}
+        for life, memory in self._received(self._socket):
+            peer = self._peers.setdefault(life.rank, _Peer())
+            peer.hear(life, now)
+            if memory >= 0:
+                peer.close()
+                peer.memory = memory
+            if life.ended:
+                self._peers.pop(life.rank).close()
+        for peer in self._peers.values() if paused else ():
+            peer.hear(peer.life, now)
         found = (peer.silent(now, self._folder) for peer in self._peers.values())
         return tuple(one for one in found if one is not None)
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket, and what others share."""
         if self._socket is not None:
             self._socket.close()
+        for peer in self._peers.values():
+            peer.close()
+        self._peers = {}
 
     def _name(self, rank: int) -> bytes:
         return f"\0forge-profiling-{self._run}-{rank}".encode()
@@ -148,28 +171,30 @@ class Neighbours:
         if self._target is None and now < self._search_s:
             return
         for rank in chain(candidates, self._order):
+            shared = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(self._memory))]
             try:
-                own.sendto(message, self._name(rank))
+                own.sendmsg([message], shared if self._memory >= 0 and self._given != rank else [], 0, self._name(rank))
             except BlockingIOError:  # it does not read them, now
-                pass
+                self._target = rank
+                return
             except OSError:
                 continue
-            self._target = rank
+            self._target = self._given = rank
             return
         self._target, self._search_s = None, now + self._pause_s
         self._pause_s = min(2 * self._pause_s, _SEARCH_S)  # others begin a little later
 
-    def _received(self, own: socket.socket) -> list[Life]:
-        """What came from processes of this user, whose ids are the same here as there."""
-        received = []
+    def _received(self, own: socket.socket) -> Iterator[tuple[Life, int]]:
+        """What came from processes of this user whose ids are the same here as there, and the memory they share."""
+        space = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(_DESCRIPTOR.size)
         with suppress(OSError):  # there is no more
             for _ in range(_MOST):
-                message, extra, _, _ = own.recvmsg(_LAYOUT.size, socket.CMSG_SPACE(_CREDENTIALS.size))
-                pid, user, _ = next(
-                    (_CREDENTIALS.unpack(data) for *_, data in extra if len(data) == _CREDENTIALS.size), (0, -1, 0)
-                )
-                if user == os.getuid() and len(message) == _LAYOUT.size:
-                    life = Life(*_LAYOUT.unpack(message))
-                    if life.pid == pid:
-                        received.append(life)
-        return received
+                message, extra, _, _ = own.recvmsg(_LAYOUT.size, space, socket.MSG_CMSG_CLOEXEC)
+                parts = {kind: data for _, kind, data in extra}
+                pid, user, _ = _CREDENTIALS.unpack(parts.get(socket.SCM_CREDENTIALS, _NOBODY))
+                [memory] = _DESCRIPTOR.unpack(parts.get(socket.SCM_RIGHTS, _NONE))
+                life = Life(*_LAYOUT.unpack(message)) if len(message) == _LAYOUT.size else None
+                if life is not None and user == os.getuid() and pid == life.pid:
+                    yield life, memory
+                elif memory >= 0:
+                    os.close(memory)

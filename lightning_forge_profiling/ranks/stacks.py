@@ -17,14 +17,12 @@ import time
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from io import FileIO
 from pathlib import Path
 from platform import machine
 from types import CodeType, FrameType
 from typing import Final, Literal, NamedTuple
 
 from lightning_forge_profiling.host import ProcessState, call_under_way, catches, default_signal
-from lightning_forge_profiling.safe_files import open_regular, read_at_most
 
 _PACKAGE: Final = str(Path(__file__).parent.parent)
 _LIBRARIES: Final = ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics", "numpy")
@@ -170,68 +168,68 @@ _RESUMED: Final[Mapping[str, Container[int]]] = {
 
 
 class StacksFile:
-    """The file that the stacks of this process are written to: by Python, or by faulthandler upon a signal.
+    """Writes the stacks of all threads to a file that is there only once they are written. No method raises.
 
-    Processes that are forked from here on have the handler too. No method raises.
+    Upon a signal faulthandler writes them to memory, which a forked process shares and another one may be given.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: FileIO | None = None
-        self.signal = 0  # that has all stacks written; 0 if there is none
-        with suppress(OSError, AttributeError, RuntimeError):  # a folder on another host; a system without such signals
-            self._file = path.open("ab", buffering=0)
+        self.memory = -1  # what faulthandler writes to; -1 if it does not
+        self.signal = 0  # upon which it does
+        with suppress(OSError, AttributeError, RuntimeError):  # such as a system without such signals
             # the highest numbers are the least used ones
             chosen = default_signal(range(signal.SIGRTMAX - 1, signal.SIGRTMIN + 1, -1))
             if chosen is not None:
-                faulthandler.register(chosen, file=self._file, all_threads=True, chain=False)
+                self.memory = os.memfd_create("forge-stacks")
+                faulthandler.register(chosen, file=self.memory, all_threads=True, chain=False)
                 self.signal = chosen
 
     def write(self, title: str) -> None:
         """Write the stacks of all threads."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        text = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {title}\n"
+        text = ""
         for ident, frame in sys._current_frames().items():  # noqa: SLF001  (the public way to another thread's stack)
-            text += f"\nThread 0x{ident:016x} {names.get(ident, '')} (most recent call first):\n"
+            text += f"Thread 0x{ident:016x} {names.get(ident, '')} (most recent call first):\n"
             text += "".join(f'  File "{line.file}", line {line.line} in {line.function}\n' for line in lines_of(frame))
-        self._append(text[:_MOST] + "\n")
+            text += "\n"
+        append_stacks(self._path, title, text)
 
-    def ask_child(self, title: str, pid: int, state: ProcessState) -> int | None:
-        """Have a forked process that waits write its stacks here; returns where they will begin, None if it cannot."""
+    def ask_child(self, pid: int, state: ProcessState) -> int | None:
+        """Have a forked process that waits write its stacks; returns where they will begin, None if it cannot."""
         resumed = call_under_way(pid) in _RESUMED.get(machine(), ())
-        if not (resumed and state.letter == "S" and state.parent == os.getpid() and self.signal):
-            return None
-        self._append(f"{title}\n")
-        with suppress(OSError):
-            start = self._path.stat().st_size
-            if catches(pid, self.signal):
-                os.kill(pid, self.signal)
-                return start
+        if resumed and state.letter == "S" and state.parent == os.getpid() and self.signal:
+            with suppress(OSError):
+                start = os.fstat(self.memory).st_size
+                if catches(pid, self.signal):
+                    os.kill(pid, self.signal)
+                    return start
         return None
 
-    def since(self, start: int) -> str:
-        """What was written from a position on."""
-        return read_stacks(self._path, start)
+    def child_lines(self, title: str, start: int, thread: int) -> list[Line]:
+        """The stack of a forked process's thread, which with the others is appended to the file; [] for none yet."""
+        text = read_dump(self.memory, start)
+        if lines := parse_dump(text, thread):
+            append_stacks(self._path, title, text)
+        return lines
 
     def close(self) -> None:
-        """Undo the handler, and remove the file if it is empty."""
-        if self.signal and signal.getsignal(self.signal) == signal.SIG_DFL:  # else somebody has replaced the handler
+        """Undo the handler."""
+        if self.signal and signal.getsignal(self.signal) == signal.SIG_DFL:  # else somebody has replaced it
             faulthandler.unregister(self.signal)
-        self.signal, file, self._file = 0, self._file, None
-        if file is not None:
-            with file, suppress(OSError):
-                if not os.fstat(file.fileno()).st_size:
-                    self._path.unlink()
-
-    def _append(self, text: str) -> None:
-        with suppress(OSError):  # a full disk
-            if self._file is not None:
-                self._file.write(text.encode(errors="replace"))
+        if self.memory >= 0:
+            os.close(self.memory)
+        self.signal, self.memory = 0, -1
 
 
-def read_stacks(path: Path, start: int) -> str:
-    """What was written to a file of stacks from a position on; "" if it cannot be read."""
-    with suppress(OSError), open_regular(path) as file:
-        file.seek(start)
-        return read_at_most(file, _LIMIT).decode(errors="replace")
+def append_stacks(path: Path, title: str, text: str) -> None:
+    """Append stacks to a file, as far as it can be written."""
+    with suppress(OSError), path.open("a", encoding="utf-8", errors="replace") as file:
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {title}\n\n{text[:_MOST]}\n")
+
+
+def read_dump(memory: int, start: int) -> str:
+    """What faulthandler has written from a position on; "" if nothing."""
+    with suppress(OSError):
+        return os.pread(memory, _LIMIT, start).decode(errors="replace")
     return ""

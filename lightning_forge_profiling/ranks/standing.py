@@ -22,7 +22,6 @@ from lightning_forge_profiling.ranks.stacks import (
     innermost,
     kind_of,
     lines_of,
-    parse_dump,
 )
 from lightning_forge_profiling.results.pulse import Standing
 
@@ -232,14 +231,16 @@ class StandingWatch:
             pid = _pid(worker)
             state = process_state(pid)
             what = "" if state is None else _STATES.get(state.letter, "")
-            found["worker"] = name = f"loader worker {number} (pid {pid}){what}"
-            self._asked = None if state is None else self._stacks.ask_child(name, pid, state)
+            found["worker"] = f"loader worker {number} (pid {pid}){what}"
+            self._asked = None if state is None else self._stacks.ask_child(pid, state)
 
     def _see_worker(self, found: dict[str, Any]) -> None:
         """Take the place from the stacks of the worker, if it has written them."""
-        if self._asked is not None and (text := self._stacks.since(self._asked)):
+        if self._asked is not None:
             # the main thread of a forked process has the id of the one that forked it
-            found["place"], self._asked = innermost(parse_dump(text, self._thread_id)).place, None
+            lines = self._stacks.child_lines(found["worker"], self._asked, self._thread_id)
+            if lines:
+                found["place"], self._asked = innermost(lines).place, None
 
 
 # what a letter of the system's says of a process, behind its name

@@ -107,6 +107,8 @@ def test_planted_hangs_are_known_by_rank_and_place_within_a_minute(tmp_path):
     assert late == {}, found
     record = next((tmp_path / "asked").rglob("rank0.jsonl")).parent
     assert "asked" in (record / "rank1.stacks.txt").read_text()
+    by_neighbour = next((tmp_path / "held_lock").rglob("rank1.stacks.txt")).read_text()
+    assert re.search(r"rank 1 runs no Python\n[^T]*(.*\n)*.* in held_lock\n", by_neighbour)
     [run] = [read_run(path) for path in records_at(tmp_path / "asked")]
     said = [event.text for event in run.ranks[0].events if event.kind == "hang"]
     assert re.search(PLANTED["asked", 4][2], said[-1])
@@ -262,14 +264,14 @@ def test_a_day_of_healthy_events_has_no_alarm():
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.lists(st.floats(0.05, 60), min_size=5, max_size=20))
-def test_steps_that_vary_tenfold_are_no_alarm(factors):
+@given(st.lists(st.floats(1, 9), max_size=20))
+def test_steps_that_take_up_to_nine_times_as_long_as_usual_are_no_alarm(factors):
     day = Day()
-    usual = sum(factors) / len(factors)
-    day.still(usual, "startup/first_step")
+    day.still(10, "startup/first_step")
+    day.steps(100, step_s=5)
     for factor in factors:
-        day.steps(2 * factor, step_s=min(factor, 9 * usual))
-    assert [at for at, _ in day.alarms if usual < 3] == []
+        day.steps(2 * 5 * factor, step_s=5 * factor)
+    assert day.alarms == []
 
 
 def test_steps_of_two_minutes_are_no_alarm_if_the_first_one_took_as_long():

@@ -26,6 +26,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 _HIERARCHIES = ("", "unified", "cpu", "cpu,cpuacct")
 # the field of /proc/PID/stat, counted behind the name, with the ticks from boot to the process's start: proc(5)
 _STARTED = 19
+_FLAGS, _EXITING = 6, 4  # `PF_EXITING` of the kernel
 _USED = slice(11, 13)  # the fields with the ticks of CPU time, in user and in kernel mode
 # for cgroup v2 and v1: the files of the CPU time that is granted, and of the period that it is granted for
 _QUOTAS = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
@@ -60,6 +61,7 @@ class ProcessState(NamedTuple):
     """A process as the system sees it: proc(5)."""
 
     letter: str  # `R` runs, `S` and `D` wait, `T` was stopped, `t` by a debugger, `Z` has ended
+    exits: bool  # whether it ends or has ended: its connections close before it is a `Z`
     parent: int
     started: int  # ticks from boot
     used_s: float  # CPU time of all threads, to a tick
@@ -71,7 +73,8 @@ def process_state(pid: int, proc: Path = _PROC) -> ProcessState | None:
     if len(fields) <= _STARTED:
         return None
     used_s = sum(map(int, fields[_USED])) / os.sysconf("SC_CLK_TCK")
-    return ProcessState(fields[0], int(fields[1]), int(fields[_STARTED]), used_s)
+    exits = fields[0] in "ZX" or bool(int(fields[_FLAGS]) & _EXITING)
+    return ProcessState(fields[0], exits, int(fields[1]), int(fields[_STARTED]), used_s)
 
 
 class ThreadCounts(NamedTuple):

@@ -95,8 +95,10 @@ def test_planted_hangs_are_known_by_rank_and_place_within_a_minute(tmp_path):
     with ExitStack() as running:
         for (kind, ranks), (limit, _, _) in PLANTED.items():
             running.enter_context(ranks_of(tmp_path / kind, kind, ranks, limit))
+        running.enter_context(ranks_of(tmp_path / "evaluates", "evaluates", 2, SHORT))
         while len(found) < len(PLANTED) and time.monotonic() < began + HANGS_S:
             time.sleep(0.5)
+            assert hang_of(tmp_path / "evaluates", 2) is None  # its rank 0 waits for 15 s
             for (kind, ranks), (_, rank, where) in PLANTED.items():
                 hang = None if kind in found else hang_of(tmp_path / kind, ranks)
                 if hang is not None:

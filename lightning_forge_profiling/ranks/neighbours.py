@@ -80,7 +80,7 @@ class _Peer:
         self, seconds: float, now: float, stacks: Path
     ) -> Literal["", "gone", "stopped", "blocked", "running"]:
         state = process_state(self.life.pid)
-        if state is None or state.letter in "ZX" or state.started != self.life.started:
+        if state is None or state.exits or state.started != self.life.started:
             return "gone"
         if seconds < _SILENT_S:
             return ""

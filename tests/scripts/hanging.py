@@ -1,6 +1,7 @@
-"""Train with CPU processes that were started as the ranks, of which rank 1 comes to a standstill after some steps.
+"""Train with CPU processes that were started as the ranks; after some steps rank 1 comes to a standstill.
 
-The folder; the number of ranks; the kind of hang; the number of seconds without a movement that is one, or `real`.
+The folder; the number of ranks; the kind of hang, or `evaluates` for a long evaluation on rank 1 alone; the number of
+seconds without a movement that is a hang, or `real`.
 """
 
 import ctypes
@@ -18,7 +19,7 @@ from torch import distributed
 
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.ranks import standing
-from tests.models import Classifier, Samples, loader, quiet_trainer
+from tests.models import Classifier, Samples, busy, loader, quiet_trainer
 
 FOLDER, RANKS, KIND, LIMIT = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 RANK = int(os.environ["LOCAL_RANK"])
@@ -37,6 +38,10 @@ def skipped(group):
         distributed.all_reduce(torch.ones(3), group=group)
     else:
         now_hanging()
+
+
+def evaluates():
+    busy(15_000)
 
 
 def held_lock():

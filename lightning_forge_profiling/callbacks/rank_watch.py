@@ -4,7 +4,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.diagnosis.rank_status import ranks_status
 from lightning_forge_profiling.host import resident_bytes
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.ranks.channel import Channel, FolderChannel, open_channel
+from lightning_forge_profiling.ranks.channel import Channel, open_channel
 from lightning_forge_profiling.ranks.standing import Progress, StandingWatch
 from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, later, of_all, write_heard, write_pulse
 from lightning_forge_profiling.results.pulse import Ended, Heard, LateRank, Pulse, RanksStatus
@@ -24,6 +25,7 @@ _log = plain_logger(__name__)
 
 PERIOD_S: Final = 1.0
 _CLOSE_S: Final = 2.0
+_HEARING_PART: Final = 100  # of a rank's time, what hearing the others takes of its thread
 _GIB: Final = 2**30
 
 Note = Callable[[str, str], None]  # takes the kind and the text of an event
@@ -58,10 +60,15 @@ class RankWatch:
         self._ended: Ended = ""
         self._wake = threading.Event()
         self._closes = False
+        self._channel: Channel | None = None
+        self._hear_at = 0.0
         self._thread = threading.Thread(target=self._run, name="forge-ranks", daemon=True)
 
     def start(self) -> None:
         """Begin to publish, as training begins."""
+        first = self._first
+        if first.world_size > 1:
+            self._channel = open_channel(self._folder, first.run, first.rank, first.world_size)
         self._thread.start()
 
     def close(self, ended: Ended) -> bool:
@@ -70,41 +77,40 @@ class RankWatch:
         self._closes = True
         self._wake.set()
         if self._thread.ident is not None:
-            self._thread.join(_CLOSE_S)
+            self._thread.join(_CLOSE_S / 2)
+            if self._thread.is_alive() and self._channel is not None:
+                self._channel.interrupt()
+                self._thread.join(_CLOSE_S / 2)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
-            channel = self._open()
             try:
                 while not self._closes:
-                    self._beat(channel)
+                    self._beat()
                     self._wake.wait(PERIOD_S)
-                self._beat(channel)
+                self._beat()
             finally:
                 self._standing.close()
-                channel.close()
+                if self._channel is not None:
+                    self._channel.close()
         except Exception as exc:
             _log.debug("The ranks are no longer compared live.", exc_info=exc)
 
-    def _open(self) -> Channel:
-        files = FolderChannel(self._folder, self._first.rank)
-        if self._first.world_size == 1:
-            return files
-        return open_channel(files, self._first.run, self._first.rank, self._first.world_size, host=self._first.host)
-
-    def _beat(self, channel: Channel) -> None:
-        pulse, alone = self._pulse(), self._first.world_size == 1
-        if not alone:
-            channel.send(encode_pulse(pulse))
+    def _beat(self) -> None:
+        pulse = self._pulse()
+        if self._channel is not None:
+            self._channel.send(encode_pulse(pulse))
         stands = pulse.standing is not None or bool(pulse.silent)
         if stands and not self._stood and self._standing.stacks():
             self._note("hang", self._standing.stacks())
-        if stands or (self._stood and not stands):
-            write_pulse(self._folder, pulse)
+        # also at the end, when rank 0 may have stopped listening
+        if stands or self._stood or (pulse.ended and pulse.rank != 0):
+            with suppress(OSError):  # such as a folder that is on another host
+                write_pulse(self._folder, pulse)
         self._stood = stands
-        if self._first.rank == 0 and not alone:
-            self._hear(channel, pulse)
+        if self._channel is not None and pulse.rank == 0:
+            self._hear(self._channel, pulse)
 
     def _pulse(self) -> Pulse:
         number, self._number = self._number, self._number + 1
@@ -134,18 +140,25 @@ class RankWatch:
         return 100 * (self._cpu[1] - before[1]) / (self._cpu[0] - before[0])
 
     def _hear(self, channel: Channel, own: Pulse) -> None:
-        now = time.time()
-        messages: dict[int, bytes] = {own.rank: encode_pulse(own), **channel.receive(range(1, own.world_size))}
-        for rank, message in messages.items():
-            try:
-                pulse = decode_pulse(message)
-            except ValueError as exc:
-                _log.debug("A message of rank %d cannot be read: %s", rank, exc)
-                continue
-            if pulse.rank == rank and pulse.run == own.run:
-                self._heard[rank] = later(self._heard.get(rank), pulse, now)
+        """Hear the other ranks, but not so often that many of them would take more than a hundredth of a core."""
+        if time.monotonic() < self._hear_at and not own.ended:
+            return
+        began_s, now = time.thread_time(), time.time()
+        for pulse in [own, *self._pulses(channel.receive())]:
+            if pulse.run == own.run and pulse.rank < own.world_size:
+                self._heard[pulse.rank] = later(self._heard.get(pulse.rank), pulse, now)
         self._tell(ranks_status(self._heard, own.world_size, now))
-        write_heard(self._folder, of_all(self._heard))
+        with suppress(OSError):
+            write_heard(self._folder, of_all(self._heard))
+        self._hear_at = time.monotonic() + _HEARING_PART * (time.thread_time() - began_s)
+
+    @staticmethod
+    def _pulses(messages: Iterable[bytes]) -> Iterator[Pulse]:
+        for message in messages:
+            try:
+                yield decode_pulse(message)
+            except ValueError as exc:
+                _log.debug("The message of a rank cannot be read: %s", exc)
 
     def _tell(self, status: RanksStatus) -> None:
         """Keep the status, and note what is new in it."""

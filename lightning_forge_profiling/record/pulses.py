@@ -46,10 +46,11 @@ def later(known: Heard | None, pulse: Pulse, at: float) -> Heard:
     if known is None:
         return Heard(pulse=pulse, at=at)
     before = known.pulse
-    restarted = (pulse.host, pulse.pid) != (before.host, before.pid) or pulse.number < before.number
-    if restarted:
-        return Heard(pulse=pulse, at=at, restarts=known.restarts + 1)
-    return known if pulse.number == before.number else Heard(pulse=pulse, at=at, restarts=known.restarts)
+    if (pulse.host, pulse.pid) == (before.host, before.pid):
+        newer, restarts = pulse.number > before.number, known.restarts
+    else:  # a pulse of the process before may still be there
+        newer, restarts = pulse.at > before.at, known.restarts + 1
+    return Heard(pulse=pulse, at=at, restarts=restarts) if newer else known
 
 
 def write_pulse(folder: Path, pulse: Pulse) -> None:

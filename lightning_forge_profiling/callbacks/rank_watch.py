@@ -1,6 +1,7 @@
 """The thread that tells the other ranks how this one does, hears them on rank 0, and notices that training stands."""
 
 import os
+import re
 import socket
 import threading
 import time
@@ -49,7 +50,14 @@ class RankWatch:
         self.status: RanksStatus | None = None  # of all ranks, on rank 0
         self._folder, self._note = folder, note
         self._first = Pulse(
-            run=run, rank=rank, world_size=world_size, host=socket.gethostname(), pid=os.getpid(), number=0, at=0.0
+            run=run,
+            rank=rank,
+            world_size=world_size,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            number=0,
+            restarts=_restarts(os.environ),
+            at=0.0,
         )
         self._step_timer, self._work, self._sensors = step_timer, work, sensors
         self._standing = StandingWatch(self._progress, threading.get_ident(), threading.get_native_id())
@@ -170,6 +178,12 @@ class RankWatch:
             self._note("hang", status.hang.where)
         elif status.hang is None and before.hang is not None:
             self._note("hang", f"the ranks move again, after {before.hang.seconds:.0f} s")
+
+
+def _restarts(environment: Mapping[str, str]) -> int:
+    """How often `torchrun`, or Slurm's requeue, has started this run anew."""
+    counts = (environment.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
+    return sum(int(count) for count in counts if re.fullmatch(r"\d{1,9}", count))
 
 
 def _changed(before: LateRank | None, after: LateRank) -> bool:

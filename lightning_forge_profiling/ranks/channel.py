@@ -120,10 +120,10 @@ def _files(folder: Path) -> dict[int, Path]:
 
 
 def _messages(folder: Path) -> dict[int, bytes]:
-    """The messages in a folder, by rank; {} for none."""
+    """The messages in a folder, in order of the ranks; {} for none."""
     messages: dict[int, bytes] = {}
     with suppress(OSError):
-        for rank, path in _files(folder).items():
+        for rank, path in sorted(_files(folder).items()):
             with suppress(OSError):
                 messages[rank] = read_regular(path, _MOST_BYTES)
     return messages

@@ -27,6 +27,7 @@ _log = plain_logger(__name__)
 _T = TypeVar("_T")
 
 _LIMIT_S: Final = 3.0
+_CONNECT_S: Final = 1.0  # without the store's first answer, so that a busy store takes no part in it
 _LONGEST_PAUSE_S: Final = 60.0
 _DESCRIPTORS: Final = Path("/proc/self/fd")
 
@@ -142,31 +143,40 @@ class StoreClient:
     def _connect(self) -> None:
         """Connect anew. Raises OSError."""
         made: list[TCPStore] = []
-        limit, before = timedelta(seconds=self._limit_s), _sockets()
+        limit, before = timedelta(seconds=_CONNECT_S), _sockets()
 
         def make() -> None:
             with suppress(Exception):
                 made.append(self._kind(self._host, self._port, timeout=limit, wait_for_workers=False))
             self._wake.set()
 
-        # in a thread of its own, for the constructor waits for an answer without a limit
+        # in a thread of its own: the constructor waits for the store's first answer without a limit
         thread = threading.Thread(target=make, name="forge-ranks-connect", daemon=True)
         self._wake.clear()
-        if not self._interrupted:
-            thread.start()
-            self._wake.wait(self._limit_s)
+        if self._interrupted:
+            raise ConnectionAbortedError("interrupted")
+        thread.start()
+        self._wake.wait(self._limit_s)
+        if not made:
+            thread.join(1.1 * _CONNECT_S)  # before that it would try again
         new = _connected_to(self._port, _sockets(), before)
-        if self._socket is not None:
-            self._socket.close()
         if len(new) == 1 and made and not self._interrupted:
-            _limit(new[0], self._limit_s)
-            self._socket, self._store, self._listed, self._failed = new[0], made[0], set(), False
+            self._use(made[0], new[0])
             return
         for one in new:
             if len(new) == 1:  # of two one is another thread's, which must keep it
                 _shut_down(one)  # ends the constructor
             one.close()
         raise ConnectionError(f"no connection to {self._host}:{self._port} that is surely this thread's")
+
+    def _use(self, store: "TCPStore", own: socket.socket) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._store, self._socket, self._listed, self._failed = store, own, set(), False
+        store.set_timeout(timedelta(seconds=self._limit_s))
+        timeval = struct.pack("ll", int(self._limit_s), int(self._limit_s % 1 * 1e6))
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
 
 
 def _sockets() -> dict[int, int]:
@@ -202,13 +212,6 @@ def _peer(own: socket.socket) -> int | None:
     except OSError:
         return None
     return address[1] if isinstance(address, tuple) else None
-
-
-def _limit(own: socket.socket, seconds: float) -> None:
-    """Have the kernel end what waits for this socket for longer."""
-    timeval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
 
 
 def _unread(own: socket.socket) -> bool:

@@ -82,10 +82,10 @@ def read_heard(folder: Path, run: str) -> dict[int, Heard]:
         content = read_regular(folder / RANKS_JSON, _MOST_RANKS * _MOST_BYTES)
         check_numbers(msgspec.json.decode(content))
         heard = {one.pulse.rank: one for one in _heards.decode(content) if one.pulse.run == run}
+    ahead_s = {one.pulse.host: one.at - one.pulse.at for one in heard.values()}  # rank 0's clock of each host's
     for pulse in read_pulses(folder, run):
-        known = heard.get(pulse.rank)
-        if known is None or pulse.at > known.pulse.at:
-            heard[pulse.rank] = later(known, pulse, pulse.at)
+        at = max(pulse.at + ahead_s.get(pulse.host, 0.0), 0.0)
+        heard[pulse.rank] = later(heard.get(pulse.rank), pulse, at)
     return heard
 
 

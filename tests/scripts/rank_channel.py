@@ -1,12 +1,13 @@
-"""Train on the CPU until rank 0 has heard all ranks, or enough steps have gone by.
+"""Train on the CPU until rank 0 has heard all ranks, or so many steps have gone by.
 
-The folder, then NAME=VALUE: `strategy`, `nodes`, `devices` (of a node), `steps` after which it is over in any case; and
-`apart` for a folder of its own for each rank, `dies` for rank 1 that raises in its first life, `store` for a signal to the
-process of the store: `kill` or `stop` after it has answered, `hung` before.
+The folder, then NAME or NAME=VALUE: `strategy`, `nodes`, `devices` (of a node); `apart` for a folder of its own for
+each rank; `dies` for rank 1 that fails in its first life; `signal` to the process `store` once all are heard, after which
+rank 0 has to hear all of them again.
 """
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -20,27 +21,37 @@ from lightning_forge_profiling.names import RANKS_JSON
 from tests.models import Classifier, loader, quiet_trainer
 
 STEP_S = 0.02
+MORE_STEPS = 5
+MOST_STEPS = 6000  # two minutes: something does not work
 
 
 class EndsOnceAllAreHeard(L.Callback):
     """Rank 0 looks into the record as a user does, and all ranks stop together."""
 
-    def __init__(self, folder, most_steps):
-        self.folder, self.most_steps, self.seen = folder, most_steps, {}
+    def __init__(self, folder, signalled):
+        self.folder, self.signalled = folder, signalled
+        self.before = 0
 
-    def heard(self):
-        """The steps of the ranks by the newest record."""
+    def least(self, world_size):
+        """The fewest steps of a rank by the newest record; 0 while one is missing."""
         files = sorted(self.folder.rglob(RANKS_JSON), key=lambda path: path.stat().st_mtime)
         heard = json.loads(files[-1].read_text()) if files else []
-        return {one["pulse"]["rank"]: one["pulse"]["step"] for one in heard}
+        return min((one["pulse"]["step"] for one in heard), default=0) if len(heard) == world_size else 0
+
+    def heard(self, trainer):
+        """Whether rank 0 has now all ranks on record, also after the signal to the store."""
+        if self.least(trainer.world_size) < self.before + MORE_STEPS:
+            return False
+        if self.signalled:
+            os.kill(*self.signalled)
+            self.signalled, self.before = (), trainer.global_step
+            return False
+        return True
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         time.sleep(STEP_S)
         if batch_idx % 10 == 9:
-            over = 0 < self.most_steps <= batch_idx + 1
-            if trainer.is_global_zero and not self.most_steps:
-                heard = self.heard()
-                over = len(heard) == trainer.world_size and min(heard.values()) >= 10
+            over = trainer.is_global_zero and (self.heard(trainer) or batch_idx > MOST_STEPS)
             trainer.should_stop = trainer.strategy.reduce_boolean_decision(over, all=False)
 
 
@@ -56,18 +67,18 @@ def main(folder, *options):
     chosen = dict(option.partition("=")[::2] for option in options)
     own = Path(folder, os.environ["RANK"]) if "apart" in chosen else Path(folder)
     own.mkdir(exist_ok=True)
+    signalled = (int(chosen["store"]), signal.Signals[chosen["signal"]]) if "signal" in chosen else ()
     trainer = quiet_trainer(
         ThroughputCallback(warmup_steps=1),
-        EndsOnceAllAreHeard(own, int(chosen.get("steps", 0))),
+        EndsOnceAllAreHeard(own, signalled),
         *([DiesOnce()] if "dies" in chosen else []),
         strategy=chosen.get("strategy", "ddp"),
         devices=int(chosen.get("devices", 1)),
         num_nodes=int(chosen.get("nodes", 1)),
         default_root_dir=own,
-        max_epochs=1,
     )
     trainer.fit(Classifier(), loader(1 << 16))
-    print("done", trainer.global_rank, trainer.global_step)  # noqa: T201
+    print(f"rank {trainer.global_rank} is done", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -12,9 +12,15 @@ _SILENT_S: Final = 30.0
 
 
 def ranks_status(heard: Mapping[int, Heard], world_size: int, now: float) -> RanksStatus:
-    """The status of all ranks. `now` is by the clock of `Heard.at`."""
+    """The status of all ranks. `now` is by the clock of `Heard.at`, which is rank 0's; no host's own clock counts.
+
+    A reader on another machine may give its own time: if that is behind, the latest pulse is taken to be of now.
+    """
+    now = max([now, *(one.at for one in heard.values())])
     found = {rank: silent.process for rank, silent in silent_ranks(heard, now).items()}
-    ranks = tuple(_status(rank, heard.get(rank), found.get(rank, ""), now) for rank in range(world_size))
+    ranks = tuple(
+        _status(rank, heard.get(rank), found.get(rank, ""), _age_s(rank, heard, now)) for rank in range(world_size)
+    )
     own_ms = [one.own_ms for one in ranks if one.own_ms is not None]
     waits_ms = [one.waits_ms for one in ranks if one.waits_ms is not None]
     return RanksStatus(
@@ -26,11 +32,19 @@ def ranks_status(heard: Mapping[int, Heard], world_size: int, now: float) -> Ran
     )
 
 
-def _status(rank: int, one: Heard | None, process: str, now: float) -> RankStatus:
+def _age_s(rank: int, heard: Mapping[int, Heard], now: float) -> float:
+    """Age of the latest pulse of a rank when it could last have been heard: not after rank 0 itself fell silent."""
+    one, first = heard.get(rank), heard.get(0)
+    if one is None:
+        return 0.0
+    deaf = first is not None and rank != 0 and not first.pulse.ended and one.at <= first.at
+    return (first.at if first is not None and deaf else now) - one.at
+
+
+def _status(rank: int, one: Heard | None, process: str, age_s: float) -> RankStatus:
     if one is None:
         return RankStatus(rank=rank)
-    pulse, age_s = one.pulse, max(now - one.at, 0.0)
-    work = pulse.work
+    pulse, work = one.pulse, one.pulse.work
     return RankStatus(
         rank=rank,
         host=pulse.host,
@@ -40,7 +54,7 @@ def _status(rank: int, one: Heard | None, process: str, now: float) -> RankStatu
         step=pulse.step,
         own_ms=None if work is None else work.own_ms(),
         waits_ms=None if work is None or not work.waits_ms else sum(work.waits_ms.values()),
-        restarts=one.restarts,
+        restarts=one.restarts + pulse.restarts,
         sensors=pulse.sensors,
     )
 

@@ -76,6 +76,7 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
         host: name of the machine.
         pid: process id.
         number: number of this message, counted from 0 when the process began the fit.
+        restarts: how often the launcher had started the run anew by then.
         at: when it was written, Unix time in seconds by the machine's clock.
         step: number of steps that ended.
         part: the part of the ledger that is open, such as `steps`, `validation`, `checkpoint/write`.
@@ -95,6 +96,7 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     host: _Text
     pid: _Whole
     number: _Whole
+    restarts: _Whole = 0
     at: _Seconds
     step: _Whole = 0
     part: _Text = ""
@@ -113,7 +115,7 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         pulse: the pulse.
         at: when it first was there, Unix time in seconds by the reader's clock.
-        restarts: how often the rank began anew.
+        restarts: how often the rank began anew while rank 0 listened.
     """
 
     pulse: Pulse
@@ -135,12 +137,12 @@ class RankStatus:
         state: `live`; `late` if its latest pulse is old, and `silent` if it is very old; `stands` or `waits` for
             another rank; `gone` if its process has ended, `stopped` if it was stopped; how its fit ended; `missing` if
             it was never heard.
-        age_s: age of its latest pulse, in seconds.
+        age_s: age of its latest pulse, in seconds, when rank 0 last listened.
         step: number of steps that ended.
         own_ms: its own work per step; None if unknown.
         waits_ms: per step, for other ranks and for what they exchange; None if unknown.
         cause: the part of its step that is longer than the others'; "" for none.
-        restarts: how often it began anew.
+        restarts: how often it began anew, alone or with the whole run.
         sensors: the latest readings of its GPU.
     """
 

@@ -26,9 +26,12 @@ _CGROUP = Path("/sys/fs/cgroup")
 _HIERARCHIES = ("", "unified", "cpu", "cpu,cpuacct")
 # the field of /proc/PID/stat, counted behind the name, with the ticks from boot to the process's start: proc(5)
 _STARTED = 19
+_FLAGS, _EXITING = 6, 4  # `PF_EXITING` of the kernel
 _USED = slice(11, 13)  # the fields with the ticks of CPU time, in user and in kernel mode
 # for cgroup v2 and v1: the files of the CPU time that is granted, and of the period that it is granted for
 _QUOTAS = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+# of system calls and of the disk, which is more where a file is mapped
+_IO = ("rchar", "read_bytes", "wchar", "write_bytes")
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 _CPU_STAT = "the cgroup's cpu.stat"
 _PRESSURE = "/proc/pressure/cpu"
@@ -52,6 +55,73 @@ def process_age_s() -> float | None:
     if len(fields) <= _STARTED or not hasattr(time, "CLOCK_BOOTTIME"):
         return None
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[_STARTED]) / os.sysconf("SC_CLK_TCK")
+
+
+class ProcessState(NamedTuple):
+    """A process as the system sees it: proc(5)."""
+
+    letter: str  # `R` runs, `S` and `D` wait, `T` was stopped, `t` by a debugger, `Z` has ended
+    exits: bool  # whether it ends or has ended: its connections close before it is a `Z`
+    parent: int
+    started: int  # ticks from boot
+    used_s: float  # CPU time of all threads, to a tick
+
+
+def process_state(pid: int, proc: Path = _PROC) -> ProcessState | None:
+    """The state of a process; None if there is none, or the system does not say."""
+    fields = _text(proc / str(pid) / "stat").rpartition(")")[2].split()  # a name may hold anything
+    if len(fields) <= _STARTED:
+        return None
+    used_s = sum(map(int, fields[_USED])) / os.sysconf("SC_CLK_TCK")
+    exits = fields[0] in "ZX" or bool(int(fields[_FLAGS]) & _EXITING)
+    return ProcessState(fields[0], exits, int(fields[1]), int(fields[_STARTED]), used_s)
+
+
+class ThreadCounts(NamedTuple):
+    """What a thread has used so far."""
+
+    used_s: float  # CPU time and waits for a core
+    times: int  # how often it was given a core
+
+
+def thread_counts(pid: int, thread: int, proc: Path = _PROC) -> ThreadCounts | None:
+    """What a thread of any process has used; None if unknown."""
+    fields = [int(field) for field in _text(proc / str(pid) / "task" / str(thread) / "schedstat").split()]
+    return ThreadCounts((fields[0] + fields[1]) / 1e9, fields[2]) if len(fields) > 2 else None  # noqa: PLR2004
+
+
+def moved_bytes(pid: int | str, proc: Path = _PROC) -> tuple[int, int]:
+    """What a process, or `thread-self`, has read and written so far, but for sockets; 0 if unknown."""
+    counts = dict(re.findall(r"^(\w+): (\d+)$", _text(proc / str(pid) / "io"), re.MULTILINE))
+    read, from_disk, written, to_disk = (int(counts.get(name, 0)) for name in _IO)
+    return read + from_disk, written + to_disk
+
+
+def call_under_way(pid: int, proc: Path = _PROC) -> int | None:
+    """Number of the system call that a process's main thread waits in; None if it is in none, or unknown."""
+    return _number(proc / str(pid) / "syscall", r"(\d+) .*")
+
+
+def catches(pid: int, signal: int, proc: Path = _PROC) -> bool:
+    """Whether a process has a handler for a signal."""
+    return bool(_signals(pid, "SigCgt", proc) >> (signal - 1) & 1)
+
+
+def default_signal(signals: Sequence[int], proc: Path = _PROC) -> int | None:
+    """The first of some signals that this process neither catches, ignores nor blocks, in C either; None if none."""
+    if _number(proc / "self" / "status", r"SigCgt:\s*([0-9a-f]+)", 16) is None:
+        return None
+    taken = _signals("self", "SigCgt", proc) | _signals("self", "SigIgn", proc) | _signals("self", "SigBlk", proc)
+    return next((signal for signal in signals if not taken >> (signal - 1) & 1), None)
+
+
+def _signals(pid: int | str, kind: str, proc: Path) -> int:
+    return _number(proc / str(pid) / "status", rf"{kind}:\s*([0-9a-f]+)", 16) or 0
+
+
+def is_traced(proc: Path = _PROC) -> bool:
+    """Whether a debugger such as gdb is attached to this process."""
+    return bool(_number(proc / "self" / "status", r"TracerPid:\s*(\d+)"))
 
 
 def resident_bytes() -> int | None:
@@ -266,10 +336,10 @@ def free_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int |
     return free
 
 
-def _number(path: Path, line: str) -> int | None:
+def _number(path: Path, line: str, base: int = 10) -> int | None:
     """The number in the line of a file that matches."""
     match = re.search(f"^{line}$", _text(path), re.MULTILINE)
-    return int(match[1]) if match else None
+    return int(match[1], base) if match else None
 
 
 def _text(path: Path) -> str:

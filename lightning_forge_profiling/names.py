@@ -213,6 +213,11 @@ def pulse_name(rank: int | str) -> str:
     return f"rank{rank}.pulse.json"
 
 
+def stacks_name(rank: int) -> str:
+    """The stacks of all threads of a rank that stands, in the record's folder."""
+    return f"rank{rank}.stacks.txt"
+
+
 OWN_WORK: Final = "own work"
 """The name of a step without its waits for other ranks, beside those of its regions."""
 

@@ -42,6 +42,7 @@ from lightning_forge_profiling.names import (
 )
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import RANKS_S, exit_timeout_s
+from lightning_forge_profiling.ranks.hang_watch import HangWatch
 from lightning_forge_profiling.record.ranks import read_works
 from lightning_forge_profiling.report.run_page import write_run_page
 from lightning_forge_profiling.results.analysis import Analysis, RankWork
@@ -86,6 +87,10 @@ class FitLog(Guarded):
         self._failed = False
         keeps = settings.record and not trainer.fast_dev_run and not monitor.brief
         self._record_folder = claim_record_folder(trainer) if keeps else None  # a collective
+        self._hangs: HangWatch | None = None
+        if self._record_folder is not None:
+            path, run, _ = self._record_folder
+            self._hangs = HangWatch(path, run, int(trainer.global_rank), int(trainer.world_size))
 
     def summary(self) -> dict[str, float]:
         """The metrics over all steps that count, up to now or, once they have ended, of the fit; {} before any."""
@@ -122,13 +127,14 @@ class FitLog(Guarded):
     def _start_record(self, trainer: Trainer, folder: RecordFolder, report: Callable[[], RunReport]) -> None:
         try:
             self._run_record = RunRecorder(trainer, folder, self._step_timer, report=report, metrics=self.summary)
-            self.ranks = self._watch_ranks(trainer, folder, self._run_record)
-            self.ranks.start()
+            if self._hangs is not None:
+                self.ranks = self._watch_ranks(trainer, folder, self._run_record, self._hangs)
+                self.ranks.start()
         except Exception as exc:
             _log.warning("This run will have no record: %s: %s", type(exc).__name__, exc)
             _log.debug("", exc_info=exc)
 
-    def _watch_ranks(self, trainer: Trainer, folder: RecordFolder, record: RunRecorder) -> RankWatch:
+    def _watch_ranks(self, trainer: Trainer, folder: RecordFolder, record: RunRecorder, hangs: HangWatch) -> RankWatch:
         rank, of_host = int(trainer.global_rank), max(int(trainer.num_devices), 1)
         work = LiveWork(
             self._step_timer,
@@ -147,6 +153,7 @@ class FitLog(Guarded):
             work=work,
             sensors=self._sensors,
             note=record.note,
+            hangs=hangs,
         )
 
     def _sensors(self) -> dict[str, float]:
@@ -272,6 +279,8 @@ class FitLog(Guarded):
         ranks, self.ranks = self.ranks, None
         if ranks is not None:
             ranks.close("failed" if self._failed else "finished")
+        if self._hangs is not None:
+            self._hangs.close()
         self._loggers.close()
         if self._telemetry is not None:
             self._telemetry.stop()

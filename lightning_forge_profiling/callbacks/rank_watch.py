@@ -1,10 +1,12 @@
 """The thread that tells the other ranks how this one does, hears them on rank 0, and notices that training stands."""
 
 import os
+import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -15,16 +17,18 @@ from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.diagnosis.rank_status import ranks_status
 from lightning_forge_profiling.host import resident_bytes
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.ranks.channel import Channel, FolderChannel, open_channel
-from lightning_forge_profiling.ranks.standing import Progress, StandingWatch
+from lightning_forge_profiling.ranks.channel import Channel, open_channel
+from lightning_forge_profiling.ranks.hang_watch import HangWatch
+from lightning_forge_profiling.ranks.standing import Progress
 from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, later, of_all, write_heard, write_pulse
 from lightning_forge_profiling.report.ranks import straggler_words
-from lightning_forge_profiling.results.pulse import Ended, Heard, LateRank, Pulse, RanksStatus
+from lightning_forge_profiling.results.pulse import Ended, Hang, Heard, LateRank, Pulse, RanksStatus
 
 _log = plain_logger(__name__)
 
 PERIOD_S: Final = 1.0
 _CLOSE_S: Final = 2.0
+_HEARING_PART: Final = 100  # of a rank's time, what hearing the others takes of its thread
 _GIB: Final = 2**30
 
 Note = Callable[[str, str], None]  # takes the kind and the text of an event
@@ -44,14 +48,22 @@ class RankWatch:
         work: LiveWork,
         sensors: Callable[[], Mapping[str, float]],
         note: Note,
+        hangs: HangWatch,
     ) -> None:
         self.status: RanksStatus | None = None  # of all ranks, on rank 0
         self._folder, self._note = folder, note
         self._first = Pulse(
-            run=run, rank=rank, world_size=world_size, host=socket.gethostname(), pid=os.getpid(), number=0, at=0.0
+            run=run,
+            rank=rank,
+            world_size=world_size,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            number=0,
+            restarts=_restarts(os.environ),
+            at=0.0,
         )
         self._step_timer, self._work, self._sensors = step_timer, work, sensors
-        self._standing = StandingWatch(self._progress, threading.get_ident(), threading.get_native_id())
+        self._hangs = hangs
         self._number = 0
         self._cpu: tuple[float, float] | None = None
         self._heard: dict[int, Heard] = {}
@@ -59,10 +71,15 @@ class RankWatch:
         self._ended: Ended = ""
         self._wake = threading.Event()
         self._closes = False
+        self._channel: Channel | None = None
+        self._hear_at = 0.0
         self._thread = threading.Thread(target=self._run, name="forge-ranks", daemon=True)
 
     def start(self) -> None:
         """Begin to publish, as training begins."""
+        first = self._first
+        if first.world_size > 1:
+            self._channel = open_channel(self._folder, first.run, first.rank, first.world_size)
         self._thread.start()
 
     def close(self, ended: Ended) -> bool:
@@ -71,62 +88,63 @@ class RankWatch:
         self._closes = True
         self._wake.set()
         if self._thread.ident is not None:
-            self._thread.join(_CLOSE_S)
+            self._thread.join(_CLOSE_S / 2)
+            if self._thread.is_alive() and self._channel is not None:
+                self._channel.interrupt()
+                self._thread.join(_CLOSE_S / 2)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
-            channel = self._open()
             try:
                 while not self._closes:
-                    self._beat(channel)
+                    self._beat()
                     self._wake.wait(PERIOD_S)
-                self._beat(channel)
+                self._beat()
             finally:
-                self._standing.close()
-                channel.close()
+                if self._channel is not None:
+                    self._channel.close()
         except Exception as exc:
             _log.debug("The ranks are no longer compared live.", exc_info=exc)
 
-    def _open(self) -> Channel:
-        files = FolderChannel(self._folder, self._first.rank)
-        if self._first.world_size == 1:
-            return files
-        return open_channel(files, self._first.run, self._first.rank, self._first.world_size, host=self._first.host)
-
-    def _beat(self, channel: Channel) -> None:
-        pulse, alone = self._pulse(), self._first.world_size == 1
-        if not alone:
-            channel.send(encode_pulse(pulse))
+    def _beat(self) -> None:
+        pulse = self._pulse()
+        if self._channel is not None:
+            self._channel.send(encode_pulse(pulse))
         stands = pulse.standing is not None or bool(pulse.silent)
-        if stands and not self._stood and self._standing.stacks():
-            self._note("hang", f"rank {pulse.rank} stands; its threads:\n{self._standing.stacks()}")
-        if stands or (self._stood and not stands):
-            write_pulse(self._folder, pulse)
+        # also at the end, when rank 0 may have stopped listening
+        if stands or self._stood or (pulse.ended and pulse.rank != 0):
+            with suppress(OSError):  # such as a folder that is on another host
+                write_pulse(self._folder, pulse)
         self._stood = stands
-        if self._first.rank == 0 and not alone:
-            self._hear(channel, pulse)
+        if self._channel is not None and pulse.rank == 0:
+            self._hear(self._channel, pulse)
+        else:  # what a rank says of itself and its neighbours, should rank 0 not write it
+            now = time.time()
+            self._tell(ranks_status({pulse.rank: Heard(pulse=pulse, at=now)}, pulse.world_size, now))
 
     def _pulse(self) -> Pulse:
         number, self._number = self._number, self._number + 1
         progress, memory = self._progress(), resident_bytes()
+        standing, silent = self._hangs.look(progress, ended=bool(self._ended))
         return msgspec.structs.replace(
             self._first,
             number=number,
             at=time.time(),
             step=progress.step,
-            part=progress.part,
+            part=next(reversed(progress.parts), ""),
             ended=self._ended,
             work=self._work.latest(),
             cpu_pct=self._cpu_pct(),
             memory_gib=None if memory is None else memory / _GIB,
             sensors=dict(self._sensors()),
-            standing=None if self._ended else self._standing.look(),
+            standing=standing,
+            silent=silent,
         )
 
     def _progress(self) -> Progress:
         ledger = self._step_timer.ledger
-        return Progress(step=self._step_timer.step, part=ledger.innermost(), changed_ns=ledger.changed_ns)
+        return Progress(step=self._step_timer.step, parts=ledger.open_parts(), changed_ns=ledger.changed_ns)
 
     def _cpu_pct(self) -> float | None:
         before, self._cpu = self._cpu, (time.perf_counter(), time.process_time())
@@ -135,28 +153,48 @@ class RankWatch:
         return 100 * (self._cpu[1] - before[1]) / (self._cpu[0] - before[0])
 
     def _hear(self, channel: Channel, own: Pulse) -> None:
-        now = time.time()
-        messages: dict[int, bytes] = {own.rank: encode_pulse(own), **channel.receive(range(1, own.world_size))}
-        for rank, message in messages.items():
-            try:
-                pulse = decode_pulse(message)
-            except ValueError as exc:
-                _log.debug("A message of rank %d cannot be read: %s", rank, exc)
-                continue
-            if pulse.rank == rank and pulse.run == own.run:
-                self._heard[rank] = later(self._heard.get(rank), pulse, now)
+        """Hear the other ranks, but not so often that many of them would take more than a hundredth of a core."""
+        if time.monotonic() < self._hear_at and not own.ended:
+            return
+        began_s, now = time.thread_time(), time.time()
+        for pulse in [own, *self._pulses(channel.receive())]:
+            if pulse.run == own.run and pulse.rank < own.world_size:
+                self._heard[pulse.rank] = later(self._heard.get(pulse.rank), pulse, now)
         self._tell(ranks_status(self._heard, own.world_size, now))
-        write_heard(self._folder, of_all(self._heard))
+        with suppress(OSError):
+            write_heard(self._folder, of_all(self._heard))
+        self._hear_at = time.monotonic() + _HEARING_PART * (time.thread_time() - began_s)
+
+    @staticmethod
+    def _pulses(messages: Iterable[bytes]) -> Iterator[Pulse]:
+        for message in messages:
+            try:
+                yield decode_pulse(message)
+            except ValueError as exc:
+                _log.debug("The message of a rank cannot be read: %s", exc)
 
     def _tell(self, status: RanksStatus) -> None:
         """Keep the status, and note what is new in it."""
         before, self.status = self.status or RanksStatus(), status
         if status.straggler is not None and _changed(before.straggler, status.straggler):
             self._note("straggler", straggler_words(status.straggler))
-        if status.hang is not None and (before.hang is None or before.hang.rank != status.hang.rank):
+        if self._ended:
+            return
+        if status.hang is not None and (before.hang is None or _undated(before.hang) != _undated(status.hang)):
             self._note("hang", status.hang.where)
         elif status.hang is None and before.hang is not None:
             self._note("hang", f"the ranks move again, after {before.hang.seconds:.0f} s")
+
+
+def _undated(hang: Hang) -> str:
+    """What is known of a hang, without for how long: the place may become known later."""
+    return re.sub(r"since \d+ s", "", hang.where)
+
+
+def _restarts(environment: Mapping[str, str]) -> int:
+    """How often `torchrun`, or Slurm's requeue, has started this run anew."""
+    counts = (environment.get(name, "") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
+    return sum(int(count) for count in counts if re.fullmatch(r"\d{1,9}", count))
 
 
 def _changed(before: LateRank | None, after: LateRank) -> bool:

@@ -11,14 +11,11 @@ import json
 import multiprocessing
 import os
 import re
-import site
 import sys
-import sysconfig
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import closing, suppress
-from pathlib import Path
 from time import perf_counter_ns
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
@@ -29,6 +26,7 @@ from lightning_forge_profiling.callbacks.cpu_account import share_of
 from lightning_forge_profiling.host import ThreadClock, python_threads_s
 from lightning_forge_profiling.names import STEPS
 from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.ranks.stacks import is_users, shown_file
 from lightning_forge_profiling.results.run import SampledLine, ShareInterval
 from lightning_forge_profiling.timing.run_totals import StepBlocks
 
@@ -50,11 +48,6 @@ _HALF: Final = 0.5
 _BLOCKING: Final = ("distributed", "cuda", "multiprocessing", "utils/data")
 
 _LOOPS: Final = ("loops/training_epoch_loop.py", "utils/data/_utils/worker.py")
-_TYPED: Final = ("<stdin>", "<ipython")  # code of the user's that has no file
-_LIBRARIES: Final = ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics", "numpy")
-
-_PACKAGE: Final = str(Path(__file__).parent.parent)
-
 
 # nanoseconds in all and without a core, and samples, by file, line and function; "" where none is the user's
 LineSums = defaultdict[tuple[str, int, str], list[int]]
@@ -103,7 +96,6 @@ class StackThread:
         self.counts = True  # whether to sample at present
         self._clock = clock
         self._sampled = threading.get_ident()
-        self._folders = _library_folders()
         self._codes: dict[CodeType, _Code] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="forge-stacks", daemon=True)
@@ -171,7 +163,7 @@ class StackThread:
         known = self._codes.get(code)
         if known is None:
             file = code.co_filename
-            of_library = file.startswith(self._folders) or (file[:1] == "<" and not file.startswith(_TYPED))
+            of_library = not is_users(file)
             _, torch, within = file.partition("/torch/")
             lightning = "/lightning/" in file or "/pytorch_lightning/" in file
             self._codes[code] = known = _Code(
@@ -266,7 +258,7 @@ def sampled_lines(sums: LineSums) -> tuple[SampledLine, ...]:
     top = sorted(sums.items(), key=lambda item: -item[1][0])[:_LINES]
     return tuple(
         SampledLine(
-            file=_shown(file), line=line, function=function, pct=100 * ns / whole_ns, waiting_pct=100 * idle_ns / ns
+            file=shown_file(file), line=line, function=function, pct=100 * ns / whole_ns, waiting_pct=100 * idle_ns / ns
         )
         for (file, line, function), (ns, idle_ns, _) in top
         if file
@@ -277,21 +269,6 @@ def sampled_lines(sums: LineSums) -> tuple[SampledLine, ...]:
 _NEVER_BLOCK: Final = frozenset(
     {"BINARY_OP", "COMPARE_OP", "RESUME", "JUMP_BACKWARD", "LOAD_FAST", "STORE_FAST", "POP_TOP", "LOAD_GLOBAL"}
 )
-
-
-def _library_folders() -> tuple[str, ...]:
-    """Folders of code that is not the user's: the standard library, installed packages, and those below wherever."""
-    paths = sysconfig.get_paths()
-    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    folders |= {*site.getsitepackages(), site.getusersitepackages(), _PACKAGE}
-    modules = (sys.modules.get(name) for name in _LIBRARIES)
-    folders |= {str(Path(module.__file__).parent) for module in modules if module is not None and module.__file__}
-    return tuple(sorted(f"{path}/" for path in folders))
-
-
-def _shown(file: str) -> str:
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
 
 
 _WORKER_ID: Final = 10  # the position of the worker's number among the arguments of torch's worker loop (2.4 to 2.13)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.hangs import find_hang
+from lightning_forge_profiling.diagnosis.hangs import find_hang, silent_ranks
 from lightning_forge_profiling.diagnosis.ranks import late_rank, with_waits
 from lightning_forge_profiling.results.analysis import RankWork
 from lightning_forge_profiling.results.pulse import Heard, RanksStatus, RankState, RankStatus
@@ -15,12 +15,17 @@ _SILENT_S: Final = 30.0
 
 
 def ranks_status(heard: Mapping[int, Heard], world_size: int, now: float) -> RanksStatus:
-    """The status of all ranks. `now` is by the clock of `Heard.at`."""
-    found = {silent.rank: silent.process for one in heard.values() for silent in one.pulse.silent}
+    """The status of all ranks. `now` is by the clock of `Heard.at`, which is rank 0's; no host's own clock counts.
+
+    A reader on another machine may give its own time: if that is behind, the latest pulse is taken to be of now.
+    """
+    now = max([now, *(one.at for one in heard.values())])
+    found = {rank: silent.process for rank, silent in silent_ranks(heard, now).items()}
     works = with_waits(one.pulse.work for one in heard.values() if one.pulse.work is not None)
     by_rank = {work.rank: work for work in works}
     ranks = tuple(
-        _status(rank, heard.get(rank), by_rank.get(rank), found.get(rank, ""), now) for rank in range(world_size)
+        _status(rank, heard.get(rank), by_rank.get(rank), found.get(rank, ""), _age_s(rank, heard, now))
+        for rank in range(world_size)
     )
     moving = all(one.state in {"live", "late"} for one in ranks)
     late = late_rank(works) if moving and len(works) == world_size else None
@@ -37,10 +42,19 @@ def ranks_status(heard: Mapping[int, Heard], world_size: int, now: float) -> Ran
     )
 
 
-def _status(rank: int, one: Heard | None, work: RankWork | None, process: str, now: float) -> RankStatus:
+def _age_s(rank: int, heard: Mapping[int, Heard], now: float) -> float:
+    """Age of the latest pulse of a rank when it could last have been heard: not after rank 0 itself fell silent."""
+    one, first = heard.get(rank), heard.get(0)
+    if one is None:
+        return 0.0
+    deaf = first is not None and rank != 0 and not first.pulse.ended and one.at <= first.at
+    return (first.at if first is not None and deaf else now) - one.at
+
+
+def _status(rank: int, one: Heard | None, work: RankWork | None, process: str, age_s: float) -> RankStatus:
     if one is None:
         return RankStatus(rank=rank)
-    pulse, age_s = one.pulse, max(now - one.at, 0.0)
+    pulse = one.pulse
     return RankStatus(
         rank=rank,
         host=pulse.host,
@@ -50,7 +64,7 @@ def _status(rank: int, one: Heard | None, work: RankWork | None, process: str, n
         step=pulse.step,
         own_ms=None if work is None else work.work_ms,
         waits_ms=None if work is None else work.waited_ms or 0.0,
-        restarts=one.restarts,
+        restarts=one.restarts + pulse.restarts,
         sensors=pulse.sensors,
     )
 
@@ -63,8 +77,8 @@ def _state(one: Heard, process: str, age_s: float) -> RankState:
         return "gone"
     if process == "stopped":
         return "stopped"
-    if pulse.standing is not None:
-        return "waits" if pulse.standing.waits else "stands"
+    if pulse.standing is not None or process == "blocked":
+        return "waits" if pulse.standing is not None and pulse.standing.waits else "stands"
     if age_s > _SILENT_S:
         return "silent"
     return "late" if age_s > _LATE_S else "live"

@@ -1,9 +1,41 @@
 """Whether this rank's training thread stands, and where: a watchdog that only reports."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from multiprocessing import process
+from types import FrameType
+from typing import Any, Final
 
+from lightning_forge_profiling.host import ThreadCounts, is_traced, moved_bytes, process_state, thread_counts
+from lightning_forge_profiling.names import FIRST_STEP, STEPS, hook_region
+from lightning_forge_profiling.ranks.flight_recorder import Collectives, read_collectives
+from lightning_forge_profiling.ranks.stacks import (
+    StacksFile,
+    called,
+    frames_of,
+    innermost,
+    kind_of,
+    lines_of,
+)
 from lightning_forge_profiling.results.pulse import Standing
+
+LEAST_S = 30.0
+_OF_USUAL: Final = 10.0
+PATIENT_S = 600.0
+_OF_LONGEST: Final = 10.0
+
+# looks come once a second. After a longer pause the machine was suspended, the process stopped, or the lock held.
+_PAUSE_S: Final = 15.0
+_ASLEEP_S: Final = 1.0
+_SHARE: Final = 0.05  # of a core, from which a thread computes
+_BYTES: Final = 1 << 20  # per look, from which a process reads or writes: logs and progress bars are less
+_TIMES: Final = 50  # per second that a thread is given a core: in a transfer it is more, for a lock that is polled less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,28 +44,224 @@ class Progress:
 
     Attributes:
         step: number of steps that ended.
-        part: the innermost open part of the ledger, such as `steps` or `validation`.
+        parts: the open parts of the ledger, outermost first.
         changed_ns: when the ledger's part changed last, by `time.perf_counter_ns`.
     """
 
     step: int
-    part: str
+    parts: tuple[str, ...]
     changed_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Readings of a process at one moment.
+
+    Attributes:
+        at_s: the monotonic clock.
+        asleep_s: for how long the machine has been suspended, in all.
+        step: number of steps that ended.
+        part: what may take long without a sign of life, such as `validation`; "" within a step.
+        changes: anything that is another one once training has moved, such as the stack.
+        used_s: CPU time, and waits for a core, of the training thread and of what it waits for.
+        times: how often the training thread was given a core.
+        bytes: what the process has read and written.
+    """
+
+    at_s: float
+    asleep_s: float = 0.0
+    step: int = 0
+    part: str = ""
+    changes: object = None
+    used_s: float = 0.0
+    times: int = 0
+    bytes: int = 0
+
+
+class Stillness:
+    """How long nothing in a process has moved, and from when on that is a hang.
+
+    Within a step that is 30 s, ten times the usual step, and the longest time between the ends of two steps so
+    far. In parts that may take long, such as validation, it is ten minutes, and ten times the longest of the part.
+    """
+
+    def __init__(self) -> None:
+        self.same_s = 0.0  # for how long no step ended and the stack was the same
+        self.still_s = 0.0  # for how long, besides, nothing was computed
+        self._before: Look | None = None
+        self._spent_s: defaultdict[str, float] = defaultdict(float)  # since the last step ended, by part
+        self._longest_s: dict[str, float] = {}
+        self._steps, self._steps_s = 0, 0.0
+
+    @property
+    def limit_s(self) -> float:
+        """The time without a movement that is a hang, in the present part."""
+        part = "" if self._before is None else self._before.part
+        longest_s = self._longest_s.get(part, 0.0)
+        return max(PATIENT_S, _OF_LONGEST * longest_s) if part else self.step_limit_s
+
+    @property
+    def step_limit_s(self) -> float:
+        """The same within a step."""
+        usual_s = self._steps_s / self._steps if self._steps else 0.0
+        return max(LEAST_S, self._longest_s.get("", 0.0), _OF_USUAL * usual_s)
+
+    def add(self, look: Look) -> None:
+        """Take the readings of another moment."""
+        before, self._before = self._before, look
+        seconds = 0.0 if before is None else look.at_s - before.at_s
+        if before is None or seconds > _PAUSE_S or look.asleep_s - before.asleep_s > _ASLEEP_S:
+            self.restart()
+            return
+        self._spent_s[before.part] += seconds
+        if look.step != before.step:
+            self._end_steps(look.step - before.step)
+        moves = (look.step, look.part, look.changes) != (before.step, before.part, before.changes)
+        moves |= look.bytes - before.bytes > _BYTES
+        computes = look.used_s - before.used_s > _SHARE * seconds or look.times - before.times > _TIMES * seconds
+        self.same_s = 0.0 if moves else self.same_s + seconds
+        self.still_s = 0.0 if moves or computes else self.still_s + seconds
+
+    def restart(self) -> None:
+        """Count from now on, as after a pause in which nothing can have moved."""
+        self.same_s = self.still_s = 0.0
+        self._spent_s.clear()
+
+    def _end_steps(self, steps: int) -> None:
+        self._steps += max(steps, 0)
+        self._steps_s += self._spent_s[""]
+        self._spent_s[""] += self._spent_s[FIRST_STEP]  # the second one may take as long
+        for part, seconds in self._spent_s.items():
+            self._longest_s[part] = max(self._longest_s.get(part, 0.0), seconds)
+        self._spent_s.clear()
+
+
+def patient_part(parts: Sequence[str]) -> str:
+    """The open part of the ledger that may take long without a sign of life; "" within a step.
+
+    Examples:
+        >>> patient_part(("steps", "validation", "callback/EMA.on_validation_end"))
+        'validation'
+        >>> patient_part(("steps", "callback/EMA.on_train_batch_end"))
+        ''
+    """
+    long = (part for part in parts if part != STEPS and (not hook_region(part) or "epoch" in part))
+    return next(long, "") if parts else "outside the loop"
 
 
 class StandingWatch:
     """Looks at the training thread about once a second, from another thread."""
 
-    def __init__(self, progress: Callable[[], Progress], thread_id: int, native_id: int) -> None:
-        self._progress, self._thread_id, self._native_id = progress, thread_id, native_id
+    def __init__(self, thread_id: int, native_id: int, stacks: StacksFile) -> None:
+        self._thread_id, self._native_id, self._stacks = thread_id, native_id, stacks
+        self._stillness = Stillness()
+        self._step = -1
+        self._ask_s = 0.0  # how long a thread that computes has to look the same until the Flight Recorder is asked
+        self._found: dict[str, Any] | None = None  # the fields of `Standing`
+        self._asked: int | None = None  # where a worker's stacks begin
 
-    def look(self) -> Standing | None:
+    @property
+    def limits_s(self) -> tuple[float, float]:
+        """The time without a movement that is a hang, in the present part and within a step."""
+        return self._stillness.limit_s, self._stillness.step_limit_s
+
+    def look(self, progress: Progress) -> Standing | None:
         """Where the training thread stands; None while it moves."""
-        return None
+        frame = sys._current_frames().get(self._thread_id) if progress.step == self._step else None  # noqa: SLF001
+        self._step = progress.step
+        stillness = self._stillness
+        stillness.add(self._reading(progress, frame))
+        limit_s = stillness.limit_s
+        if frame is None or stillness.same_s < limit_s:
+            self._found, self._asked, self._ask_s = None, None, limit_s
+        elif self._found is not None:
+            self._see_worker(self._found)
+        elif stillness.still_s >= limit_s:
+            self._find(frame, progress.step, read_collectives(self._thread_id))
+        elif stillness.same_s >= self._ask_s:  # NCCL keeps a core busy while it waits
+            self._ask_s = 2 * stillness.same_s
+            collectives = read_collectives(self._thread_id)
+            if collectives.pending is not None and time.time() - collectives.pending.since >= limit_s:
+                self._find(frame, progress.step, collectives)
+        return None if self._found is None else Standing(seconds=stillness.same_s, **self._found)
 
-    def stacks(self) -> str:
-        """The stacks of all threads, of the moment in which it was found standing; "" before."""
-        return ""
+    def _reading(self, progress: Progress, frame: FrameType | None) -> Look:
+        """The readings of this moment; without a frame those that tell of a step's end."""
+        at_s = time.monotonic()
+        look = Look(at_s=at_s, asleep_s=_boot_s() - at_s, step=progress.step, part=patient_part(progress.parts))
+        if frame is None:
+            return look
+        frames = list(frames_of(frame))
+        kinds = {kind_of(each.f_code.co_filename) for each in frames}
+        # of all that multiprocessing started: `active_children` would reap those that have ended
+        workers = list(map(_pid, list(process._children))) if "loader" in kinds else []  # type: ignore[attr-defined]  # noqa: SLF001
+        states = [process_state(pid) for pid in workers]
+        unknown = ThreadCounts(at_s, 0)  # as if it computed
+        counts = thread_counts(os.getpid(), self._native_id) or unknown
+        return replace(
+            look,
+            part="compile" if "compile" in kinds else look.part or ("subprocess" if "subprocess" in kinds else ""),
+            changes=(
+                progress.changed_ns,
+                hash(tuple((id(each.f_code), each.f_lasti) for each in frames)),
+                sum(moved_bytes(pid)[0] for pid in workers) >> 10,  # a worker that waits reads nothing
+            ),
+            used_s=counts.used_s + sum(state.used_s for state in states if state is not None),
+            times=counts.times,
+            bytes=sum(moved_bytes("self")) - sum(moved_bytes("thread-self")),
+        )
 
-    def close(self) -> None:
-        """Undo what was set up."""
+    def _find(self, frame: FrameType, step: int, collectives: Collectives) -> None:
+        """The training thread stands: find out where, unless a debugger holds it."""
+        lines, pending = lines_of(frame), collectives.pending
+        if any(kind_of(line.file) == "debugger" for line in lines) or is_traced():
+            self._stillness.restart()
+            return
+        end = innermost(lines)
+        line = next(islice(frames_of(frame), end.depth if end.place else 0, None))
+        call = called(line.f_code, line.f_lasti) if end.place else line.f_code.co_name
+        found = {"place": end.place, "call": call, "waits": end.waits, "entered": collectives.entered}
+        if pending is not None:
+            found |= {"waits": True, "collective": pending.name, "number": pending.number}
+            found |= {"group": pending.group, "shape": pending.shape}
+        self._found = found
+        self._stacks.write(f"training stands in step {step}")
+        if not found["waits"] and (awaited := _awaited(frame)) is not None:
+            number, worker = awaited
+            pid = _pid(worker)
+            state = process_state(pid)
+            what = "" if state is None else _STATES.get(state.letter, "")
+            found["worker"] = f"loader worker {number} (pid {pid}){what}"
+            self._asked = None if state is None else self._stacks.ask_child(pid, state)
+
+    def _see_worker(self, found: dict[str, Any]) -> None:
+        """Take the place from the stacks of the worker, if it has written them."""
+        if self._asked is not None:
+            # the main thread of a forked process has the id of the one that forked it
+            lines = self._stacks.child_lines(found["worker"], self._asked, self._thread_id)
+            if lines:
+                found["place"], self._asked = innermost(lines).place, None
+
+
+# what a letter of the system's says of a process, behind its name
+_STATES: Final = {"D": ", which waits for a disk", "T": ", which was stopped", "Z": ", which has ended"}
+_FETCHES: Final = {"_try_get_data", "_get_data", "_next_data"}
+
+
+def _boot_s() -> float:
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _pid(worker: Any) -> int:
+    return int(worker._popen.pid)  # noqa: SLF001  (`pid` may reap it)
+
+
+def _awaited(frame: FrameType) -> tuple[int, Any] | None:
+    """The worker, and its number, that a loader waits for."""
+    for each in frames_of(frame):
+        if kind_of(each.f_code.co_filename) == "loader" and each.f_code.co_name in _FETCHES:
+            with suppress(Exception):  # the names are PyTorch's own
+                loader = each.f_locals["self"]
+                number = int(loader._task_info[loader._rcvd_idx][0])  # noqa: SLF001
+                return number, loader._workers[number]  # noqa: SLF001
+    return None

@@ -46,10 +46,11 @@ def later(known: Heard | None, pulse: Pulse, at: float) -> Heard:
     if known is None:
         return Heard(pulse=pulse, at=at)
     before = known.pulse
-    restarted = (pulse.host, pulse.pid) != (before.host, before.pid) or pulse.number < before.number
-    if restarted:
-        return Heard(pulse=pulse, at=at, restarts=known.restarts + 1)
-    return known if pulse.number == before.number else Heard(pulse=pulse, at=at, restarts=known.restarts)
+    if (pulse.host, pulse.pid) == (before.host, before.pid):
+        newer, restarts = pulse.number > before.number, known.restarts
+    else:  # a pulse of the process before may still be there
+        newer, restarts = pulse.at > before.at, known.restarts + 1
+    return Heard(pulse=pulse, at=at, restarts=restarts) if newer else known
 
 
 def write_pulse(folder: Path, pulse: Pulse) -> None:
@@ -81,10 +82,10 @@ def read_heard(folder: Path, run: str) -> dict[int, Heard]:
         content = read_regular(folder / RANKS_JSON, MOST_RANKS * _MOST_BYTES)
         check_numbers(msgspec.json.decode(content))
         heard = {one.pulse.rank: one for one in _heards.decode(content) if one.pulse.run == run}
+    ahead_s = {one.pulse.host: one.at - one.pulse.at for one in heard.values()}  # rank 0's clock of each host's
     for pulse in read_pulses(folder, run):
-        known = heard.get(pulse.rank)
-        if known is None or pulse.at > known.pulse.at:
-            heard[pulse.rank] = later(known, pulse, pulse.at)
+        at = max(pulse.at + ahead_s.get(pulse.host, 0.0), 0.0)
+        heard[pulse.rank] = later(heard.get(pulse.rank), pulse, at)
     return heard
 
 

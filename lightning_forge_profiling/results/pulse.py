@@ -23,8 +23,13 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         place: the innermost line of the user's code, `collate at data.py:31`; "" if unknown.
         call: the function that does not return, `all_reduce`, `input`, `read`; "" if unknown.
         waits: whether it waits for other ranks, in a collective.
-        collective: the collective that it has entered and not completed, `all_reduce #4711`; "" if unknown.
+        collective: the collective that it has entered and not completed, `all_reduce`; "" if unknown.
+        number: the number of that collective in its process group.
+        group: the process group of that collective.
+        shape: the sizes of its inputs.
         entered: by process group, the number of the last collective that it entered.
+        worker: the worker of the data loader that it waits for, `loader worker 2 (pid 1234)`; "" if it waits for none.
+            `place` is then the worker's.
     """
 
     seconds: _Seconds
@@ -32,7 +37,11 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     call: _Text = ""
     waits: bool = False
     collective: _Text = ""
+    number: _Whole = 0
+    group: _Text = ""
+    shape: _Text = ""
     entered: Mapping[str, _Whole] = {}
+    worker: _Text = ""
 
 
 class SilentRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,15 +49,20 @@ class SilentRank(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rank: the global rank.
-        process: `gone`, `stopped` as by SIGSTOP, `blocked` if it uses no core, or `running`.
+        pid: its process id.
+        process: `gone`, `stopped` as by SIGSTOP, `blocked` if its training thread has used no core for too long, else
+            `running`: a call may compute for long and hold Python's interpreter lock.
+        seconds: for how long it has published nothing.
         place: the innermost line of the user's code, as in `Standing`; "" if unknown.
-        call: the function that does not return; "" if unknown.
+        waits: whether that line waits for other ranks, in a collective.
     """
 
     rank: _Whole
+    pid: _Whole
     process: Literal["gone", "stopped", "blocked", "running"]
+    seconds: _Seconds
     place: _Text = ""
-    call: _Text = ""
+    waits: bool = False
 
 
 class Pulse(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +76,7 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
         host: name of the machine.
         pid: process id.
         number: number of this message, counted from 0 when the process began the fit.
+        restarts: how often the launcher had started the run anew by then.
         at: when it was written, Unix time in seconds by the machine's clock.
         step: number of steps that ended.
         part: the part of the ledger that is open, such as `steps`, `validation`, `checkpoint/write`.
@@ -81,6 +96,7 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     host: _Text
     pid: _Whole
     number: _Whole
+    restarts: _Whole = 0
     at: _Seconds
     step: _Whole = 0
     part: _Text = ""
@@ -99,7 +115,7 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         pulse: the pulse.
         at: when it first was there, Unix time in seconds by the reader's clock.
-        restarts: how often the rank began anew.
+        restarts: how often the rank began anew while rank 0 listened.
     """
 
     pulse: Pulse
@@ -121,12 +137,12 @@ class RankStatus:
         state: `live`; `late` if its latest pulse is old, and `silent` if it is very old; `stands` or `waits` for
             another rank; `gone` if its process has ended, `stopped` if it was stopped; how its fit ended; `missing` if
             it was never heard.
-        age_s: age of its latest pulse, in seconds.
+        age_s: age of its latest pulse, in seconds, when rank 0 last listened.
         step: number of steps that ended.
         own_ms: its own work per step; None if unknown.
         waits_ms: per step, for other ranks and for what they exchange; None if unknown.
         cause: the part of its step that is longer than the others'; "" for none.
-        restarts: how often it began anew.
+        restarts: how often it began anew, alone or with the whole run.
         sensors: the latest readings of its GPU.
     """
 

@@ -147,6 +147,10 @@ class LedgerClock:
         """The same of when the steps began to count; None while they do not; for any thread."""
         return self._counted_from
 
+    def open_parts(self) -> tuple[str, ...]:
+        """The parts that are open, outermost first, also for another thread."""
+        return tuple(self._stack)
+
     @property
     def changed_ns(self) -> int:
         """When the part changed last, by `clock_ns`."""

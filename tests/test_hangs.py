@@ -1,0 +1,499 @@
+"""Where ranks stand: planted hangs of real processes, sentences, and a day without any."""
+
+import bdb
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_forge_profiling import ThroughputCallback
+from lightning_forge_profiling.diagnosis.hangs import find_hang
+from lightning_forge_profiling.diagnosis.rank_status import ranks_status
+from lightning_forge_profiling.ranks import standing
+from lightning_forge_profiling.ranks.flight_recorder import collectives_of
+from lightning_forge_profiling.ranks.stacks import called, innermost, lines_of, parse_dump
+from lightning_forge_profiling.ranks.standing import Look, Stillness, patient_part
+from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, read_heard
+from lightning_forge_profiling.record.reader import read_run, records_at
+from lightning_forge_profiling.results.pulse import Heard, Pulse, SilentRank, Standing
+from tests.models import Classifier, loader, quiet_trainer
+from tests.outcomes import HANGS_S, SCRIPTS
+from tests.ports import free_port
+
+WITHIN_S = 60
+"""Within which a hang is to be known."""
+
+# -- planted hangs ----------------------------------------------------------------------------------------------------
+
+SHORT = "6"
+LOST = r"since \d+ s \(host \S+, pid \d+, last heard in step \d+\)"
+PLANTED = {  # kind and number of ranks: the seconds that are a hang, the rank, and what is said of it
+    ("asked", 4): ("real", 1, r"stands in step \d+ .*: asked at hanging\.py:\d+, in input; ranks 0, 2, 3 wait for it"),
+    ("held_lock", 2): ("real", 1, r"held_lock at \S+:\d+, in a call that holds Python's interpreter lock; rank"),
+    ("skipped", 4): (SHORT, 1, r"ranks 0, 2, 3 wait in all_reduce #1, which rank 1 never entered; rank 1 waits in"),
+    ("worker", 2): (SHORT, 1, r"loader worker 0 \(pid \d+\): \S*__getitem__ at hanging\.py:\d+; rank 0 waits for it"),
+    ("stopped", 2): (SHORT, 1, rf"rank 1 is stopped, as by SIGSTOP, {LOST}; rank 0 waits for it in all_reduce"),
+    ("first_stopped", 2): (SHORT, 0, rf"rank 0 is stopped, as by SIGSTOP, {LOST}; rank 1 waits for it in all_reduce"),
+    ("full_pipe", 2): (SHORT, 1, r"full_pipe at hanging\.py:\d+, in write; rank 0 waits for it in all_reduce"),
+    ("blocking_read", 2): (SHORT, 1, r"blocking_read at hanging\.py:\d+, in read_text; rank 0 waits for it"),
+    ("exited", 2): (SHORT, 1, rf"rank 1 is gone {LOST}"),
+    ("first_exited", 2): (SHORT, 0, rf"rank 0 is gone {LOST}"),
+}  # fmt: skip
+
+
+@contextmanager
+def ranks_of(folder, kind, ranks, limit):
+    """The processes of a run that will hang, with an open standard input, in a session of their own."""
+    folder.mkdir()
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
+    command = [sys.executable, SCRIPTS / "hanging.py", folder, str(ranks), kind, limit]
+    with (folder / "output").open("w") as output:
+        processes = [
+            subprocess.Popen(
+                command, env={**shared, "LOCAL_RANK": str(rank)}, cwd=folder, start_new_session=True,
+                stdin=subprocess.PIPE, stdout=output, stderr=output,
+            )
+            for rank in range(ranks)
+        ]  # fmt: skip
+    try:
+        yield
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def hang_of(folder, ranks):
+    """The hang that the files of a run tell of; None before there are any."""
+    first = next(folder.rglob("rank0.jsonl"), None)
+    begin = first.read_text().partition("\n")[0] if first is not None else ""
+    if not begin:
+        return None
+    heard = read_heard(first.parent, json.loads(begin)["run"])
+    return ranks_status(heard, ranks, time.time()).hang
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+@pytest.mark.timeout(2 * HANGS_S)
+def test_planted_hangs_are_known_by_rank_and_place_within_a_minute(tmp_path):
+    found, last, began = {}, {}, time.monotonic()
+    with ExitStack() as running:
+        for (kind, ranks), (limit, _, _) in PLANTED.items():
+            running.enter_context(ranks_of(tmp_path / kind, kind, ranks, limit))
+        running.enter_context(ranks_of(tmp_path / "evaluates", "evaluates", 2, SHORT))
+        while len(found) < len(PLANTED) and time.monotonic() < began + HANGS_S:
+            time.sleep(0.5)
+            assert hang_of(tmp_path / "evaluates", 2) is None  # its rank 0 waits for 15 s
+            for (kind, ranks), (_, rank, where) in PLANTED.items():
+                hang = None if kind in found else hang_of(tmp_path / kind, ranks)
+                if hang is not None:
+                    last[kind] = hang
+                    if hang.rank == rank and re.search(where, hang.where):
+                        found[kind] = time.time() - (tmp_path / kind / "hangs").stat().st_mtime
+    late = {kind: last.get(kind) for kind, _ in PLANTED if found.get(kind, WITHIN_S) >= WITHIN_S}
+    assert late == {}, found
+    record = next((tmp_path / "asked").rglob("rank0.jsonl")).parent
+    assert "asked" in (record / "rank1.stacks.txt").read_text()
+    by_neighbour = next((tmp_path / "held_lock").rglob("rank1.stacks.txt")).read_text()
+    assert re.search(r"rank 1 runs no Python\n[^T]*(.*\n)*.* in held_lock\n", by_neighbour)
+    [run] = [read_run(path) for path in records_at(tmp_path / "asked")]
+    said = [event.text for event in run.ranks[0].events if event.kind == "hang"]
+    assert re.search(PLANTED["asked", 4][2], said[-1])
+
+
+# -- a fit in this process --------------------------------------------------------------------------------------------
+
+
+class Pauses(Classifier):
+    """Waits once for six seconds, in a place of its own."""
+
+    def __init__(self, pause):
+        super().__init__()
+        self.pause = pause
+
+    def once(self, place):
+        if self.pause.partition(" ")[0] == place and self.seen >= 3:
+            {"wait": wait, "compute": compute, "debug": debug}[self.pause.partition(" ")[2]]()
+            self.pause = ""
+
+    def training_step(self, batch):
+        time.sleep(0.01)
+        self.once("step")
+        return super().training_step(batch)
+
+    def validation_step(self, batch):
+        self.once("validation")
+
+    def on_train_epoch_end(self):
+        self.once("epoch")
+
+
+def wait():
+    time.sleep(6)
+
+
+def compute():
+    hashlib.pbkdf2_hmac("sha512", b"", b"", 4_000_000)  # without the interpreter lock
+
+
+def debug():
+    bdb.Bdb().runcall(wait)
+
+
+def handled():
+    """The real-time signals of this process that have a handler."""
+    caught = re.search(r"SigCgt:\s*(\w+)", Path("/proc/self/status").read_text())[1]
+    return int(caught, 16) >> (signal.SIGRTMIN - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+@pytest.mark.parametrize(
+    ("pause", "hangs"),
+    [
+        ("step wait", True),
+        ("step compute", False),
+        ("step debug", False),
+        ("validation wait", False),
+        ("epoch wait", False),
+        ("none", False),
+    ],
+)
+def test_a_standing_step_is_on_record_and_a_slow_part_is_not(tmp_path, monkeypatch, pause, hangs):
+    monkeypatch.setattr(standing, "LEAST_S", 2.0)
+    before = handled()
+    trainer = quiet_trainer(ThroughputCallback(warmup_steps=1), default_root_dir=tmp_path, limit_val_batches=1)
+    trainer.fit(Pauses(pause), loader(300 * 4), loader())
+    [path] = records_at(tmp_path)
+    said = [event.text for event in read_run(path).ranks[0].events if event.kind == "hang"]
+    if hangs:
+        assert re.fullmatch(r"rank 0 stands in step \d+ since \d+ s: wait at \S*test_hangs.py:\d+, in sleep", said[0])
+        assert re.fullmatch(r"the ranks move again, after \d+ s", said[1])
+        assert "in wait" in (path / "rank0.stacks.txt").read_text()
+    else:
+        assert said == []
+        assert list(path.glob("*.stacks.txt")) == []
+    assert handled() == before == 0
+
+
+# -- a simulated day --------------------------------------------------------------------------------------------------
+
+
+class Day:
+    """Looks once a second at a run that is made up."""
+
+    def __init__(self):
+        self.stillness, self.now, self.asleep, self.step, self.stack, self.used = Stillness(), 0.0, 0.0, 0, 0, 0.0
+        self.alarms = []
+
+    def look(self, part="", seconds=1.0, **counts):
+        self.now += seconds
+        self.stillness.add(
+            Look(
+                at_s=self.now, asleep_s=self.asleep, step=self.step, part=part, changes=self.stack, used_s=self.used,
+                **counts,
+            )
+        )  # fmt: skip
+        if self.stillness.still_s >= self.stillness.limit_s:
+            self.alarms.append((self.now, part))
+
+    def steps(self, seconds, step_s=0.1):
+        """Steps that end, in each of which the thread waits for the GPU without a core."""
+        until, done = self.now + seconds, self.now
+        while self.now < until:
+            if self.now + 1 - done >= step_s:
+                ended = int((self.now + 1 - done) / step_s)
+                self.step, done = self.step + ended, done + ended * step_s
+            self.look()
+
+    def still(self, seconds, part="", **counts):
+        """Nothing moves."""
+        for _ in range(int(seconds)):
+            self.look(part, **counts)
+
+    def alive(self, seconds, part=""):
+        """The stack is another one now and then."""
+        for second in range(int(seconds)):
+            self.stack += second % 20 == 0
+            self.look(part)
+
+    def computing(self, seconds, part=""):
+        """One long call in C."""
+        for _ in range(int(seconds)):
+            self.used += 0.9
+            self.look(part)
+
+
+def test_a_day_of_healthy_events_has_no_alarm():
+    day = Day()
+    day.still(500, "startup/first_step")
+    day.steps(600)
+    for hour in range(22):
+        day.steps(1200, step_s=0.1 * (1 + hour))
+        day.still(25)  # a slow loader
+        day.steps(120)
+        day.alive(1500, "validation")
+        day.still(500 + 20 * hour, "checkpoint")  # a slow disk
+        day.steps(120)
+        day.still(400, "compile")
+        day.computing(900)
+        day.look(seconds=7200.0)  # the process was stopped
+        day.still(20)
+        day.asleep += 7200.0  # the machine was suspended
+        day.still(25)
+        day.steps(60)
+        for _ in range(60):
+            day.look(bytes=int(day.now) << 21)  # a file is read in one call
+        day.still(20)
+        day.steps(10)
+    assert day.now > 86_400
+    assert day.alarms == []
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.floats(1, 9), max_size=20))
+def test_steps_that_take_up_to_nine_times_as_long_as_usual_are_no_alarm(factors):
+    day = Day()
+    day.still(10, "startup/first_step")
+    day.steps(100, step_s=5)
+    for factor in factors:
+        day.steps(2 * 5 * factor, step_s=5 * factor)
+    assert day.alarms == []
+
+
+def test_steps_of_two_minutes_are_no_alarm_if_the_first_one_took_as_long():
+    day = Day()
+    day.still(125, "startup/first_step")
+    day.step += 1
+    day.steps(3600, step_s=120)
+    assert day.alarms == []
+
+
+@pytest.mark.parametrize(("part", "limit_s"), [("", 30), ("validation", 600), ("checkpoint", 600)])
+def test_a_hang_is_an_alarm_once_the_limit_of_its_part_is_over(part, limit_s):
+    day = Day()
+    day.steps(600)
+    day.alive(101, part)
+    day.still(limit_s - 2, part)
+    assert day.alarms == []
+    day.still(5, part)
+    assert day.alarms
+
+
+def test_what_took_long_once_may_take_as_long_again():
+    day = Day()
+    day.steps(100)
+    day.still(45)
+    day.steps(10)
+    before = len(day.alarms)
+    day.still(40)
+    assert len(day.alarms) == before > 0
+
+
+def test_a_hook_of_a_step_is_part_of_it_and_an_epochs_end_is_not():
+    assert patient_part(("steps", "callback/EMA.on_train_batch_end")) == ""
+    assert patient_part(("steps", "callback/EMA.on_train_epoch_end")) == "callback/EMA.on_train_epoch_end"
+    assert patient_part(("steps", "validation", "callback/EMA.on_train_batch_end")) == "validation"
+    assert patient_part(())
+
+
+# -- sentences --------------------------------------------------------------------------------------------------------
+
+FOR_IT = "for it in all_reduce"
+HELD = "a call that holds Python's interpreter lock"
+HEARD = "last heard in step 4711"
+MOVES, WAITS = None, Standing(seconds=60, call="all_reduce", waits=True)
+STANDS = Standing(seconds=63, place="collate at data.py:31", call="get")
+
+
+def entered(number, last, *, group="0", name="all_reduce", seconds=60.0, shape="", **others):
+    """Waits in a collective, having entered these of the groups."""
+    return Standing(
+        seconds=seconds, call="wait", waits=True, collective=name, number=number, group=group, shape=shape,
+        entered={"0": last, **others},
+    )  # fmt: skip
+
+
+def heard_of(*states, silent=(), ended=(), ages_s=()):
+    """What is heard of ranks that stand as given; `silent` is what the last one says of others."""
+    heard = {}
+    for rank, state in enumerate(states):
+        pulse = Pulse(
+            run="r", rank=rank, world_size=len(states), host="node7", pid=1000 + rank, number=9, at=100.0, step=4711,
+            standing=state, ended=dict(ended).get(rank, ""), silent=tuple(silent) if rank == len(states) - 1 else (),
+        )  # fmt: skip
+        heard[rank] = Heard(pulse=pulse, at=100.0 - dict(ages_s).get(rank, 0))
+    return heard
+
+
+def hang(*states, **more):
+    found = find_hang(heard_of(*states, **more), len(states), 100.0)
+    return None if found is None else (found.rank, found.where)
+
+
+def silence(rank, process, **more):
+    return SilentRank(rank=rank, pid=1000 + rank, process=process, seconds=42, **more)
+
+
+@pytest.mark.parametrize(
+    ("states", "more", "expected"),
+    [
+        (
+            (WAITS, STANDS, WAITS, WAITS),
+            {},
+            (
+                1,
+                f"rank 1 stands in step 4711 since 63 s: collate at data.py:31, in get; ranks 0, 2, 3 wait {FOR_IT}",
+            ),
+        ),
+        ((MOVES, STANDS), {}, (1, "rank 1 stands in step 4711 since 63 s: collate at data.py:31, in get")),
+        ((WAITS, MOVES), {}, None),  # such as a long evaluation on rank 1 alone
+        ((MOVES, MOVES), {}, None),
+        (
+            (entered(4711, 4711), entered(4711, 4711), entered(4700, 4700, name="broadcast")),
+            {},
+            (
+                2,
+                "ranks 0, 1 wait in all_reduce #4711, which rank 2 never entered; rank 2 waits in broadcast #4700",
+            ),
+        ),
+        (
+            (entered(5, 9, group="1", seconds=61.0, **{"1": 5}), entered(10, 10, **{"1": 4})),
+            {},
+            (1, "rank 0 waits in all_reduce #5, which rank 1 never entered; rank 1 waits in all_reduce #10"),
+        ),
+        (
+            (entered(7, 7, shape="8"), entered(7, 7, shape="8"), entered(7, 7, name="barrier")),
+            {},
+            (2, "ranks 0, 1 wait in all_reduce #7 (8), where rank 2 entered barrier #7"),
+        ),
+        ((entered(7, 7), entered(7, 7)), {}, (None, "all ranks wait in all_reduce #7")),
+        (
+            (WAITS, WAITS, MOVES),
+            {"ended": {2: "finished"}},
+            (2, f"rank 2 has finished; ranks 0, 1 wait {FOR_IT}"),
+        ),
+        (
+            (WAITS, MOVES, WAITS),
+            {"silent": [silence(1, "gone")]},
+            (
+                1,
+                f"rank 1 is gone since 42 s (host node7, pid 1001, {HEARD}); ranks 0, 2 wait {FOR_IT}",
+            ),
+        ),
+        ((MOVES, MOVES, MOVES), {"silent": [silence(1, "gone")]}, None),  # they may have ended well
+        (
+            (MOVES, MOVES, WAITS),
+            {"silent": [silence(0, "stopped")], "ages_s": {0: 50}},
+            (
+                0,
+                f"rank 0 is stopped, as by SIGSTOP, since 50 s (host node7, pid 1000, {HEARD}); rank 2 waits {FOR_IT}",
+            ),
+        ),
+        ((MOVES, WAITS), {"silent": [silence(0, "stopped")], "ages_s": {0: 3}}, None),  # it has been heard since
+        (
+            (WAITS, MOVES, WAITS),
+            {"silent": [silence(1, "blocked", place="f at a.py:3")], "ages_s": {1: 42}},
+            (
+                1,
+                f"rank 1 stands in step 4711 since 42 s: f at a.py:3, in {HELD}; ranks 0, 2 wait {FOR_IT}",
+            ),
+        ),
+        ((MOVES, WAITS), {"silent": [silence(0, "running")], "ages_s": {0: 42}}, None),
+        (
+            (WAITS, MOVES),
+            {"ages_s": {1: 42}},
+            (1, f"no sign of life from rank 1 since 42 s (host node7, pid 1001); rank 0 waits {FOR_IT}"),
+        ),
+        ((MOVES, MOVES), {"ages_s": {1: 42}}, None),
+        (
+            (STANDS, STANDS),
+            {},
+            (None, "rank 0 stands in step 4711 since 63 s: collate at data.py:31, in get; so stands rank 1"),
+        ),
+    ],
+)
+def test_the_rank_that_others_wait_for_is_named_if_it_does_not_move(states, more, expected):
+    assert hang(*states, **more) == expected
+
+
+def test_a_rank_that_was_never_heard_is_named_where_all_others_wait():
+    heard = heard_of(WAITS, WAITS)
+    assert find_hang(heard, 3, 100.0).where == "rank 2 has not begun to train; ranks 0, 1 wait for it in all_reduce"
+    assert find_hang({1: heard[1]}, 3, 100.0) is None  # what rank 1 knows of itself
+    assert find_hang({}, 3, 100.0) is None
+
+
+def test_a_thousand_ranks_are_counted_and_not_listed():
+    found = find_hang(heard_of(STANDS, *[WAITS] * 1023), 1024, 100.0)
+    assert found.where.endswith("; ranks 1, 2, 3, 4, 5, 6, 7, 8 and 1,015 more wait for it in all_reduce")
+
+
+# -- stacks and the Flight Recorder -----------------------------------------------------------------------------------
+
+
+def test_the_users_innermost_line_and_what_it_calls_are_found():
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "wb", buffering=0) as writer:
+        thread = threading.Thread(target=lambda: reader.raw.read(1))
+        thread.start()
+        deadline, call, lines = time.monotonic() + HANGS_S, "", []
+        while call != "read" and time.monotonic() < deadline:
+            frame = sys._current_frames().get(thread.ident)
+            if frame is not None and frame.f_code.co_filename == __file__:
+                call, lines = called(frame.f_code, frame.f_lasti), lines_of(frame)
+        writer.write(b"x")
+        thread.join()
+    assert call == "read"
+    assert re.fullmatch(
+        r".*<lambda> at tests/test_hangs.py:\d+|.*<lambda> at test_hangs.py:\d+", innermost(lines).place
+    )
+
+
+def test_a_stack_of_faulthandler_is_read_by_the_id_of_its_thread():
+    text = (
+        'Thread 0x00000000000000ff (most recent call first):\n  File "/a/other.py", line 1 in f\n\n'
+        'Current thread 0x0000000000000abc (most recent call first):\n  File "/a/data.py", line 31 in collate\n'
+        '  File "/x/pytorch/trainer/trainer.py", line 5 in fit\n  File "/a/train.py", line 9 in <module>\n'
+    )
+    assert innermost(parse_dump(text, 0xABC)) == ("collate at data.py:31", 0, False)
+    assert [line.file for line in parse_dump(text, 0xFF)] == ["/a/other.py"]
+    assert parse_dump(text, 0x123) == []
+    waits = text.replace("/a/data.py", torch.distributed.distributed_c10d.__file__)
+    assert innermost(parse_dump(waits, 0xABC)) == ("", 1, True)
+
+
+def test_a_collective_of_another_thread_is_not_what_training_waits_in():
+    entry = {
+        "is_p2p": False, "collective_seq_id": 3, "p2p_seq_id": 0, "process_group": ["0", "default_pg"],
+        "retired": False, "state": "scheduled", "profiling_name": "nccl:_all_gather_base", "thread_id": "7",
+        "input_sizes": [[4, 2]], "time_created_ns": 5_000_000_000,
+    }  # fmt: skip
+    done = {**entry, "collective_seq_id": 2, "retired": True}
+    pending, known = collectives_of([done, entry], ())
+    assert (pending.name, pending.number, pending.shape, pending.since) == ("all_gather_base", 3, "4 x 2", 5.0)
+    assert known == {"0": 3}
+    assert collectives_of([done, entry], {"7"}).pending is None
+
+
+def test_a_pulse_of_a_rank_that_stands_is_read_back():
+    pulse = heard_of(MOVES, entered(7, 9, shape="4 x 2"), silent=[silence(0, "gone")])[1].pulse
+    assert decode_pulse(encode_pulse(pulse)) == pulse
+    assert len(encode_pulse(pulse)) < 2000
+    with pytest.raises(ValueError, match="long"):
+        decode_pulse(encode_pulse(msgspec.structs.replace(pulse, host="x" * 100_000)))

@@ -154,7 +154,10 @@ def test_a_hang_is_at_the_top_and_its_rank_first(tmp_path, found, capsys, width)
 
 def test_a_rank_that_is_gone_stopped_or_was_never_heard_is_above_those_that_work(tmp_path, capsys):
     record, at = made(tmp_path), time.time() - 1
-    silent = (SilentRank(rank=1, process="gone"), SilentRank(rank=2, process="stopped"))
+    silent = (
+        SilentRank(rank=1, pid=1001, process="gone", seconds=42),
+        SilentRank(rank=2, pid=1002, process="stopped", seconds=42),
+    )
     pulses = [made_pulse(rank, 6, at - 50 * (rank in {1, 2, 3}), own_ms=10 + rank / 2) for rank in range(5)]
     pulses[0] = made_pulse(0, 6, at, own_ms=10.0, silent=silent)
     for rank in range(4):  # of a run of six, of which two write to another machine's disk
@@ -269,7 +272,7 @@ def frozen(folder):
     now = time.time()
     record = MadeRun(rows=12, ranks=4, began=now - 1200).write(folder)
     write_ranks(record, [made_pulse(rank, 4, now - 600, own_ms=10 + rank / 2) for rank in range(4)])
-    silent = (SilentRank(rank=0, process="stopped"),)
+    silent = (SilentRank(rank=0, pid=1000, process="stopped", seconds=42),)
     standing = Standing(seconds=598.0, call="all_reduce", waits=True)
     for rank in (1, 2):
         write_pulse(record, made_pulse(rank, 4, now - 2, own_ms=10.5, number=700, standing=standing, silent=silent))

@@ -61,16 +61,16 @@ def test_a_reader_whose_clock_is_behind_still_tells_the_late_from_the_live(behin
     assert states(heard, 9000.0 - behind_s, 3) == ["live", "silent", "live"]
 
 
-def test_others_are_not_called_silent_where_rank_0_itself_has_fallen_silent():
+def test_where_rank_0_has_fallen_silent_those_are_live_that_wrote_files_of_their_own():
     heard = [Heard(pulse=pulse(0), at=100.0), Heard(pulse=pulse(1), at=99.0), Heard(pulse=pulse(2), at=60.0)]
-    assert states(heard, 400.0, 3) == ["silent", "live", "silent"]
+    assert states(heard, 400.0, 3) == ["silent", "silent", "silent"]
     by_file = Heard(pulse=pulse(1, number=9), at=395.0)  # it wrote its own file later
     assert states([heard[0], by_file, heard[2]], 400.0, 3) == ["silent", "live", "silent"]
 
 
 def test_a_rank_that_ended_stays_ended_and_one_that_is_found_gone_is_gone():
     heard = [
-        Heard(pulse=pulse(0, silent=(SilentRank(rank=3, process="gone"),)), at=100.0),
+        Heard(pulse=pulse(0, silent=(SilentRank(rank=3, pid=13, process="gone", seconds=42),)), at=100.0),
         Heard(pulse=pulse(1, ended="finished"), at=10.0),
         Heard(pulse=pulse(2, ended="failed"), at=10.0),
         Heard(pulse=pulse(3), at=60.0),

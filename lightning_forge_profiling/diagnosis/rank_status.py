@@ -23,10 +23,7 @@ def ranks_status(heard: Mapping[int, Heard], world_size: int, now: float) -> Ran
     found = {rank: silent.process for rank, silent in silent_ranks(heard, now).items()}
     works = with_waits(one.pulse.work for one in heard.values() if one.pulse.work is not None)
     by_rank = {work.rank: work for work in works}
-    ranks = tuple(
-        _status(rank, heard.get(rank), by_rank.get(rank), found.get(rank, ""), _age_s(rank, heard, now))
-        for rank in range(world_size)
-    )
+    ranks = tuple(_status(rank, heard, by_rank.get(rank), found.get(rank, ""), now) for rank in range(world_size))
     moving = all(one.state in {"live", "late"} for one in ranks)
     late = late_rank(works) if moving and len(works) == world_size else None
     if late is not None:
@@ -42,19 +39,11 @@ def ranks_status(heard: Mapping[int, Heard], world_size: int, now: float) -> Ran
     )
 
 
-def _age_s(rank: int, heard: Mapping[int, Heard], now: float) -> float:
-    """Age of the latest pulse of a rank when it could last have been heard: not after rank 0 itself fell silent."""
-    one, first = heard.get(rank), heard.get(0)
-    if one is None:
-        return 0.0
-    deaf = first is not None and rank != 0 and not first.pulse.ended and one.at <= first.at
-    return (first.at if first is not None and deaf else now) - one.at
-
-
-def _status(rank: int, one: Heard | None, work: RankWork | None, process: str, age_s: float) -> RankStatus:
+def _status(rank: int, heard: Mapping[int, Heard], work: RankWork | None, process: str, now: float) -> RankStatus:
+    one = heard.get(rank)
     if one is None:
         return RankStatus(rank=rank)
-    pulse = one.pulse
+    pulse, age_s = one.pulse, max(now - one.at, 0.0)
     return RankStatus(
         rank=rank,
         host=pulse.host,

@@ -126,6 +126,7 @@ class StepTimer(Guarded):
         self.active = self.began = True
         self._started_ns = self._clock_ns()
         self._since = self.timers.mark()
+        self._deliver_ns = self._since.host_ns + _DELIVER_NS
         self._stepped_ns = self._since.host_ns
         self.timers.start("other", at=self._since)
 

@@ -8,8 +8,10 @@ from random import Random
 import pytest
 
 from lightning_forge_profiling.callbacks.rank_work import mean_interval
-from lightning_forge_profiling.diagnosis.ranks import late_rank, with_waits
-from lightning_forge_profiling.results.analysis import RankWork
+from lightning_forge_profiling.diagnosis.ranks import late_rank, rank_work, with_waits
+from lightning_forge_profiling.names import GC_FULL
+from lightning_forge_profiling.results.analysis import RankWork, RunEvidence, RunLedger, RunRegion
+from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.run import CpuUse, RegionCpu
 from tests.outcomes import script
 from tests.ports import free_port
@@ -70,23 +72,27 @@ def rank(number, *, exposed, error=0.1, **more):
     )
 
 
+def late_of(works):
+    return late_rank(with_waits(works))
+
+
 def test_the_rank_with_most_work_of_its_own_is_late_and_its_longest_leaf_the_cause():
     early = [rank(number, exposed={"backward": 7.0}) for number in (0, 2, 3)]
-    late = late_rank([*early, rank(1, exposed={"backward": 2.0}, data=5.0)])
+    late = late_of([*early, rank(1, exposed={"backward": 2.0}, data=5.0)])
     assert (late.rank, late.cause, late.ms) == (1, "data", pytest.approx(5.0))
-    assert late_rank(early) is None
+    assert late_of(early) is None
 
 
 def test_waits_by_turns_and_work_that_nobody_waits_for_name_nobody():
     by_turns = [rank(0, exposed={"backward": 4.0, "sigterm broadcast": 0.1}),
                 rank(1, exposed={"backward": 2.0, "sigterm broadcast": 2.1})]  # fmt: skip
-    assert late_rank(by_turns) is None
-    assert late_rank([rank(0, exposed={"backward": 2.0}), rank(1, exposed={"backward": 2.0}, data=5.0)]) is None
+    assert late_of(by_turns) is None
+    assert late_of([rank(0, exposed={"backward": 2.0}), rank(1, exposed={"backward": 2.0}, data=5.0)]) is None
 
 
 def test_what_may_be_chance_names_nobody():
     works = [rank(0, exposed={"backward": 7.0}, error=4.0), rank(1, exposed={"backward": 2.0}, data=5.0, error=4.0)]
-    assert late_rank(works) is None
+    assert late_of(works) is None
 
 
 def test_communication_that_all_have_is_no_wait():
@@ -109,15 +115,32 @@ def test_communication_that_all_have_is_no_wait():
 def test_the_cause_says_what_makes_the_leaf_longer(changes, cause):
     early = replace(rank(0, exposed={"backward": 7.0}), sm_mhz=1980.0)
     late = replace(rank(1, exposed={"backward": 2.0}, forward=5.0), sm_mhz=1965.0)
-    assert late_rank([early, replace(late, **changes)]).cause == cause
+    assert late_of([early, replace(late, **changes)]).cause == cause
 
 
 def test_waits_that_no_event_is_around_are_inferred_in_their_leaves_alone():
     """With SyncBatchNorm forward has collectives: what a rank takes longer there is no work if it came early."""
     early, late = rank(0, exposed={}, forward=5.0), rank(1, exposed={}, data=5.0)
-    assert late_rank([early, late]) is None
+    assert late_of([early, late]) is None
     unmeasured = [replace(work, unmeasured=("forward", "backward")) for work in (early, late)]
-    assert (late_rank(unmeasured).rank, late_rank(unmeasured).cause) == (1, "data")
+    assert (late_of(unmeasured).rank, late_of(unmeasured).cause) == (1, "data")
+
+
+def test_a_collection_counts_once_and_not_to_the_region_that_it_lies_in():
+    """Device events cannot tell collections from the rest of a region: 100 ms of them are in `forward`, too."""
+    regions = {"data": 1.0, "transfer": 1.0, "forward": 106.0, "backward": 10.0, "optimizer": 1.0, "other": 1.0}
+    evidence = RunEvidence(
+        steps=64,
+        on_device=True,
+        step_ms=Distribution(mean=120.0, p50=120.0, min=120.0, max=120.0),
+        regions={name: RunRegion(device_ms=ms, host_ms=ms) for name, ms in regions.items()},
+        ledger=RunLedger(
+            wall_s=0.0, parts={GC_FULL: 6.4}, unexplained_s=0.0, counts={GC_FULL: 64}, counted_s={GC_FULL: 6.4}
+        ),
+    )
+    work = rank_work(evidence, host="node0", exposed_ms={})
+    assert sum(work.leaves_ms.values()) == pytest.approx(120)
+    assert max(work.leaves_ms, key=work.leaves_ms.__getitem__) == GC_FULL
 
 
 def test_the_interval_of_a_mean_covers_it_in_95_of_100_series():

@@ -74,7 +74,7 @@ class HostReadings:
         return {**lines, WORKER_LINES: of_workers} if of_workers else lines
 
     def cpu_so_far(self, ranks: int) -> CpuUse | None:
-        """The same without intervals; for any thread."""
+        """The mean use of the cores so far, without intervals, as `cpu_use` has them; for any thread."""
         return None if self._cpu is None else self._cpu.use(ranks, brief=True)
 
     def cpu_use(self, ranks: int) -> CpuUse | None:

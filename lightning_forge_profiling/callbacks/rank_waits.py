@@ -32,10 +32,10 @@ class RankWaits:
         self._wrapped: list[WrappedMethod] = []
         self._hooks: list[Any] = []
         strategy, loop = trainer.strategy, trainer.fit_loop.epoch_loop
-        model = strategy.model
-        self.measures = _is_ddp(model) or bool(_fsdp_modules(model))
+        model, sharded = strategy.model, _fsdp_modules(strategy.model)
+        self.measures = _is_ddp(model) or bool(sharded)
         # leaves with collectives that no event is around: FSDP2 waits for earlier reduce-scatters in backward
-        self.unmeasured: tuple[str, ...] = ("backward",) if _fsdp_modules(model) else ()
+        self.unmeasured: tuple[str, ...] = ("backward",) if sharded else ()
         if _has_sync_batch_norm(model):
             self.unmeasured = ("forward", "backward")
         if not self.measures:
@@ -46,7 +46,7 @@ class RankWaits:
         if _is_ddp(model):
             self._wrap(model, "_sync_buffers")
         self._wrapped.append(WrappedMethod(strategy, "backward", self._nothing, self._backward_begins))
-        for module in _fsdp_modules(model):
+        for module in sharded:
             self._hooks += _around_unshard(module, step_timer)
 
     def exposed_ms(self, rates: Rates) -> dict[str, float] | None:
@@ -61,6 +61,7 @@ class RankWaits:
             wrapped.release()
         for hook in self._hooks:
             hook.remove()
+        self._wrapped, self._hooks = [], []  # they hold the model
 
     def _wrap(self, owner: Any, name: str, leaf: str = "") -> None:
         self._wrapped.append(WrappedMethod(owner, name, partial(self._waiting, leaf)))

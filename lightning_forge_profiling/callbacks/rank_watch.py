@@ -20,7 +20,7 @@ from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.ranks.channel import Channel, open_channel
 from lightning_forge_profiling.ranks.hang_watch import HangWatch
 from lightning_forge_profiling.ranks.standing import Progress
-from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, later, of_all, write_heard, write_pulse
+from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, later, write_heard, write_pulse
 from lightning_forge_profiling.report.ranks import straggler_words
 from lightning_forge_profiling.results.pulse import Ended, Hang, Heard, LateRank, Pulse, RanksStatus
 
@@ -162,7 +162,7 @@ class RankWatch:
                 self._heard[pulse.rank] = later(self._heard.get(pulse.rank), pulse, now)
         self._tell(ranks_status(self._heard, own.world_size, now))
         with suppress(OSError):
-            write_heard(self._folder, of_all(self._heard))
+            write_heard(self._folder, self._heard.values())
         self._hear_at = time.monotonic() + _HEARING_PART * (time.thread_time() - began_s)
 
     @staticmethod

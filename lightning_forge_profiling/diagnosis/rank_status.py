@@ -8,7 +8,7 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.hangs import find_hang, silent_ranks
 from lightning_forge_profiling.diagnosis.ranks import late_rank, with_waits
 from lightning_forge_profiling.results.analysis import RankWork
-from lightning_forge_profiling.results.pulse import Heard, RanksStatus, RankState, RankStatus
+from lightning_forge_profiling.results.pulse import Hang, Heard, LateRank, RanksStatus, RankState, RankStatus
 
 _LATE_S: Final = 10.0
 _SILENT_S: Final = 30.0
@@ -28,12 +28,17 @@ def ranks_status(heard: Mapping[int, Heard], world_size: int, now: float) -> Ran
     late = late_rank(works) if moving and len(works) == world_size else None
     if late is not None:
         ranks = tuple(replace(one, cause=late.cause) if one.rank == late.rank else one for one in ranks)
+    return summed_up(ranks, late, find_hang(heard, world_size, now))
+
+
+def summed_up(ranks: tuple[RankStatus, ...], straggler: LateRank | None, hang: Hang | None) -> RanksStatus:
+    """The ranks with what follows from their work."""
     own_ms = [one.own_ms for one in ranks if one.own_ms is not None]
     waits_ms = [one.waits_ms for one in ranks if one.waits_ms is not None]
     return RanksStatus(
         ranks=ranks,
-        straggler=late,
-        hang=find_hang(heard, world_size, now),
+        straggler=straggler,
+        hang=hang,
         spread_ms=max(own_ms) - min(own_ms) if len(own_ms) > 1 else None,
         exposed_comm_ms=fmean(waits_ms) if waits_ms else None,
     )
@@ -51,8 +56,8 @@ def _status(rank: int, heard: Mapping[int, Heard], work: RankWork | None, proces
         state=_state(one, process, age_s),
         age_s=age_s,
         step=pulse.step,
-        own_ms=None if work is None else work.work_ms,
-        waits_ms=None if work is None else work.waited_ms or 0.0,
+        own_ms=None if work is None else sum(work.step_leaves_ms.values()),
+        waits_ms=None if work is None else work.waited_ms,
         restarts=one.restarts + pulse.restarts,
         sensors=pulse.sensors,
     )

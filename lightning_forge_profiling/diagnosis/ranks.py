@@ -74,6 +74,7 @@ def rank_work(
         parts = [part for part in run.leaves() if part_kind(part) not in {*ONCE, STEPS, "compile"}]
         inside = {part for part in parts if run.region(part) or part_kind(part) == "gc"}
         leaves |= {part: run.exposed_ms(part) for part in parts if part in inside}
+        leaves = _without_garbage(leaves, evidence.step_ms.mean)
         outside = {part: 1e3 * run.seconds(part) / run.steps for part in parts if part not in inside}
     return RankWork(
         rank=evidence.rank,
@@ -96,6 +97,17 @@ def rank_work(
         throttled_pct=None if evidence.telemetry is None else evidence.telemetry.throttled_pct,
         lines={leaf: lines[:1] for leaf, lines in evidence.lines.items()},
     )
+
+
+def _without_garbage(leaves_ms: Mapping[str, float], step_ms: float) -> dict[str, float]:
+    """The leaves with what they exceed the step taken from its regions: collections, which lie in them."""
+    regions_ms = sum(ms for leaf, ms in leaves_ms.items() if leaf in REGIONS)
+    collected_ms = sum(ms for leaf, ms in leaves_ms.items() if part_kind(leaf) == "gc")
+    over_ms = min(sum(leaves_ms.values()) - step_ms, collected_ms)
+    if over_ms <= 0 or regions_ms <= 0:
+        return dict(leaves_ms)
+    left = max(1 - over_ms / regions_ms, 0.0)
+    return {leaf: ms * left if leaf in REGIONS else ms for leaf, ms in leaves_ms.items()}
 
 
 def with_waits(works: Iterable[RankWork]) -> tuple[RankWork, ...]:
@@ -219,8 +231,8 @@ def _last(works: Sequence[RankWork], run: RunEvidence | None = None) -> tuple[Ra
 
 
 def late_rank(works: Sequence[RankWork]) -> LateRank | None:
-    """The rank that the others wait for by their latest steps, with the cause; None if there is none."""
-    found = _last(with_waits(works))
+    """The rank that the others wait for, with the cause, of ranks as `with_waits` gives them; None if there is none."""
+    found = _last(works)
     if found is None:
         return None
     last, excess, _ = found

@@ -108,8 +108,3 @@ class HeardFiles:
         if state != self._state:
             self._state, self._heard = state, read_heard(self._folder, run)
         return self._heard
-
-
-def of_all(heard: Mapping[int, Heard]) -> list[Heard]:
-    """By rank."""
-    return [heard[rank] for rank in sorted(heard)]

@@ -277,11 +277,11 @@ def _until_now(record: RunRecord, rank: RankRecord, now: float, width: int) -> I
 
 
 def _events(events: Sequence[tuple[EventLine, Sequence[int]]], ranks: int, now: float) -> Iterator[Line]:
-    """The latest events, newest first, each with the rank that it is of; of a text with stacks the first line."""
+    """The latest events, newest first, each with the rank that it is of."""
     for position, (event, of) in enumerate(reversed(events[-_EVENTS:])):
         on = f" on rank {of[0]}" if len(of) == 1 < ranks and event.kind not in _OF_RANKS else ""
         took = f", {span(event.seconds)}" if event.seconds else ""
-        said = f": {event.text.splitlines()[0]}" if event.text.strip() else ""
+        said = f": {event.text}" if event.text else ""
         text = f"{duration(now - event.at):>10} ago, step {event.step:>7,}: {event.kind}{on}{took}{said}"
         yield Line("" if position else "events", Text(text))
 

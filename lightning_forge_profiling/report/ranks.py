@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from statistics import fmean
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.rank_status import ranks_status
+from lightning_forge_profiling.diagnosis.rank_status import ranks_status, summed_up
 from lightning_forge_profiling.diagnosis.ranks import STRAGGLER
 from lightning_forge_profiling.diagnosis.rule import in_ms
 from lightning_forge_profiling.record.pulses import MOST_RANKS
@@ -79,23 +78,15 @@ def _over_the_run(status: RanksStatus, analysis: Analysis | None) -> RanksStatus
         cause, ms = said.get("cause") or said.get("late", ""), float(said.get("others_wait_ms_per_step", 0.0))
         straggler = LateRank(rank=late.rank, cause=str(cause), ms=ms)
     ranks = tuple(_with_work(one, works, straggler) for one in status.ranks)
-    own_ms = [one.own_ms for one in ranks if one.own_ms is not None]
-    waits_ms = [one.waits_ms for one in ranks if one.waits_ms is not None]
-    return replace(
-        status,
-        ranks=ranks,
-        straggler=straggler,
-        spread_ms=max(own_ms) - min(own_ms) if len(own_ms) > 1 else None,
-        exposed_comm_ms=fmean(waits_ms) if waits_ms else None,
-    )
+    return summed_up(ranks, straggler, status.hang)
 
 
 def _with_work(one: RankStatus, works: Mapping[int, RankWork], late: LateRank | None) -> RankStatus:
     cause, work = late.cause if late is not None and late.rank == one.rank else "", works.get(one.rank)
     if work is None:
         return replace(one, own_ms=None, waits_ms=None, cause=cause)
-    waits_ms = work.waited_ms or 0.0 if len(works) > 1 else None
-    return replace(one, own_ms=work.work_ms, waits_ms=waits_ms, cause=cause)
+    waits_ms = work.waited_ms if len(works) > 1 else None
+    return replace(one, own_ms=sum(work.step_leaves_ms.values()), waits_ms=waits_ms, cause=cause)
 
 
 def worst_first(status: RanksStatus) -> list[RankStatus]:

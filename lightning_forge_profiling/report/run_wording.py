@@ -153,9 +153,8 @@ def rank_lines(run: RunEvidence) -> Iterator[tuple[str, str]]:
 
 def _words(work: RankWork, own_ms: float) -> str:
     leaves = sorted(work.step_leaves_ms.items(), key=lambda leaf: -leaf[1])[:_LEAVES]
-    waits_ms = sum(work.waits_ms.values())
     shown = ", ".join(f"{leaf} {in_ms(ms)}" for leaf, ms in leaves)
-    return f"works {in_ms(own_ms)} of its step ({shown}), waits {in_ms(waits_ms)} for others"
+    return f"works {in_ms(own_ms)} of its step ({shown}), waits {in_ms(work.waited_ms)} for others"
 
 
 def rank_notes(run: RunEvidence) -> Iterator[str]:

@@ -244,20 +244,25 @@ class RankWork:
 
     @property
     def step_leaves_ms(self) -> dict[str, float]:
-        """The leaves of the step without waiting for other ranks."""
-        return {leaf: self.own_ms(leaf) for leaf in self.leaves_ms if leaf not in self.outside}
+        """The leaves of the step without waits for other ranks and for what they exchange: its own work."""
+        waited = self._waited_ms
+        return {
+            leaf: max(ms - waited.get(leaf, 0.0), 0.0)
+            for leaf, ms in self.leaves_ms.items()
+            if leaf not in self.outside
+        }
 
     @property
-    def work_ms(self) -> float:
-        """Its own work per step: the step without waits for other ranks and for what they exchange."""
-        return sum(ms for leaf, ms in self.leaves_ms.items() if leaf not in self.outside) - (self.waited_ms or 0.0)
+    def waited_ms(self) -> float:
+        """Those waits per step."""
+        return sum(self._waited_ms.values())
 
     @property
-    def waited_ms(self) -> float | None:
-        """Those waits per step: as measured, else what other ranks' times tell; None if unknown."""
-        if self.exposed_ms is None:
-            return sum(self.waits_ms.values()) if self.waits_ms else None
-        return sum(self.exposed_ms.values())
+    def _waited_ms(self) -> Mapping[str, float]:
+        """Those waits by leaf: as measured, or what other ranks' times tell if that is more."""
+        measured = self.exposed_ms or {}
+        leaves = dict.fromkeys((*measured, *self.waits_ms))
+        return {leaf: max(measured.get(leaf, 0.0), self.waits_ms.get(leaf, 0.0)) for leaf in leaves}
 
     def own_ms(self, leaf: str | None = None) -> float:
         """Milliseconds per step without waiting for other ranks: of one leaf, or of all, those outside included."""

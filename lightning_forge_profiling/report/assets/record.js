@@ -103,7 +103,7 @@ function eventsSection({ events, events_left_out: leftOut }) {
         column.count("step", (event) => event.step),
         column.number("after, s", (event) => event.end_s, 1, "since the run began"),
         column.number("seconds", (event) => (event.end_s > event.start_s ? event.end_s - event.start_s : null), 2),
-        column.text("What", (event) => event.text, (text) => clampedWhenLong(element("span", { class: "lines-kept" }, text.split("\n").flatMap((line, index) => [index > 0 && element("br"), ...breakable(line)])), "all of it")),
+        column.text("What", (event) => event.text, (text) => element("span", null, breakable(text))),
       ],
     }).element,
     leftOut > 0 && element("p", { class: "muted" }, `${number(leftOut)} earlier events are left out.`),

@@ -7,20 +7,15 @@ first, since recording slows the host.
     torchrun --nproc-per-node 2 -m benchmarks.exposed_comm
 """
 
-import logging
-import os
-import sys
 import tempfile
-import warnings
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import lightning as L
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 
-from benchmarks.workloads import GPT, random_tokens
+from benchmarks.workloads import GPT, ddp_trainer, random_tokens, silenced
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.names import WAIT_PREFIX
 from lightning_forge_profiling.timing.run_totals import RunTotals
@@ -43,18 +38,12 @@ def fit(bucket_mb: int, accumulate: int, layers: int, batch_size: int) -> str:
 
     RunTotals.add = note  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as root:
-        trainer = L.Trainer(
-            accelerator="gpu" if torch.cuda.is_available() else "cpu",
-            devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+        trainer = ddp_trainer(
+            root,
+            cpu=not torch.cuda.is_available(),
             strategy=DDPStrategy(bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True),
             precision="bf16-mixed",
             accumulate_grad_batches=accumulate,
-            max_epochs=1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=root,
             callbacks=[ForgeProfilerCallback(*WINDOW, trace_dir=str(Path(root) / "traces")), throughput],
         )
         trainer.fit(GPT(layers=layers), random_tokens(STEPS, batch_size=batch_size))
@@ -77,10 +66,7 @@ def fit(bucket_mb: int, accumulate: int, layers: int, batch_size: int) -> str:
 
 def main() -> None:
     """Print the table on rank 0."""
-    for name in ("lightning.pytorch", "lightning_forge_profiling"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-    sys.stdout, out = open(os.devnull, "w"), sys.stdout  # noqa: PTH123, SIM115  (the tables of all fits)
+    out = silenced()
     for layers, batch_size in ((4, 4), (4, 32)):  # the host is behind, and ahead
         for bucket_mb in (1, 25, 100):
             for accumulate in (1, 4):

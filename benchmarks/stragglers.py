@@ -11,12 +11,9 @@ said live. A rank that is named in a healthy run is a false alarm.
 
 import argparse
 import gc
-import logging
 import os
-import sys
 import tempfile
 import time
-import warnings
 from collections import Counter
 from typing import Any
 
@@ -25,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from benchmarks.workloads import GPT
+from benchmarks.workloads import GPT, ddp_trainer, silenced
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.results.pulse import RanksStatus
@@ -139,19 +136,8 @@ def fit(cause: str, ms: float, *, cpu: bool) -> tuple[str, str, float]:
     FitLog.finish = finish  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as root:
-            trainer = L.Trainer(
-                accelerator="cpu" if cpu else "gpu",
-                devices=int(os.environ["LOCAL_WORLD_SIZE"]),
-                strategy="ddp",
-                precision="32-true" if cpu else "bf16-mixed",
-                max_epochs=1,
-                logger=False,
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-                default_root_dir=root,
-                callbacks=[throughput, late],
-            )
+            precision = "32-true" if cpu else "bf16-mixed"
+            trainer = ddp_trainer(root, cpu=cpu, precision=precision, callbacks=[throughput, late])
             model = Calm(late) if cpu else Planted(late, layers=4, vocabulary=1024)
             shape = (4, 64) if cpu else (48, 1025)
             trainer.fit(model, batches(late, shape))
@@ -177,10 +163,7 @@ def main() -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     causes = [cause for cause in LEAVES if not (args.cpu and cause == "gpu")]
     right, live, steps = Counter[str](), Counter[str](), list[float]()
-    for name in ("lightning.pytorch", "lightning_forge_profiling"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-    sys.stdout, out = open(os.devnull, "w"), sys.stdout  # noqa: PTH123, SIM115  (the tables of all fits)
+    out = silenced()
     fit("", 0.0, cpu=args.cpu)  # what is slow once
     for run in range(args.runs + args.healthy):
         planted = causes[run % len(causes)] if run < args.runs else ""

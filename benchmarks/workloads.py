@@ -1,8 +1,12 @@
 """What the benchmarks and the GPU tests train: a GPU-bound GPT, a launch-bound loop, and loaders of chosen slowness."""
 
+import logging
+import os
+import sys
 import time
+import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
 import lightning as L
 import torch
@@ -10,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
 
-__all__ = ["GPT", "SmallKernels", "random_tokens", "trainer"]
+__all__ = ["GPT", "SmallKernels", "ddp_trainer", "random_tokens", "silenced", "trainer"]
 
 
 class Block(nn.Module):
@@ -108,3 +112,28 @@ def trainer(root: str, steps: int, **options: Any) -> L.Trainer:
         "default_root_dir": root,
     }
     return L.Trainer(**{**defaults, **options})
+
+
+def ddp_trainer(root: str, *, cpu: bool, **options: Any) -> L.Trainer:
+    """A quiet Trainer for one epoch on all ranks of a host that `torchrun` has started."""
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu" if cpu else "gpu",
+        "devices": int(os.environ["LOCAL_WORLD_SIZE"]),
+        "strategy": "ddp",
+        "max_epochs": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "default_root_dir": root,
+    }
+    return L.Trainer(**{**defaults, **options})
+
+
+def silenced() -> TextIO:
+    """Keep this process from saying anything but errors; returns its standard output, for the results."""
+    for name in ("lightning.pytorch", "lightning_forge_profiling"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    sys.stdout, out = open(os.devnull, "w"), sys.stdout  # noqa: PTH123, SIM115  (the tables of all fits)
+    return out

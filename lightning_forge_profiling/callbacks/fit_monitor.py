@@ -99,7 +99,8 @@ class FitMonitor(Guarded):
 
     @guarded
     def _watch_set_up(self, trainer: Trainer, module: LightningModule) -> None:
-        self._set_up = SetUpParts(self.ledger, trainer, module, self.callbacks)
+        failed = bool if self.log is None else self.log.finish
+        self._set_up = SetUpParts(self.ledger, trainer, module, self.callbacks, failed=failed)
         self.readings.workers.watch()
 
     @guarded

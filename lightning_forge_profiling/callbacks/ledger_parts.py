@@ -186,16 +186,22 @@ class SetUpParts:
         own: Collection[object],
         *,
         restores: bool = True,
+        failed: Callable[[], object] = bool,
     ) -> None:
         ProfilerProxy.uninstall(trainer)
-        self.ledger = ledger
+        self.ledger, self._failed = ledger, failed
         self._methods: tuple[WrappedMethod, ...] = ()
         parts = set_up_parts(hook_parts(trainer, module, own))
-        leave = partial(self.close, trainer)  # after an exception no hook of this package's may follow
-        trainer.profiler = BoundaryProfiler(trainer.profiler, None, parts=parts, ledger=ledger, raised=leave)
+        fail = partial(self._fail, trainer)
+        trainer.profiler = BoundaryProfiler(trainer.profiler, None, parts=parts, ledger=ledger, raised=fail)
         around = partial(ledger.inside, "startup/restore")
         if restores:
             self._methods = wrap_restoring(trainer, around)
+
+    def _fail(self, trainer: Trainer) -> None:
+        """A hook has raised: no hook of this package's may follow."""
+        self.close(trainer)
+        self._failed()
 
     def close(self, trainer: Trainer) -> None:
         """Restore everything."""

@@ -4,7 +4,7 @@
 import lightning as L
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 
-trainer = L.Trainer(callbacks=[ForgeProfilerCallback(start_step=5, end_step=8), ThroughputCallback()])
+trainer = L.Trainer(callbacks=[ForgeProfilerCallback(), ThroughputCallback()])
 ```
 
 The public names are in `__init__.pyi`, here and in `bench`, `flops`, `gpu`, `profiler` and `report`. Each is imported

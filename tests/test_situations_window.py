@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling.profiler.config import StepWindow
 from tests.models import Classifier, Fails, every_step, loader
 from tests.outcomes import (
     REPORTS,
@@ -36,7 +37,7 @@ def inside_a_step(trace, name):
     )
 
 
-def test_the_default_window_is_three_steps_under_the_loggers_folder(tmp_path, make_trainer, capsys):
+def test_the_default_window_is_six_steps_under_the_loggers_folder(tmp_path, make_trainer, capsys):
     callback = ForgeProfilerCallback()
     trainer = make_trainer(callback, max_steps=12, max_epochs=-1)
     trainer.fit(Classifier(), loader(64))
@@ -45,21 +46,47 @@ def test_the_default_window_is_three_steps_under_the_loggers_folder(tmp_path, ma
     with gzip.open(path) as file:
         text = file.read().decode()
     trace = json.loads(text)
-    assert recorded_steps(trace) == [5, 6, 7]
+    steps = [4, 5, 6, 7, 8, 9]  # from a third of the run on
+    assert recorded_steps(trace) == steps
     assert re.search(r'"distributedInfo": \{[^}]*"rank": 0,', text)
-    expected = {"rank": 0, "world_size": 1, "start_step": 5, "end_step": 8, "recorded_steps": [5, 6, 7]}
+    expected = {"rank": 0, "world_size": 1, "start_step": 4, "end_step": 10, "recorded_steps": steps}
     assert trace["forge_profiling"].items() >= expected.items()
     assert trace["forge_profiling"]["loader"]["batch_size"] == 4
     report = callback.trace_report()
-    assert (report.status, report.path, report.steps) == ("written", path, (5, 6, 7))
+    assert (report.status, report.path, report.steps) == ("written", path, tuple(steps))
     assert report.plugin_path == path.parent / "tensorboard" / "rank0.pt.trace.json.gz"
-    assert recorded_steps(read_trace(report.plugin_path), None) == [5, 6, 7]
+    assert recorded_steps(read_trace(report.plugin_path), None) == steps
     files = {p.name for p in path.parent.rglob("*") if p.is_file()}
     assert files == {report.plugin_path.name, path.name, *REPORTS}
     assert (report.summary_path, report.report_path) == (path.parent / "summary.json", path.parent / "report.html")
     out = capsys.readouterr().out
     assert tables(out) == 1
     assert f"more        forge-profiling view {tmp_path / 'csv' / 'version_0'}\n" in out
+
+
+@pytest.mark.parametrize(
+    ("batches", "options", "workers", "steps"),
+    [
+        (200, {"max_epochs": 1}, 0, range(10, 16)),  # after the warm-up
+        (200, {"max_epochs": 1}, 2, range(26, 32)),  # and after twice the 2 * 4 batches that the workers hold
+        (60, {"max_epochs": 1}, 2, range(20, 26)),  # by a third of the run
+        (30, {"max_epochs": 9}, 2, range(24, 30)),  # before the end of an epoch
+        (60, {"max_epochs": 9, "max_steps": 4, "accumulate_grad_batches": 9}, 0, range(10, 16)),  # batches are counted
+        (3, {"max_epochs": 1}, 0, range(2, 3)),
+        (1, {"max_epochs": 1}, 0, range(0)),
+    ],
+)
+def test_the_default_window_comes_when_the_run_is_steady(make_trainer, batches, options, workers, steps):
+    more = {"num_workers": workers, "prefetch_factor": 4} if workers else {}
+    data = loader(4 * batches, **more)
+    callback = ForgeProfilerCallback(analyze=False, tensorboard=False)
+    make_trainer(callback, **options).fit(Classifier(), data)
+    assert callback.trace_report().steps == tuple(steps)
+
+
+def test_a_start_alone_records_six_steps():
+    assert ForgeProfilerCallback(20).window == StepWindow(20, 26)
+
 
 
 def test_the_trace_holds_operators_the_built_in_regions_and_the_users_own(tmp_path, make_trainer):

@@ -8,14 +8,17 @@ from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.intervals import Intervals, Nesting
 from lightning_forge_profiling.analysis.kernels import KINDS
+from lightning_forge_profiling.analysis.launches import named, spans_of
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.steps import step_marks
-from lightning_forge_profiling.kineto.trace import GpuWork, Ints, Spans
+from lightning_forge_profiling.kineto.trace import GpuWork, Ints, Spans, Trace
+from lightning_forge_profiling.names import MARK_PREFIX
 from lightning_forge_profiling.results.timeline import Lane, Timeline
 
 MOST_SPANS: Final = 20_000  # about 600 kB of HTML
 _KINDS: Final = (*KINDS, "region")
 _NAME_LENGTH: Final = 300
+_OPTIMIZER: Final = f"{MARK_PREFIX}optimizer"
 
 
 def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Timeline:
@@ -86,7 +89,22 @@ def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Ti
 
 def _host_lanes(recording: Recording, shown: NDArray[np.bool_]) -> list[tuple[str, Spans]]:
     """The host's ranges, one lane per depth of nesting."""
-    spans = recording.trace.annotations.at(shown)
+    spans = _beside_closures(recording.trace, recording.trace.annotations.at(shown))
     depth = Nesting(replace(spans, thread=np.zeros(len(spans), np.int64))).depth()
     levels = range(int(depth.max(initial=-1)) + 1)
     return [(f"nested {level}" if level else "regions", spans.at(depth == level)) for level in levels]
+
+
+def _beside_closures(trace: Trace, spans: Spans) -> Spans:
+    """The ranges with those of optimizers cut where the closure's regions are, which then lie beside them."""
+    regions = named(trace, spans, lambda name: name.startswith(MARK_PREFIX) and name != _OPTIMIZER)
+    closures = spans_of(spans, regions)
+    for is_update in (_OPTIMIZER.__eq__, lambda name: name.startswith("Optimizer.step#")):
+        cut = named(trace, spans, is_update)
+        whole, others = spans.at(cut), spans.at(~cut)
+        pieces = Intervals.of(whole.start, whole.end) - closures
+        of = whole.at(np.searchsorted(whole.start, pieces.start, side="right") - 1)
+        split = replace(of, start=pieces.start, end=pieces.end)
+        columns = {name: np.concatenate((column, split.columns()[name])) for name, column in others.columns().items()}
+        spans = Spans(**columns).at(np.argsort(columns["start"], kind="stable"))
+    return spans

@@ -1,7 +1,7 @@
 """The window of a fit on one rank: the recording, the memory snapshot, and the folder that their files go to."""
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -21,7 +21,7 @@ from lightning_forge_profiling.gpu.memory import MemorySnapshot
 from lightning_forge_profiling.names import PROFILER, WINDOW, memory_path
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import exit_timeout_s
-from lightning_forge_profiling.profiler.config import ACTIVITIES, ProfilingConfig
+from lightning_forge_profiling.profiler.config import ACTIVITIES, ProfilingConfig, StepWindow, steady_window
 from lightning_forge_profiling.profiler.paths import writable_folder_problem
 from lightning_forge_profiling.profiler.session import TraceSession
 from lightning_forge_profiling.results.trace_report import TraceReport
@@ -39,7 +39,7 @@ class FitWindow(Guarded):
 
     def __init__(self, trainer: Trainer, settings: "ForgeProfilerCallback", step_timer: StepTimer) -> None:
         self._settings, self._step_timer = settings, step_timer
-        self._deferred = False
+        self._deferred = self._records = False
         self._session: TraceSession | None = None
         self._memory: MemorySnapshot | None = None
         self._skipped: TraceReport | None = None
@@ -59,7 +59,8 @@ class FitWindow(Guarded):
         root = run / config.trace_dir if settings.default_dir else folders.folder_of(config.trace_dir)
         # a collective: the name and the verdict are rank 0's, so that all ranks write into one folder or raise together
         now = datetime.now().astimezone()
-        name = f"{now:%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}_{str(config.window).replace(' ', '_')}"
+        which = "steady" if settings.window is None else str(settings.window).replace(" ", "_")
+        name = f"{now:%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}_{which}"
         problem = _unrecordable(config) or _folder_problem(root) if trainer.is_global_zero else ""
         root, name, problem = trainer.strategy.broadcast((root, name, problem))
         self._folder = folder = root / name
@@ -68,22 +69,48 @@ class FitWindow(Guarded):
             return
         if problem:
             raise ConfigurationError(problem)
-        expected: Iterable[int] = range(trainer.world_size) if settings.ranks == "all" else settings.ranks
-        if trainer.global_rank not in expected:
+        self._records = trainer.global_rank in self._expected(trainer)
+        if not self._records:
             return
         device = trainer.strategy.root_device.type
-        can_be_recorded = device != "cpu" and device in ACTIVITIES  # an Apple GPU, for one, cannot
-        self._session = TraceSession(
-            config,
-            [folder.path],
-            rank=trainer.global_rank,
-            world_size=trainer.world_size,
-            expected_ranks=sorted(rank for rank in expected if rank < trainer.world_size),
-            accelerator=device if can_be_recorded else None,
-        )
         self._memory = self._memory_of(device, memory_path(folder.path, trainer.global_rank))
         if self._memory is not None:
             self._memory.start()
+
+    def _expected(self, trainer: Trainer) -> list[int]:
+        ranks, every = self._settings.ranks, range(trainer.world_size)
+        return list(every) if ranks == "all" else sorted(rank for rank in ranks if rank in every)
+
+    def _session_of(self, trainer: Trainer, window: StepWindow, folder: folders.Folder) -> TraceSession:
+        device = trainer.strategy.root_device.type
+        can_be_recorded = device != "cpu" and device in ACTIVITIES  # an Apple GPU, for one, cannot
+        session = TraceSession(
+            self._settings.config,
+            [folder.path],
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            expected_ranks=self._expected(trainer),
+            accelerator=device if can_be_recorded else None,
+            window=window,
+        )
+        loader = loader_settings(trainer)
+        session.about = {} if loader is None else {"loader": asdict(loader)}
+        return session
+
+    def _steady_window(self, trainer: Trainer) -> StepWindow:
+        """When the run is likely to be steady, as rank 0 sees it: a collective."""
+        loader = loader_settings(trainer)
+        prefetched = 0 if loader is None else (loader.num_workers or 0) * (loader.prefetch_factor or 0)
+        ahead = lightning_api.batches_ahead(trainer)
+        window = steady_window(
+            ahead.of_fit,
+            of_epoch=ahead.of_epoch,
+            batch=ahead.batch,
+            warmup_steps=self._step_timer.warmup_steps,
+            prefetched=prefetched,
+        )
+        chosen: StepWindow = trainer.strategy.broadcast(window) if trainer.world_size > 1 else window
+        return chosen
 
     def _memory_of(self, device: str, path: Path) -> MemorySnapshot | None:
         when = self._settings.memory_snapshot
@@ -103,7 +130,8 @@ class FitWindow(Guarded):
     def report(self) -> TraceReport | None:
         """What became of the window on this rank; None if it is none of those that record."""
         if self._session is None:
-            return self._skipped
+            unused = TraceReport("not reached", "the run ended before its first step") if self._records else None
+            return self._skipped or unused
         report = replace(self._session.report, url=self._copied_to)
         if self._memory is None:
             return replace(report, memory_message=self._no_memory)
@@ -112,9 +140,11 @@ class FitWindow(Guarded):
     @guarded
     def begin(self, trainer: Trainer) -> None:
         """Step 0 begins."""
-        if self._session is not None:
-            loader = loader_settings(trainer)
-            self._session.about = {} if loader is None else {"loader": asdict(loader)}
+        if self._folder is None or self._skipped is not None:
+            return
+        window = self._settings.window or self._steady_window(trainer)
+        if self._records:
+            self._session = self._session_of(trainer, window, self._folder)
             self._advance(self._session, start=True)
 
     @guarded

@@ -11,12 +11,15 @@ from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory import validate_snapshot_step
 from lightning_forge_profiling.names import REGIONS
-from lightning_forge_profiling.profiler.config import ProfilingConfig
+from lightning_forge_profiling.profiler.config import STEADY_STEPS, ProfilingConfig
 from lightning_forge_profiling.results.trace_report import TraceReport
 
 
 class ForgeProfilerCallback(TimedCallback):
     """Records training batches `[start_step, end_step)` of a fit with `torch.profiler`, analyses them, times all steps.
+
+    Without arguments these are six steps of a steady run: after the warm-up of `ThroughputCallback` and after twice
+    the batches that the loader's workers prefetch, but begun by step 100 and by a third of the run.
 
     Batches are counted from 0 at the start of this fit, also after resuming from a checkpoint. The step before the
     window is the profiler's warm-up and is not recorded. Each rank writes `rankN.trace.json.gz` into one folder per
@@ -26,8 +29,8 @@ class ForgeProfilerCallback(TimedCallback):
     steps after the first ten (`ThroughputCallback` may set another number).
 
     Args:
-        start_step: the first recorded step. 0 records without a warm-up step.
-        end_step: the first step after the window.
+        start_step: the first recorded step; None to wait until the run is steady. 0 records without a warm-up step.
+        end_step: the first step after the window; None for six steps.
         trace_dir: the folder of the windows' folders; None for `profiler_traces` in the logger's folder (TensorBoard's,
             if there are several), or in `default_root_dir` without a logger.
         enabled: False makes the callback do nothing.
@@ -48,9 +51,9 @@ class ForgeProfilerCallback(TimedCallback):
             throughout.
 
     Raises:
-        ConfigurationError: an empty or negative window, an unknown region or activity, a `trace_dir` that is no path,
-            or bad `ranks` or `memory_snapshot`; in `setup`, a second callback of this class, a `trace_dir` that cannot
-            be written, or no activity that can be recorded on this machine.
+        ConfigurationError: an empty or negative window, or an end without a start, an unknown region or activity, a
+            `trace_dir` that is no path, or bad `ranks` or `memory_snapshot`; in `setup`, a second callback of this
+            class, a `trace_dir` that cannot be written, or no activity that can be recorded on this machine.
 
     Examples:
         >>> callback = ForgeProfilerCallback(start_step=5, end_step=8)
@@ -62,8 +65,8 @@ class ForgeProfilerCallback(TimedCallback):
 
     def __init__(
         self,
-        start_step: int = 5,
-        end_step: int = 8,
+        start_step: int | None = None,
+        end_step: int | None = None,
         *,
         trace_dir: str | PathLike[str] | None = None,
         enabled: bool = True,
@@ -83,16 +86,19 @@ class ForgeProfilerCallback(TimedCallback):
             _refuse_unless_list("regions must be a list of names", regions)
             if ranks != "all":
                 _refuse_unless_list('ranks must be "all" or a list of global ranks', ranks)
+            if start_step is None and end_step is not None:
+                raise ConfigurationError(f"end_step={end_step} needs a start_step; without both, the window is found.")
             if memory_snapshot is not None:
                 validate_snapshot_step(memory_snapshot)
         self.enabled = enabled
         self.memory_snapshot = memory_snapshot
         self.regions = tuple(regions) if enabled else REGIONS
         self.ranks: Literal["all"] | tuple[int, ...] = "all" if ranks == "all" or not enabled else tuple(ranks)
+        if end_step is None and isinstance(start_step, int):
+            end_step = start_step + STEADY_STEPS
         self.config = ProfilingConfig(
             enable=enabled,
-            start_step=start_step,
-            end_step=end_step,
+            **({} if start_step is None else {"start_step": start_step, "end_step": end_step or 0}),
             trace_dir="profiler_traces" if trace_dir is None else trace_dir,
             activities=activities,
             record_shapes=record_shapes,
@@ -102,6 +108,7 @@ class ForgeProfilerCallback(TimedCallback):
             tensorboard=tensorboard,
             analyze=analyze,
         )
+        self.window = self.config.window if enabled and start_step is not None else None  # None: once it is steady
         self.default_dir = trace_dir is None
         if enabled:
             unknown = [region for region in self.regions if region not in REGIONS]

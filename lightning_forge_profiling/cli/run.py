@@ -45,7 +45,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         epilog=_EXAMPLES,
     )
     window = parser.add_mutually_exclusive_group()
-    window.add_argument("--window", type=step_range, metavar="A:B", help="record steps A to B-1 (default: 5:8)")
+    window.add_argument(
+        "--window", type=step_range, metavar="A:B", help="record steps A to B-1 (default: six of a steady run)"
+    )
     window.add_argument(
         "--no-window", action="store_true", help="record no steps, only time them, with ThroughputCallback"
     )

@@ -60,6 +60,44 @@ class StepWindow:
         return f"step {last}" if self.steps == 1 else f"steps {self.start_step}-{last}"
 
 
+_LATEST_START: Final = 100
+STEADY_STEPS: Final = 6  # the fewest for an interval, for which the first recorded step does not count
+
+
+def steady_window(
+    of_fit: int | None, of_epoch: int | None = None, batch: int = 0, *, warmup_steps: int, prefetched: int
+) -> StepWindow:
+    """Where a run is likely to be steady, by its settings: six steps, begun by step 100 and by a third of the run.
+
+    They come after the warm-up, and after the batches that the loader's workers have prefetched by the first step. If
+    the workers deliver the share r of what training could take, these last for `prefetched / (1 - r)` steps: after
+    twice their number a run that waits for data in more than half of its time does so in the window.
+
+    Args:
+        of_fit: the number of steps of the run; None if unknown.
+        of_epoch: batches of an epoch; None if unknown. Between two epochs there are validation and new workers, so the
+            window comes before if it does not lie within one.
+        batch: the batch of its epoch that step 0 is.
+        warmup_steps: steps that are not counted either.
+        prefetched: batches that the workers hold ready, `num_workers * prefetch_factor`.
+
+    Examples:
+        >>> str(steady_window(2000, warmup_steps=10, prefetched=16))
+        'steps 42-47'
+        >>> str(steady_window(30, warmup_steps=10, prefetched=16))
+        'steps 10-15'
+    """
+    start = min(warmup_steps + 2 * prefetched, _LATEST_START)
+    if of_fit is not None:
+        start = min(start, max(of_fit // 3, 2))  # so that a step is left without the profiler
+    if of_epoch:
+        crossing = STEADY_STEPS - (of_epoch - (batch + start) % of_epoch)
+        if 0 < crossing <= start - warmup_steps:
+            start -= crossing
+    end = start + STEADY_STEPS
+    return StepWindow(start, end if of_fit is None else max(min(end, of_fit), start + 1))
+
+
 ACTIVITIES: Final = ("cpu", "cuda", "xpu", "mtia")  # names of `torch.profiler.ProfilerActivity`, in lower case
 
 

@@ -142,6 +142,7 @@ class TraceSession:
         expected_ranks: the ranks that record this window, in order: TensorBoard's copies are published together, and
             the first rank analyses the traces of all.
         accelerator: `"cuda"` or another to record too if `config.activities` is None; None for the CPU only.
+        window: the steps to record; None for those of `config`.
     """
 
     def __init__(
@@ -153,9 +154,10 @@ class TraceSession:
         world_size: int = 1,
         expected_ranks: Iterable[int] = (0,),
         accelerator: str | None = None,
+        window: StepWindow | None = None,
     ) -> None:
         self._config = config
-        self._window = config.window
+        self._window = window or config.window
         self._folders = folders
         self._rank = rank
         self._world_size = world_size

@@ -88,7 +88,6 @@ def test_a_start_alone_records_six_steps():
     assert ForgeProfilerCallback(20).window == StepWindow(20, 26)
 
 
-
 def test_the_trace_holds_operators_the_built_in_regions_and_the_users_own(tmp_path, make_trainer):
     make_trainer(ForgeProfilerCallback(2, 4)).fit(Classifier(), loader())
     trace = the_trace(tmp_path)

@@ -38,6 +38,7 @@ FREE_CORES = 0.9
 STARVES_BELOW = 0.5
 INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: to be tried again
 PART = ".part"
+_NICE = 10  # a ninth of the usual weight
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,21 +47,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("raw", type=Path)
     parser.add_argument("final", type=Path)
     parser.add_argument("--training", type=int, help="the process that trains; without, none does any more")
+    parser.add_argument("--now", action="store_true", help="do not wait until a core is free")
     parser.add_argument("--ranks", type=lambda text: [int(rank) for rank in text.split(",")], default=[0])
     parser.add_argument("--plugin", type=Path)
     parser.add_argument("--analyze", action="store_true")
     args = parser.parse_args(argv)
     if args.training is None:
         return _finish(args, 0.0)
-    code = beside_training(lambda: _finish(args, inf), args.training)
+    code = beside_training(lambda: _finish(args, inf), args.training, now=args.now)
     return _finish(args, OTHERS_WAIT_S) if code is None else code
 
 
-def beside_training(work: Callable[[], int], training: int) -> int | None:
-    """Work in a process at the lowest priority once a core is free; None if it is still to be done after training."""
-    if not _core_is_free(training):
+def beside_training(work: Callable[[], int], training: int, *, now: bool = False) -> int | None:
+    """Work in a process at the lowest priority once a core is free; None if it is still to be done after training.
+
+    With `now`, somebody waits for it: it begins at once, at a low priority that gets a tenth of a busy core.
+    """
+    if not (now or _core_is_free(training)):
         return None
-    worker = get_context("fork").Process(target=_at_lowest_priority, args=(work,))
+    worker = get_context("fork").Process(target=_at_low_priority, args=(work, now))
     worker.start()
     over = False
     while True:
@@ -109,10 +114,10 @@ def _cpu_s(process: int | None) -> float:
     return cpu_times((process or 0,)).processes_s.get(process or 0, (0.0, 0.0))[0]
 
 
-def _at_lowest_priority(work: Callable[[], int]) -> None:
+def _at_low_priority(work: Callable[[], int], now: bool) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))  # an exception, so that temporary files go
-    os.nice(19)
-    if hasattr(os, "SCHED_IDLE"):
+    os.nice(_NICE if now else 19)
+    if not now and hasattr(os, "SCHED_IDLE"):
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     sys.exit(work())

@@ -208,6 +208,13 @@ RANKS_JSON: Final = "ranks.json"
 """What rank 0 last heard of all ranks, in the record's folder."""
 
 
+WINDOW_REQUEST: Final = "window_request.json"
+"""By which a live run is asked to record steps, in the record's folder."""
+
+WINDOW_PLAN: Final = "window_plan.json"
+"""What became of that."""
+
+
 def pulse_name(rank: int | str) -> str:
     """What a rank last said of itself, where rank 0 does not hear it."""
     return f"rank{rank}.pulse.json"

@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "pipeline": {"numpy", "host", "results", "kineto", "analysis", "diagnosis"},
     "record": {"msgspec", "results"},
     "report": {"msgspec", "jinja2", "timing", "results", "diagnosis", "record"},
-    "ranks": {"torch", "host", "results"},
+    "ranks": {"torch", "msgspec", "host", "results"},
     "bench": {"torch", "numpy", "msgspec", "host", "timing", "gpu", "diagnosis"},
     "comparison": {"numpy", "timing", "results", "diagnosis", "record", "report", "bench"},
     "crossover": {"torch", "msgspec", "matplotlib", "host", "flops", "report", "bench"},

@@ -20,6 +20,7 @@ from lightning_forge_profiling.callbacks.rank_watch import RankWatch
 from lightning_forge_profiling.callbacks.rank_work import LiveWork
 from lightning_forge_profiling.callbacks.run_record import RecordFolder, RunRecorder, claim_record_folder
 from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, run_telemetry
+from lightning_forge_profiling.callbacks.window_agreement import WindowAgreement
 from lightning_forge_profiling.callbacks.window_flops import (
     GIVE_FLOPS,
     give_peak,
@@ -144,6 +145,17 @@ class FitLog(Guarded):
             cpu=lambda: self._monitor.readings.cpu_so_far(of_host),
             sensors=self._sensors,
         )
+        window, windows = self._monitor.window, None
+        if window is not None and window.can_be_asked:
+            windows = WindowAgreement(
+                folder.path,
+                folder.run,
+                rank=rank,
+                world_size=int(trainer.world_size),
+                window=window,
+                step_timer=self._step_timer,
+                note=record.note,
+            )
         return RankWatch(
             folder.path,
             folder.run,
@@ -154,6 +166,7 @@ class FitLog(Guarded):
             sensors=self._sensors,
             note=record.note,
             hangs=hangs,
+            windows=windows,
         )
 
     def _sensors(self) -> dict[str, float]:

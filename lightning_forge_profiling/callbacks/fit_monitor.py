@@ -202,7 +202,8 @@ class FitMonitor(Guarded):
             self._kind_of_step = kind
             self.ledger.count_steps(on=counts)
             if self.log is not None:
-                self.log.other_steps_come(recording=kind[0], trace=self.trace())
+                latest = None if self.window is None else self.window.latest()
+                self.log.other_steps_come(recording=kind[0], trace=latest)
         self.readings.between_steps(now_s, counts=counts)
         self._due_s = min(inf if self.log is None else self.log.due_s, now_s + ACCOUNT_PERIOD_S)
 

@@ -1,13 +1,13 @@
-"""The window of a fit on one rank: the recording, the memory snapshot, and the folder that their files go to."""
+"""The windows of a fit on one rank: the recordings, the memory snapshot, and the folders that their files go to."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from torch.profiler import supported_activities
 
@@ -25,6 +25,7 @@ from lightning_forge_profiling.profiler.config import ACTIVITIES, ProfilingConfi
 from lightning_forge_profiling.profiler.paths import writable_folder_problem
 from lightning_forge_profiling.profiler.session import TraceSession
 from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.results.window import WindowAnswer, WindowPlan
 
 if TYPE_CHECKING:  # which makes the window
     from lightning_forge_profiling.callbacks.forge_profiler import ForgeProfilerCallback
@@ -32,20 +33,51 @@ if TYPE_CHECKING:  # which makes the window
 _log = plain_logger(__name__)
 
 
+MOST_WINDOWS: Final = 20
+_MOST_BYTES: Final = 4 * 2**30  # of a rank's traces
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """A window of this fit."""
+
+    session: TraceSession
+    folder: folders.Folder
+    copied_to: str = ""  # the remote folder that has its files
+
+    def report(self) -> TraceReport:
+        return replace(self.session.report, url=self.copied_to)
+
+    @property
+    def bytes(self) -> int:
+        path = self.session.report.path
+        return path.stat().st_size if path is not None and path.is_file() else 0
+
+
 class FitWindow(Guarded):
-    """Records the window, if this rank is to: starts and stops the profiler between steps, waits for its reports."""
+    """Records the windows of a fit on this rank: starts and stops the profiler between steps, waits for its reports.
+
+    One is recorded by the settings, others every so many steps, and those that the ranks have agreed on (`arm`).
+    """
 
     called = "ForgeProfilerCallback"
 
     def __init__(self, trainer: Trainer, settings: "ForgeProfilerCallback", step_timer: StepTimer) -> None:
         self._settings, self._step_timer = settings, step_timer
-        self._deferred = self._records = False
-        self._session: TraceSession | None = None
+        self._rank, self._world_size = int(trainer.global_rank), int(trainer.world_size)
+        self._deferred = False
+        self._windows: list[_Recorded] = []
+        self._session: TraceSession | None = None  # of the latest of them
+        self._armed: WindowPlan | None = None  # set by another thread
+        self._unkept = ""  # why the latest one was not recorded
+        self._periodic: StepWindow | None = None  # the next of those every so many steps
         self._memory: MemorySnapshot | None = None
         self._skipped: TraceReport | None = None
-        self._no_memory = self._copied_to = ""
+        self._no_memory = ""
         self._ended_steps = 0
-        self._folder: folders.Folder | None = None
+        self._root: folders.Folder | None = None
+        self._name = ""
+        self.pause_before: Callable[[int], bool] = lambda _: False
         if trainer.fast_dev_run:
             self._skip("fast_dev_run is a trial run")
         elif lightning_api.uses_pytorch_profiler(trainer):
@@ -59,43 +91,68 @@ class FitWindow(Guarded):
         root = run / config.trace_dir if settings.default_dir else folders.folder_of(config.trace_dir)
         # a collective: the name and the verdict are rank 0's, so that all ranks write into one folder or raise together
         now = datetime.now().astimezone()
-        which = "steady" if settings.window is None else str(settings.window).replace(" ", "_")
-        name = f"{now:%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}_{which}"
+        name = f"{now:%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}"
         problem = _unrecordable(config) or _folder_problem(root) if trainer.is_global_zero else ""
-        root, name, problem = trainer.strategy.broadcast((root, name, problem))
-        self._folder = folder = root / name
+        self._root, self._name, problem = trainer.strategy.broadcast((root, name, problem))
         if problem and settings.added:
             self._skip(problem)
             return
         if problem:
             raise ConfigurationError(problem)
-        self._records = trainer.global_rank in self._expected(trainer)
         if not self._records:
             return
-        device = trainer.strategy.root_device.type
-        self._memory = self._memory_of(device, memory_path(folder.path, trainer.global_rank))
+        folder = self._folder(settings.window)
+        self._memory = self._memory_of(trainer.strategy.root_device.type, memory_path(folder.path, self._rank))
         if self._memory is not None:
             self._memory.start()
 
-    def _expected(self, trainer: Trainer) -> list[int]:
-        ranks, every = self._settings.ranks, range(trainer.world_size)
+    @property
+    def _expected(self) -> list[int]:
+        """The ranks that record the window of the settings."""
+        ranks, every = self._settings.ranks, range(self._world_size)
         return list(every) if ranks == "all" else sorted(rank for rank in ranks if rank in every)
 
-    def _session_of(self, trainer: Trainer, window: StepWindow, folder: folders.Folder) -> TraceSession:
-        device = trainer.strategy.root_device.type
+    @property
+    def _records(self) -> bool:
+        return not self._settings.only_when_asked and self._rank in self._expected
+
+    def _folder(self, window: StepWindow | None) -> folders.Folder:
+        """The folder of a window, the same on all ranks; None for the first one of a steady run."""
+        assert self._root is not None  # noqa: S101
+        return self._root / f"{self._name}_{'steady' if window is None else str(window).replace(' ', '_')}"
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the windows' folders."""
+        return Path() if self._root is None else self._root.path
+
+    def _begin(
+        self,
+        trainer: Trainer,
+        window: StepWindow,
+        ranks: Sequence[int],
+        *,
+        named: StepWindow | None,
+        first_step: int = 0,
+        now: bool = False,
+    ) -> None:
+        device, folder = trainer.strategy.root_device.type, self._folder(named)
         can_be_recorded = device != "cpu" and device in ACTIVITIES  # an Apple GPU, for one, cannot
-        session = TraceSession(
+        self._session = session = TraceSession(
             self._settings.config,
             [folder.path],
-            rank=trainer.global_rank,
-            world_size=trainer.world_size,
-            expected_ranks=self._expected(trainer),
+            rank=self._rank,
+            world_size=self._world_size,
+            expected_ranks=ranks,
             accelerator=device if can_be_recorded else None,
             window=window,
+            first_step=first_step,
+            now=now,
         )
         loader = loader_settings(trainer)
         session.about = {} if loader is None else {"loader": asdict(loader)}
-        return session
+        self._windows.append(_Recorded(session, folder))
+        self._advance(session, start=True)
 
     def _steady_window(self, trainer: Trainer) -> StepWindow:
         """When the run is likely to be steady, as rank 0 sees it: a collective."""
@@ -128,24 +185,100 @@ class FitWindow(Guarded):
         return self._session is not None and self._session.running
 
     def report(self) -> TraceReport | None:
-        """What became of the window on this rank; None if it is none of those that record."""
-        if self._session is None:
+        """What became of the window on this rank: of several the first that was recorded; None if it records none."""
+        reports = [window.report() for window in self._windows]
+        if not reports:
             unused = TraceReport("not reached", "the run ended before its first step") if self._records else None
             return self._skipped or unused
-        report = replace(self._session.report, url=self._copied_to)
+        report = next((each for each in reports if each.status == "written"), reports[-1])
         if self._memory is None:
             return replace(report, memory_message=self._no_memory)
         return replace(report, memory_path=self._memory.written, memory_message=self._memory.problem)
 
+    def latest(self) -> TraceReport | None:
+        """What became of the latest window."""
+        return self._windows[-1].report() if self._windows else self.report()
+
+    # -- windows that are asked for ------------------------------------------------------------------------------
+
+    @property
+    def can_be_asked(self) -> bool:
+        """Whether this fit may record further windows."""
+        return self._root is not None and self._skipped is None
+
+    @property
+    def when_slow(self) -> bool:
+        """Whether it records what becomes slow."""
+        return self._settings.when == "slow"
+
+    def refusal(self) -> str:
+        """Why no further window can be recorded; "" if one can. For any thread."""
+        if self.running or self._armed is not None:
+            return "another window is planned or being recorded"
+        if len(self._windows) >= MOST_WINDOWS:
+            return f"this run has recorded {len(self._windows)} windows, the most"
+        if sum(window.bytes for window in self._windows) >= _MOST_BYTES:
+            return f"the traces of this run have {_MOST_BYTES // 2**30} GiB, the most"
+        return ""
+
+    def folder_of(self, plan: WindowPlan) -> Path:
+        """The folder of the traces of a plan."""
+        return self._folder(StepWindow(plan.start, plan.start + plan.steps)).path
+
+    @property
+    def analyzes(self) -> bool:
+        """Whether traces are analysed."""
+        return self._settings.config.analyze
+
+    def arm(self, plan: WindowPlan) -> None:
+        """Record the steps of a plan. For any thread."""
+        self._unkept = ""
+        self._armed = plan
+
+    def answer_to(self, plan: WindowPlan, answer: WindowAnswer) -> WindowAnswer:
+        """The answer to a plan, with what went wrong with its window on this rank. For any thread."""
+        said = [
+            window.session.report.message
+            for window in list(self._windows)
+            if window.session.window.start_step == plan.start and window.session.report.status in {"skipped", "failed"}
+        ]
+        text = self._unkept or "".join(said[:1])
+        return WindowAnswer(number=answer.number, text=text) if text else answer
+
+    def _begin_next(self, trainer: Trainer) -> None:
+        """Begin a window whose profiler warms up in the step that follows, if there is one."""
+        plan, window = self._armed, self._periodic
+        if plan is not None and self._ended_steps >= plan.start - 1:
+            self._armed = None
+            asked, ranks = StepWindow(plan.start, plan.start + plan.steps), plan.ranks or range(self._world_size)
+            if self.running or self._ended_steps > asked.start_step - 1:
+                self._unkept = f"step {self._ended_steps} had begun"
+            elif not lightning_api.may_be_last(trainer):
+                self._begin(trainer, asked, ranks, named=asked, first_step=self._ended_steps, now=True)
+        elif window is not None and self._ended_steps >= window.start_step - 1:
+            every = self._settings.every or 0
+            self._periodic = StepWindow(window.start_step + every, window.end_step + every)
+            if self.refusal() or lightning_api.may_be_last(trainer):
+                return
+            self._begin(trainer, window, self._expected, named=window, first_step=self._ended_steps)
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
     @guarded
     def begin(self, trainer: Trainer) -> None:
         """Step 0 begins."""
-        if self._folder is None or self._skipped is not None:
+        settings = self._settings
+        if not self.can_be_asked:
             return
-        window = self._settings.window or self._steady_window(trainer)
-        if self._records:
-            self._session = self._session_of(trainer, window, self._folder)
-            self._advance(self._session, start=True)
+        self.pause_before = lightning_api.pauses(trainer)
+        if settings.only_when_asked:
+            return
+        window = settings.window or self._steady_window(trainer)
+        if not self._records:
+            return
+        if settings.every is not None:
+            self._periodic = StepWindow(window.start_step + settings.every, window.end_step + settings.every)
+        self._begin(trainer, window, self._expected, named=settings.window)
 
     @guarded
     def begin_step(self) -> None:
@@ -165,13 +298,14 @@ class FitWindow(Guarded):
         if memory is not None and memory.when in {step, step + 1}:
             with self._as_profiler():
                 memory.end_step(step)
-        if session is None:
-            return
-        if session.will_act() and lightning_api.may_be_last(trainer):
-            session.end_step()  # do not announce a step that will not come
-            self._deferred = True
-        else:
-            self._advance(session)
+        if session is not None:
+            if session.will_act() and lightning_api.may_be_last(trainer):
+                session.end_step()  # do not announce a step that will not come
+                self._deferred = True
+            else:
+                self._advance(session)
+        if self._armed is not None or self._periodic is not None:
+            self._begin_next(trainer)
 
     @guarded_end
     def failing(self, exception: BaseException) -> None:
@@ -182,6 +316,7 @@ class FitWindow(Guarded):
     @guarded_end
     def end(self, *, interrupted: bool) -> None:
         """Write what an unfinished window has recorded."""
+        self._armed = self._periodic = None
         if self._memory is not None:
             self._memory.close()
         self._step_timer.tracing = False
@@ -192,27 +327,29 @@ class FitWindow(Guarded):
 
     @guarded_end
     def finish(self, *, interrupted: bool) -> None:
-        """Wait for the child process."""
+        """Wait for the child processes."""
         if self._memory is not None:
             self._memory.close()
-        if self._session is not None:
-            self._session.stop()  # again, for a fit that had nothing to train
-            self._session.finish(interrupted=interrupted)
+        for window in self._windows:
+            window.session.finish(interrupted=interrupted)
 
     @guarded_end
     def copy_files(self, trainer: Trainer, *, interrupted: bool) -> None:
-        """Copy this rank's files of the window, and on the lowest rank the reports, if the folder is remote."""
-        session, folder, ranks = self._session, self._folder, self._settings.ranks
-        if session is None or folder is None or not folder.url or not folder.path.is_dir():
+        """Copy this rank's files of the windows, and on the lowest rank the reports, if the folder is remote."""
+        for window in self._windows:
+            self._copy(trainer, window, interrupted=interrupted)
+
+    def _copy(self, trainer: Trainer, window: _Recorded, *, interrupted: bool) -> None:
+        folder, session = window.folder, window.session
+        if not folder.url or not folder.path.is_dir():
             return
-        lowest = 0 if ranks == "all" else min(ranks)
-        files = folders.finished_files(folder.path, trainer.global_rank, others=trainer.global_rank == lowest)
+        files = folders.finished_files(folder.path, self._rank, others=self._rank == session.lowest_rank)
         if session.report.pending:
             what = "The run failed before its trace was complete, so that it is not in %s but in %s"
             _log.warning(what, folder.url, folder.path)
         elif files:
             limit_s = exit_timeout_s(trainer.world_size) if interrupted else folders.UPLOAD_S
-            self._copied_to = folder.url if folders.upload(folder.path, folder.url, files, limit_s=limit_s) else ""
+            window.copied_to = folder.url if folders.upload(folder.path, folder.url, files, limit_s=limit_s) else ""
 
     def _advance(self, session: TraceSession, *, start: bool = False) -> None:
         if not session.will_act():

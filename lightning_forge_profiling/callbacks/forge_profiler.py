@@ -46,6 +46,9 @@ class ForgeProfilerCallback(TimedCallback):
         tensorboard: also write the copy for TensorBoard's profiler plugin.
         analyze: also analyse the traces and write the reports.
         ranks: the global ranks that record, or `"all"`. Every rank needs the callback nonetheless.
+        every: also record a window of as many steps each so many steps after the first.
+        when: `"slow"` also records three steps whenever the run has become slower: a step took three times the usual
+            time, steps have been 10 % longer for ten seconds, or a rank has become late. Needs `ThroughputCallback`.
         memory_snapshot: also write PyTorch's memory snapshot, `rankN.memory.pickle` for https://pytorch.org/memory_viz:
             a step number for that step, `"oom"` for when the fit runs out of memory; the latter records allocations
             throughout.
@@ -79,6 +82,8 @@ class ForgeProfilerCallback(TimedCallback):
         tensorboard: bool = True,
         analyze: bool = True,
         ranks: Literal["all"] | Sequence[int] = "all",
+        every: int | None = None,
+        when: Literal["slow"] | None = None,
         memory_snapshot: Literal["oom"] | int | None = None,
     ) -> None:
         super().__init__()
@@ -88,9 +93,10 @@ class ForgeProfilerCallback(TimedCallback):
                 _refuse_unless_list('ranks must be "all" or a list of global ranks', ranks)
             if start_step is None and end_step is not None:
                 raise ConfigurationError(f"end_step={end_step} needs a start_step; without both, the window is found.")
-            if memory_snapshot is not None:
-                validate_snapshot_step(memory_snapshot)
+            _check_when(every, when, memory_snapshot)
         self.enabled = enabled
+        self.every, self.when = every, when
+        self.only_when_asked = False
         self.memory_snapshot = memory_snapshot
         self.regions = tuple(regions) if enabled else REGIONS
         self.ranks: Literal["all"] | tuple[int, ...] = "all" if ranks == "all" or not enabled else tuple(ranks)
@@ -137,6 +143,15 @@ class ForgeProfilerCallback(TimedCallback):
         """Note that the batch is trained on and not skipped."""
         if self.monitor is not None and self.monitor.window is not None:
             self.monitor.window.begin_step()
+
+
+def _check_when(every: object, when: object, memory_snapshot: Literal["oom"] | int | None) -> None:
+    if every is not None and not (type(every) is int and every > STEADY_STEPS):
+        raise ConfigurationError(f"every must be a number of steps above {STEADY_STEPS}, got {every!r}.")
+    if when not in {None, "slow"}:
+        raise ConfigurationError(f'when must be "slow" or None, got {when!r}.')
+    if memory_snapshot is not None:
+        validate_snapshot_step(memory_snapshot)
 
 
 def _refuse_unless_list(what: str, value: object) -> None:

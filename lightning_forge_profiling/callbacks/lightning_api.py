@@ -263,6 +263,28 @@ def _batches_of(updates: int, accumulated: int, of_epoch: int | None, batch: int
     return first + epochs * of_epoch + rest * accumulated
 
 
+def pauses(trainer: Trainer) -> Callable[[int], bool]:
+    """Whether validation, the end of an epoch or a checkpoint comes before a step, as far as the settings tell."""
+    ahead = batches_ahead(trainer)
+    validates, by_epoch = getattr(trainer, "val_check_batch", None), getattr(trainer, "check_val_every_n_epoch", 1)
+    every = int(validates) if validates and isfinite(validates) else 0
+    before = int(trainer.fit_loop.epoch_loop.batch_progress.total.ready)
+    saves = [getattr(each, "_every_n_train_steps", 0) for each in getattr(trainer, "checkpoint_callbacks", ())]
+    updates, accumulated = int(trainer.global_step), max(int(trainer.accumulate_grad_batches), 1)
+
+    def before_step(step: int) -> bool:
+        of_epoch = (ahead.batch + step) % ahead.of_epoch if ahead.of_epoch else ahead.batch + step
+        validated = before + step if by_epoch is None else of_epoch
+        update, rest = divmod(step, accumulated)
+        return (
+            (bool(ahead.of_epoch) and of_epoch == 0)
+            or (every > 0 and validated % every == 0)
+            or (rest == 0 and any(each and (updates + update) % each == 0 for each in saves))
+        )
+
+    return before_step
+
+
 def has_unsized_loader(trainer: Trainer) -> bool:
     """Whether only a fetch finds out that the training loader has no more batches."""
     fetcher = trainer.fit_loop._data_fetcher  # noqa: SLF001

@@ -14,6 +14,7 @@ import msgspec
 
 from lightning_forge_profiling.callbacks.rank_work import LiveWork
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.callbacks.window_agreement import WindowAgreement
 from lightning_forge_profiling.diagnosis.rank_status import ranks_status
 from lightning_forge_profiling.host import resident_bytes
 from lightning_forge_profiling.plain_text import plain_logger
@@ -23,6 +24,7 @@ from lightning_forge_profiling.ranks.standing import Progress
 from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, later, write_heard, write_pulse
 from lightning_forge_profiling.report.ranks import straggler_words
 from lightning_forge_profiling.results.pulse import Ended, Hang, Heard, LateRank, Pulse, RanksStatus
+from lightning_forge_profiling.results.window import WindowAnswer
 
 _log = plain_logger(__name__)
 
@@ -49,6 +51,7 @@ class RankWatch:
         sensors: Callable[[], Mapping[str, float]],
         note: Note,
         hangs: HangWatch,
+        windows: WindowAgreement | None = None,
     ) -> None:
         self.status: RanksStatus | None = None  # of all ranks, on rank 0
         self._folder, self._note = folder, note
@@ -63,7 +66,7 @@ class RankWatch:
             at=0.0,
         )
         self._step_timer, self._work, self._sensors = step_timer, work, sensors
-        self._hangs = hangs
+        self._hangs, self._windows = hangs, windows
         self._number = 0
         self._cpu: tuple[float, float] | None = None
         self._heard: dict[int, Heard] = {}
@@ -108,6 +111,8 @@ class RankWatch:
             _log.debug("The ranks are no longer compared live.", exc_info=exc)
 
     def _beat(self) -> None:
+        if self._windows is not None and not self._ended:
+            self._windows.hear(self._channel)
         pulse = self._pulse()
         if self._channel is not None:
             self._channel.send(encode_pulse(pulse))
@@ -121,7 +126,9 @@ class RankWatch:
             self._hear(self._channel, pulse)
         else:  # what a rank says of itself and its neighbours, should rank 0 not write it
             now = time.time()
-            self._tell(ranks_status({pulse.rank: Heard(pulse=pulse, at=now)}, pulse.world_size, now))
+            heard = {pulse.rank: Heard(pulse=pulse, at=now)}
+            self._tell(ranks_status(heard, pulse.world_size, now))
+            self._lead(heard)
 
     def _pulse(self) -> Pulse:
         number, self._number = self._number, self._number + 1
@@ -140,6 +147,7 @@ class RankWatch:
             sensors=dict(self._sensors()),
             standing=standing,
             silent=silent,
+            answer=WindowAnswer() if self._windows is None else self._windows.answer,
         )
 
     def _progress(self) -> Progress:
@@ -163,7 +171,12 @@ class RankWatch:
         self._tell(ranks_status(self._heard, own.world_size, now))
         with suppress(OSError):
             write_heard(self._folder, self._heard.values())
+        self._lead(self._heard)
         self._hear_at = time.monotonic() + _HEARING_PART * (time.thread_time() - began_s)
+
+    def _lead(self, heard: Mapping[int, Heard]) -> None:
+        if self._windows is not None and self.status is not None and self._first.rank == 0:
+            self._windows.lead(self._channel, {rank: one.pulse for rank, one in heard.items()}, self.status)
 
     @staticmethod
     def _pulses(messages: Iterable[bytes]) -> Iterator[Pulse]:

@@ -6,12 +6,14 @@ from functools import partial
 from math import inf, isfinite
 from numbers import Real
 from time import perf_counter_ns
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batches import BatchCounter
 from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.callbacks.fit_monitor import DEFAULT_WARMUP_STEPS, FitMonitor
+from lightning_forge_profiling.callbacks.fit_window import FitWindow
+from lightning_forge_profiling.callbacks.forge_profiler import ForgeProfilerCallback
 from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer, evaluation_source
 from lightning_forge_profiling.callbacks.loggers import Loggers
@@ -69,13 +71,15 @@ class ThroughputCallback(TimedCallback):
             those, while the step's time and all rates are over every step. None splits every step.
         record: write the run's record, `forge_record/` in the log folder: rates, totals and events as they come, to be
             read while it runs and after a crash.
+        window: `"on-demand"` to record steps when `forge-profiling trace` asks for them, without a
+            `ForgeProfilerCallback`, which can be asked anyway. Nothing is recorded until then.
         publish: also give the result at the end of fit to the Trainer's loggers that hold more than scalars:
             TensorBoard, W&B, MLflow, Comet.
 
     Raises:
         ConfigurationError: a negative or non-integer number of steps, a function that cannot be called, FLOPs that are
-            not a positive number, a period below 0.01 s, or an `overhead` outside of (0, 1); in `setup`, a second
-            callback of this class.
+            not a positive number, a period below 0.01 s, an unknown `window`, or an `overhead` outside of (0, 1); in
+            `setup`, a second callback of this class.
 
     Examples:
         >>> callback = ThroughputCallback(warmup_steps=20, tokens_fn=lambda batch: batch["input_ids"].numel())
@@ -102,9 +106,12 @@ class ThroughputCallback(TimedCallback):
         telemetry_period_s: float | None = DEFAULT_PERIOD_S,
         overhead: float | None = DEFAULT_SHARE,
         record: bool = True,
+        window: Literal["on-demand"] | None = None,
         publish: bool = True,
     ) -> None:
         super().__init__()
+        if window not in {None, "on-demand"}:
+            raise ConfigurationError(f'window must be "on-demand" or None, got {window!r}.')
         _refuse_unless_integer("warmup_steps", warmup_steps)
         _refuse_unless_integer("log_every_n_steps", 0 if log_every_n_steps is None else log_every_n_steps)
         _refuse_unless_function("batch_size_fn", batch_size_fn)
@@ -140,6 +147,7 @@ class ThroughputCallback(TimedCallback):
         self.measured_peak = measured_peak
         self.telemetry_period_s = telemetry_period_s
         self.record = record
+        self.window = window
         self.publish = publish
         self._loop_rates: dict[str, LoopRates] = {}
 
@@ -163,6 +171,11 @@ class ThroughputCallback(TimedCallback):
     def join(self, trainer: Trainer, monitor: FitMonitor) -> None:
         """Agree with the other ranks on a folder for the record."""
         monitor.log = FitLog(trainer, self, monitor)
+        records = any(isinstance(callback, ForgeProfilerCallback) for callback in monitor.callbacks)
+        if self.window == "on-demand" and not records and not monitor.brief:
+            asked = ForgeProfilerCallback()
+            asked.only_when_asked = asked.added = True
+            monitor.window = FitWindow(trainer, asked, monitor.step_timer)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find or make the monitor of a fit, and count the batches of the loops without training."""

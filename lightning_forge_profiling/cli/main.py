@@ -23,6 +23,7 @@ from lightning_forge_profiling.cli import (
     schema,
     summary,
     tensorboard,
+    trace,
     view,
     watch,
 )
@@ -42,6 +43,7 @@ examples:
   forge-profiling run train.py --lr 0.1
   forge-profiling watch lightning_logs/
   forge-profiling summary lightning_logs/version_3 --json
+  forge-profiling trace lightning_logs/ --wait
   forge-profiling analyze lightning_logs/version_0/profiler_traces
   forge-profiling analyze rank0.trace.json.gz --html report.html
   forge-profiling compare before/ after/ --fail-over 5
@@ -157,7 +159,20 @@ def _parser() -> tuple[_Parser, Sequence[str]]:
     parser.add_argument("--version", action="version", version=f"%(prog)s {_VERSION}")
     parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (run, summary, watch, report, analyze, compare, tensorboard, view, anonymize, crossover, schema):
+    for command in (
+        run,
+        summary,
+        watch,
+        trace,
+        report,
+        analyze,
+        compare,
+        tensorboard,
+        view,
+        anonymize,
+        crossover,
+        schema,
+    ):
         command.add_to(commands)
     for command_parser in commands.choices.values():
         command_parser.set_defaults(parser=command_parser)

@@ -49,7 +49,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--window", type=step_range, metavar="A:B", help="record steps A to B-1 (default: six of a steady run)"
     )
     window.add_argument(
-        "--no-window", action="store_true", help="record no steps, only time them, with ThroughputCallback"
+        "--no-window", action="store_true", help="record no steps, unless `forge-profiling trace` asks for some"
     )
     parser.add_argument(
         "--stacks", action="store_true", help="record Python functions too; slows the recorded steps, and those alone"
@@ -128,7 +128,8 @@ def _chosen(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         "trace_dir": args.trace_dir and str(args.trace_dir.absolute()),
         "with_stack": args.stacks or None,
     }
-    throughput = {"warmup_steps": args.warmup_steps, "overhead": args.overhead}
+    window = "on-demand" if args.no_window else None
+    throughput = {"warmup_steps": args.warmup_steps, "overhead": args.overhead, "window": window}
     for option, given in (("--trace-dir", args.trace_dir), ("--stacks", args.stacks)):
         if args.no_window and given:
             raise ConfigurationError(f"{option} and --no-window exclude each other: without a window there is no trace")

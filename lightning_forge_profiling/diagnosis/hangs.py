@@ -15,7 +15,7 @@ _VERBS: Final = {"wait": "waits", "stand": "stands", "have": "has", "are": "is"}
 
 @dataclass(frozen=True, slots=True)
 class _Ranks:
-    """The ranks of a run by what is known of them. One that is in none of the last six moves, or is silent."""
+    """The ranks of a run by what is known of them. One that is in none of the last seven moves, or is silent."""
 
     pulses: Mapping[int, Pulse]
     ages_s: Mapping[int, float]
@@ -23,6 +23,7 @@ class _Ranks:
     ended: Mapping[int, Pulse]
     lost: Mapping[int, SilentRank]  # gone or stopped
     runs: Collection[int]  # silent, while it computes
+    blocked: Collection[int]  # silent, in a call that lets no Python run
     stands: Mapping[int, Standing]  # outside of a collective
     waits: Mapping[int, Standing]  # in a collective
 
@@ -69,6 +70,7 @@ def _sorted(heard: Mapping[int, Heard], world_size: int, now: float) -> _Ranks:
         ended=ended,
         lost=lost,
         runs={rank for rank, one in found.items() if one.process == "running"},
+        blocked={rank for rank, one in found.items() if one.process == "blocked"},
         stands={rank: one for rank, one in standing.items() if not one.waits and rank not in lost},
         waits={rank: one for rank, one in standing.items() if one.waits and rank not in lost},
     )
@@ -80,7 +82,8 @@ def _lost(ranks: _Ranks) -> Hang | None:
     if not ranks.lost or not (ranks.waits or ranks.stands or failed):
         return None
     first = min(ranks.lost)
-    seconds = max(ranks.lost[first].seconds, ranks.ages_s[first])
+    said_s = ranks.lost[first].seconds
+    seconds = said_s if failed else max(said_s, ranks.ages_s[first])  # of a run that has ended, as it was then
     what = "is gone" if ranks.lost[first].process == "gone" else "is stopped, as by SIGSTOP,"
     said = f"{_process(ranks, first)}, last heard in step {ranks.pulses[first].step}"
     where = f"rank {first} {what} since {seconds:.0f} s ({said})"
@@ -93,7 +96,14 @@ def _standing(ranks: _Ranks) -> Hang | None:
         return None
     first = max(ranks.stands, key=lambda rank: (ranks.stands[rank].seconds, -rank))
     one = ranks.stands[first]
-    where = f"rank {first} stands in step {ranks.pulses[first].step} since {one.seconds:.0f} s: {_place(one)}"
+    step = ranks.pulses[first].step
+    # one that runs no Python has not said for long where it is
+    who = (
+        f"rank {first} stands in step {step}"
+        if first not in ranks.blocked
+        else (f"rank {first}, last heard in step {step}, stands")
+    )
+    where = f"{who} since {one.seconds:.0f} s: {_place(one)}"
     return _hang(ranks.stands, where + _too(ranks.stands, first, "stand") + _wait_for(ranks), one.seconds)
 
 
@@ -138,7 +148,11 @@ def _never_entered(waits: Mapping[int, Standing], seconds: float) -> Hang | None
             best, present = order, {rank: w for rank, w in waits.items() if rank not in absent}
             first = next(iter(absent))
             where = f"{_named(present, 'wait')} in {_what(one)}, which {_named(absent)} never entered"
-            hang = _hang(absent, f"{where}; {_named([first], 'wait')} in {_what(absent[first])}", seconds)
+            other = absent[first]
+            neither = all(w.entered.get(other.group, other.number) < other.number for w in present.values())
+            blamed = [] if neither and len(present) <= len(absent) else absent  # either may be the odd one
+            at = f", {other.place}" if other.place else ""
+            hang = _hang(blamed, f"{where}; {_named([first], 'wait')} in {_what(other)}{at}", seconds)
     return hang
 
 

@@ -19,6 +19,7 @@ def ranks_status(heard: Mapping[int, Heard], world_size: int, now: float) -> Ran
 
     A reader on another machine may give its own time: if that is behind, the latest pulse is taken to be of now.
     """
+    heard = {rank: one for rank, one in heard.items() if rank < world_size}
     now = max([now, *(one.at for one in heard.values())])
     found = {rank: silent.process for rank, silent in silent_ranks(heard, now).items()}
     works = with_waits(one.pulse.work for one in heard.values() if one.pulse.work is not None)

@@ -78,7 +78,15 @@ class FinishingChild:
     """A process without torch that compresses a raw trace, copies it for TensorBoard and analyses the trace."""
 
     def __init__(
-        self, raw: Path, rank: int, *, ranks: Sequence[int], tensorboard: bool, analyze: bool, alone: bool = False
+        self,
+        raw: Path,
+        rank: int,
+        *,
+        ranks: Sequence[int],
+        tensorboard: bool,
+        analyze: bool,
+        alone: bool = False,
+        now: bool = False,
     ) -> None:
         # It finds modules where this process does. The package's own folder comes last, for import hooks that found it.
         path = [*map(os.path.abspath, sys.path), str(Path(__file__).absolute().parents[2])]
@@ -90,6 +98,7 @@ class FinishingChild:
         command += ["--analyze"] if analyze and rank == ranks[0] else []
         # alone: the training failed; it begins at once, and waits for no other rank
         command += [] if alone else ["--training", str(os.getpid())]
+        command += ["--now"] if now else []
         pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
         # a separate session: Ctrl-C ends the training, not the writing of its trace
         self._process = _Process(command, stdin=pipe, stdout=nothing, stderr=pipe, start_new_session=True)

@@ -143,6 +143,8 @@ class TraceSession:
             the first rank analyses the traces of all.
         accelerator: `"cuda"` or another to record too if `config.activities` is None; None for the CPU only.
         window: the steps to record; None for those of `config`.
+        first_step: the step that `start` begins.
+        now: whether somebody waits for the trace: it is finished at once, also where no core is free.
     """
 
     def __init__(
@@ -155,16 +157,18 @@ class TraceSession:
         expected_ranks: Iterable[int] = (0,),
         accelerator: str | None = None,
         window: StepWindow | None = None,
+        first_step: int = 0,
+        now: bool = False,
     ) -> None:
         self._config = config
-        self._window = window or config.window
+        self.window = window or config.window
         self._folders = folders
         self._rank = rank
         self._world_size = world_size
         self._expected_ranks = tuple(expected_ranks)
         self._analyzes = config.analyze and rank == self._expected_ranks[0]
         self._activities = config.activities or (("cpu", accelerator) if accelerator else ("cpu",))
-        self._next_step = 0
+        self._next_step, self._now = first_step, now
         self._phase = Phase.WAIT
         self._profiler: _KinetoProfile | None = None
         self._has_lock = self._begun = False
@@ -190,11 +194,16 @@ class TraceSession:
 
     def will_act(self) -> bool:
         """Whether the next `step()` starts, stops or annotates anything, and so may block the loop."""
-        return self._phase is Phase.RECORD or self._window.phase(self._next_step) is not self._phase
+        return self._phase is Phase.RECORD or self.window.phase(self._next_step) is not self._phase
+
+    @property
+    def lowest_rank(self) -> int:
+        """The lowest of the ranks that record, which analyses the traces of all."""
+        return self._expected_ranks[0]
 
     def start(self) -> Self:
-        """Begin step 0."""
-        if self._window.start_step == 0:
+        """Begin the first step."""
+        if self.window.start_step == 0:
             _log.info("The window starts at step 0: recording starts without a warm-up step.")
         self.step()
         return self
@@ -212,7 +221,7 @@ class TraceSession:
         """End the current step and begin the next one."""
         self._begun = False
         step, self._next_step = self._next_step, self._next_step + 1
-        phase, before = self._window.phase(step), self._phase
+        phase, before = self.window.phase(step), self._phase
         self._phase = phase
         if phase is before is not Phase.RECORD or self._report.status in {"skipped", "failed"}:
             return
@@ -224,7 +233,7 @@ class TraceSession:
             elif before is Phase.WARMUP:
                 # a profiler created since the warm-up began would be started on top of this one; checked before
                 # recording, because a Python tracer would record the check
-                other = scheduled_profiler(until=self._window.end_step - step)
+                other = scheduled_profiler(until=self.window.end_step - step)
                 self._profiler.start_trace()
                 if other:  # which attaches CUPTI itself: detaching it now could take its kernels away
                     self._profiler.stop_trace()
@@ -252,7 +261,7 @@ class TraceSession:
                 self._report = replace(
                     self._report,
                     status="not reached",
-                    message=f"the run ended after {steps} step{'' if steps == 1 else 's'}, before {self._window}",
+                    message=f"the run ended after {steps} step{'' if steps == 1 else 's'}, before {self.window}",
                 )
         except Exception as exc:
             self._fail(exc)
@@ -299,7 +308,7 @@ class TraceSession:
             _log.warning("No trace: %s", report.message)
 
     def _start_profiler(self, *, recording: bool) -> None:
-        other = active_profiler() or scheduled_profiler(until=self._window.end_step - self._next_step + 1)
+        other = active_profiler() or scheduled_profiler(until=self.window.end_step - self._next_step + 1)
         self._has_lock = not other and RECORDING.acquire(blocking=False)
         if not self._has_lock:
             self._skip(other or "another fit in this process records at the same time")
@@ -356,11 +365,11 @@ class TraceSession:
                 profiler.start_trace()
             self._stop_profiler(profiler)
             self._report = replace(
-                self._report, status="not reached", message=f"the run ended right before {self._window}"
+                self._report, status="not reached", message=f"the run ended right before {self.window}"
             )
             return
         more = {**self.about, "libraries": installed_packages()} if config.with_stack else self.about
-        about = trace_metadata(self._rank, self._world_size, self._window, self._report.steps, more)
+        about = trace_metadata(self._rank, self._world_size, self.window, self._report.steps, more)
         for key, value in about.items():
             profiler.add_metadata_json(key, value)
         self._stop_profiler(profiler)
@@ -374,6 +383,7 @@ class TraceSession:
                 tensorboard=config.tensorboard,
                 analyze=self._analyzes,
                 alone=alone,
+                now=self._now,
             )
         except BaseException:
             discard_with_folders(raw)

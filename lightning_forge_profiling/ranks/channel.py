@@ -17,6 +17,7 @@ _MANY: Final = 64  # of more ranks those of a host share one connection to the s
 _FILES_S: Final = 5.0  # between two looks at the files beside a store, and between the files of many ranks
 _LIVE_S: Final = 10.0
 _MOST_BYTES: Final = 1 << 16  # of one message
+_ANNOUNCED: Final = "announced"
 _NAME: Final = re.compile(pulse_name(r"(\d{1,9})"))
 
 
@@ -58,6 +59,23 @@ class Channel:
             messages += _messages(self._folder).values()
         return messages
 
+    def announce(self, message: bytes) -> None:
+        """Give all ranks a message of rank 0's, in place of the one before."""
+        if self._store is not None:
+            self._store.announce(message)
+
+    def announced(self) -> bytes | None:
+        """The latest message of rank 0's to all; None if the store has none."""
+        host = self._host
+        with suppress(OSError):
+            if host is not None and not host.passes:
+                return host.announced()
+        message = None if self._store is None else self._store.announced()
+        if host is not None and message is not None:
+            with suppress(OSError):
+                host.announce(message)
+        return message
+
     def interrupt(self) -> None:
         """End a call under way in another thread; from then on there are only files."""
         if self._store is not None:
@@ -79,14 +97,22 @@ class HostFolder:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank, self._own = folder, rank, folder / pulse_name(rank)
+        self.passes = True  # whether this rank passes on what others have left
 
     def exchange(self, message: bytes) -> dict[int, bytes]:
         """Leave this rank's message; returns those that it has to pass on, by rank. Raises OSError."""
         make_own_folder(self._folder)
         write_whole(self._own, message)
-        if min(self._live(self._own.stat().st_mtime), default=self._rank) < self._rank:
-            return {}
-        return _messages(self._folder)
+        self.passes = min(self._live(self._own.stat().st_mtime), default=self._rank) >= self._rank
+        return _messages(self._folder) if self.passes else {}
+
+    def announce(self, message: bytes) -> None:
+        """Pass on what rank 0 announces. Raises OSError."""
+        write_whole(self._folder / _ANNOUNCED, message)
+
+    def announced(self) -> bytes:
+        """What was passed on. Raises OSError."""
+        return read_regular(self._folder / _ANNOUNCED, _MOST_BYTES)
 
     def close(self) -> None:
         """Leave the last message to the ranks that are live; the last one removes the folder. Raises OSError."""

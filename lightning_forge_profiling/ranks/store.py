@@ -54,6 +54,7 @@ class StoreClient:
         self._kind, self._host, self._port = type(store), store.host, store.port
         self._prefix, self._limit_s = prefix, limit_s
         self._writers = self._key("writers")  # names those that have a value: `get` of another key would wait for it
+        self._announced = self._key("announced")
         self._listed: set[str] = set()
         self._store: TCPStore | None = None
         self._socket: socket.socket | None = None
@@ -82,11 +83,19 @@ class StoreClient:
 
         return self._call(read)
 
+    def announce(self, value: bytes) -> None:
+        """Replace what all ranks can read."""
+        self._call(lambda store: store.set(self._announced, value.decode()))
+
+    def announced(self) -> bytes | None:
+        """What was announced last; None if nothing was, or the store cannot be read."""
+        return self._call(lambda store: store.get(self._announced) if store.check([self._announced]) else None)
+
     def clear(self) -> None:
-        """Remove the values of all writers."""
+        """Remove the values of all writers, and what was announced."""
 
         def clear(store: "TCPStore") -> None:
-            for key in (*map(self._key, self._known(store)), self._writers):
+            for key in (*map(self._key, self._known(store)), self._writers, self._announced):
                 store.delete_key(key)
 
         self._call(clear)

@@ -62,6 +62,7 @@ _FINDINGS, _EVENTS = 3, 5
 _OF_RANKS: Final = ("straggler", "hang")  # kinds of events
 _OF_RUN: Final = ("compute", "whole fit", "goodput")
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
+_RECENT_S: Final = 10.0  # how old the steps shown may be before the step of the latest pulse is said instead
 # smallest range of a sparkline, as a share of its lowest value, so that noise does not look like a change
 _LEAST_RANGE: Final = 0.1
 _MOST_TIMES: Final = 60
@@ -122,7 +123,8 @@ def print_frame(record: RunRecord, where: str, now: float, screen: Screen, view:
     stretch = latest_stretch(shown)
     text = status.text
     if status.outcome == "running":
-        step = status.step if stretch is None else stretch.end
+        recent = stretch is not None and now - stretch.at < _RECENT_S
+        step = stretch.end if stretch is not None and recent else status.step
         text = f"running: {progress_words(run_progress(shown, step, now))}{silent_ranks(record, now)}"
     screen.line(where, whole=True)
     ranks = ranks_of(record, now)

@@ -113,7 +113,9 @@ def run_progress(rank: RankRecord, step: int, now: float) -> Progress:
         first, latest = intervals[0], intervals[-1]
         if latest.step > first.step:
             each_s = (latest.at - first.at) / (latest.step - first.step)
-            left_s = max(0.0, ((begin.batches or 0) - latest.step) * each_s - (now - latest.at))
+            steps = max((begin.batches or 0) - latest.step, 0)
+            left_s = max(steps * each_s - (now - latest.at), 0.0)
+            left_s = left_s if left_s or not steps else None  # it takes longer than that: it stands, or validates
     return Progress(step, begin.batches if known else None, epoch, last, left_s)
 
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from lightning_forge_profiling.results.analysis import RankWork
+from lightning_forge_profiling.results.window import WindowAnswer
 
 _Whole = Annotated[int, Meta(ge=0, le=10**15)]
 _Seconds = Annotated[float, Meta(ge=0, le=1e11)]
@@ -87,6 +88,7 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
         sensors: the latest readings of its GPU, by name, such as `sm_mhz`; {} without one.
         standing: where it stands; None while it moves.
         silent: ranks of the same machine that publish nothing any more.
+        answer: what it says of the latest plan of a window.
     """
 
     schema_version: Literal[1] = 1
@@ -107,6 +109,7 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     sensors: Mapping[str, float] = {}
     standing: Standing | None = None
     silent: tuple[SilentRank, ...] = ()
+    answer: WindowAnswer = WindowAnswer()
 
 
 class Heard(msgspec.Struct, frozen=True, kw_only=True):

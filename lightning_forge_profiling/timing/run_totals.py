@@ -273,6 +273,11 @@ class RunTotals:
         if chosen:
             self.latest.append((times, timing.gpu_starved))
 
+    @property
+    def slowest(self) -> tuple[TimedStep, ...]:
+        """The slowest steps that count, the slowest first."""
+        return self._slowest.steps
+
     def skip(self, work: StepWork) -> None:
         """Enter a step that could not be timed."""
         self._break_cycle(work)

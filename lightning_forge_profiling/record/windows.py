@@ -1,0 +1,70 @@
+"""The files by which a live run is asked for a window, and answers: in the folder of its record."""
+
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from lightning_forge_profiling.names import WINDOW_PLAN, WINDOW_REQUEST
+from lightning_forge_profiling.record.lines import check_numbers
+from lightning_forge_profiling.results.json_layout import decoded
+from lightning_forge_profiling.results.window import WindowPlan, WindowRequest
+from lightning_forge_profiling.safe_files import read_regular, write_whole
+
+_T = TypeVar("_T")
+
+_VERSION: Final = 1
+_MOST_BYTES: Final = 1 << 16
+_encoder = msgspec.json.Encoder()
+_plans: msgspec.json.Decoder[WindowPlan] = msgspec.json.Decoder(WindowPlan)
+_requests: msgspec.json.Decoder[WindowRequest] = msgspec.json.Decoder(WindowRequest)
+
+
+def encode_plan(plan: WindowPlan) -> bytes:
+    """The plan as JSON."""
+    return _encoder.encode(plan)
+
+
+def decode_plan(content: bytes) -> WindowPlan:
+    """A plan. Raises ValueError if it is damaged, out of range or of another layout."""
+    return _checked(content, _plans)
+
+
+def write_request(folder: Path, request: WindowRequest) -> None:
+    """Ask the run whose record is in a folder. Raises OSError."""
+    write_whole(folder / WINDOW_REQUEST, _encoder.encode(request))
+
+
+def take_request(folder: Path) -> WindowRequest | None:
+    """The request in the folder, if this user has made one, which is then gone from it; None for none."""
+    path = folder / WINDOW_REQUEST
+    try:
+        content = _own(path)
+        path.unlink()
+        return _checked(content, _requests)
+    except (OSError, ValueError):
+        return None
+
+
+def write_plan(folder: Path, plan: WindowPlan) -> None:
+    """Leave a plan for those who asked, and for ranks that no store reaches. Raises OSError."""
+    write_whole(folder / WINDOW_PLAN, encode_plan(plan))
+
+
+def read_plan(folder: Path) -> WindowPlan | None:
+    """The latest plan of the run whose record is in a folder; None if there is none, or it is another user's."""
+    try:
+        return decode_plan(_own(folder / WINDOW_PLAN))
+    except (OSError, ValueError):
+        return None
+
+
+def _own(path: Path) -> bytes:
+    """The content of a file that belongs to the owner of its folder. Raises OSError."""
+    return read_regular(path, _MOST_BYTES, owners={path.parent.lstat().st_uid})
+
+
+def _checked(content: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
+    found = decoded(content, decoder, _VERSION)
+    check_numbers(msgspec.json.decode(content))
+    return found

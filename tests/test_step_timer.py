@@ -1,5 +1,7 @@
 """Attribution of a step's time, on a simulated GPU where every millisecond is known."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -49,6 +51,30 @@ def test_the_first_step_ends_so_long_after_the_fit_began(device):
     step_timer.end_step(StepWork())
     step_timer.finish(wait=True)
     assert step_timer.summary().first_step_s == pytest.approx(3.0)
+
+
+def test_nsight_gets_a_range_for_each_step_and_region_and_each_ends(device):
+    seen = []
+
+    @contextmanager
+    def ranges(name):
+        seen.append(name)
+        yield
+        seen.append(f"/{name}")
+
+    step_timer = recorder_on(device, nsight=ranges)
+    assert not seen, "nothing before training"
+    step_timer.start()
+    for _ in range(2):
+        inside(step_timer, device, "optimizer", 5, lambda: inside(step_timer, device, "forward", 7))
+        token = step_timer.open_region("encoder")
+        step_timer.close_region("encoder", token)
+        step_timer.end_step(StepWork())
+    step_timer.enter("data")
+    step_timer.finish(wait=True)
+    region = ["forge.optimizer", "forge.forward", "/forge.forward", "/forge.optimizer", "encoder", "/encoder"]
+    last = ["step 2", "forge.data", "/forge.data", "/step 2"]
+    assert seen == ["step 0", *region, "/step 0", "step 1", *region, "/step 1", *last]
 
 
 def test_the_built_in_regions_tile_the_step_by_self_time(device):

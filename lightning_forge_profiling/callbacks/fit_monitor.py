@@ -1,5 +1,6 @@
 """`FitMonitor`: everything that watches one fit of a Trainer, made in `setup` and ended in one place."""
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from math import inf
@@ -20,6 +21,7 @@ from lightning_forge_profiling.callbacks.lightning_api import LightningModule, S
 from lightning_forge_profiling.callbacks.rank_waits import RankWaits
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.wrapped_methods import watch_failure, watch_validation
+from lightning_forge_profiling.gpu.nsight import nsight_ranges
 from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.record.histogram import bucket
 from lightning_forge_profiling.results.trace_report import TraceReport
@@ -56,13 +58,15 @@ class FitMonitor(Guarded):
         self.ledger = ledger or begin_ledger(max(callback.built_ns for callback in callbacks))
         warmup = [callback.warmup_steps for callback in callbacks if callback.warmup_steps is not None]
         overhead = next((one.overhead for one in callbacks if one.overhead != DEFAULT_SHARE), DEFAULT_SHARE)
+        nsight = nsight_ranges(os.environ)
         self.step_timer = StepTimer(
             CUDATimerCollection((), device=trainer.strategy.root_device),
             regions=set.intersection(*(set(callback.regions) for callback in callbacks)),
             warmup_steps=max(warmup, default=DEFAULT_WARMUP_STEPS),
-            budget=TimingBudget(overhead),
+            budget=TimingBudget(overhead if nsight is None else None),  # its timeline shows the regions of each step
             ledger=self.ledger,
             bucket=bucket if any(callback.record for callback in callbacks) else None,
+            nsight=nsight,
         )
         self._ended = self._closed = self._concluded = self._checking = False
         self._progress: StepProgress | None = None

@@ -1,5 +1,6 @@
 """The windows of a fit on one rank: the recordings, the memory snapshot, and the folders that their files go to."""
 
+import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from lightning_forge_profiling.callbacks.run_settings import loader_settings
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory import MemorySnapshot
+from lightning_forge_profiling.gpu.nsight import nsight_ranges
 from lightning_forge_profiling.names import PROFILER, WINDOW, memory_path
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import exit_timeout_s
@@ -82,6 +84,8 @@ class FitWindow(Guarded):
             self._skip("fast_dev_run is a trial run")
         elif lightning_api.uses_pytorch_profiler(trainer):
             self._skip('Trainer(profiler="pytorch") already records, and PyTorch has room for one profiler at a time')
+        elif nsight_ranges(os.environ) is not None:
+            self._skip("Nsight Systems records this process, and the GPU's events go to one profiler at a time")
         else:
             self._prepare(trainer)
 

@@ -1,10 +1,10 @@
 """Turns the boundaries of a fit (a fetch begins, backward ends) into region times, steps and the run's totals."""
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
 from time import perf_counter_ns
-from typing import Final
+from typing import Any, Final
 
 from torch.autograd.profiler import record_function
 
@@ -72,11 +72,13 @@ class StepTimer(Guarded):
         ledger: LedgerClock | None = None,
         bucket: Callable[[float], int] | None = None,
         clock_ns: Callable[[], int] = perf_counter_ns,
+        nsight: Callable[[str], AbstractContextManager[Any]] | None = None,
     ) -> None:
         self.timers = timers
         self.ledger = LedgerClock(clock_ns(), clock_ns=clock_ns) if ledger is None else ledger
         self.warmup_steps = warmup_steps
         self.tracing = False  # whether to show the regions in a trace that is being recorded
+        self._nsight, self._step_range = nsight, None if nsight is None else nsight("step 0")
         self.step = 0  # the step under way
         self.saw_training_step = False  # whether its training step was announced
         # called when the current step is split and the one before it was not, or the other way round
@@ -104,7 +106,7 @@ class StepTimer(Guarded):
         self._label = "other"
         self._since = Mark(HostEvent())  # start() puts the first in its place
         self._update: Mark | None = None
-        self._stack: list[tuple[str, record_function | None]] = []
+        self._stack: list[tuple[str, AbstractContextManager[Any] | None]] = []
         self._open_parts: list[str] = []
         self._depth: dict[str, int] = {}
         self._said_announced = False
@@ -125,6 +127,8 @@ class StepTimer(Guarded):
         self.ledger.begin_step(0, last_counts=False)
         self.active = self.began = True
         self._started_ns = self._clock_ns()
+        if self._step_range is not None:
+            self._step_range.__enter__()
         self._since = self.timers.mark()
         self._deliver_ns = self._since.host_ns + _DELIVER_NS
         self._stepped_ns = self._since.host_ns
@@ -176,11 +180,7 @@ class StepTimer(Guarded):
                 return
             self.exit(LOADER_START)
         try:
-            span = None
-            if self.tracing:
-                span = record_function(MARK_PREFIX + ("data" if name == LOADER_START else name))
-                span.__enter__()  # type: ignore[no-untyped-call]
-            self._stack.append((name, span))
+            self._stack.append((name, self._shown(MARK_PREFIX + ("data" if name == LOADER_START else name))))
             label = self._labels[name]
             if _ABSORBS.get(label) == self._label and began_ns - self._since.host_ns < _ABSORBED_BELOW_NS:
                 self.timers.relabel(self._label, label)
@@ -193,6 +193,20 @@ class StepTimer(Guarded):
             self._count_own(began_ns)
         except Exception as exc:
             self.note_failure(exc)
+
+    def _shown(self, name: str) -> AbstractContextManager[Any] | None:
+        """Begin a range on the timeline of what records this process; None if nothing does."""
+        if self._nsight is None and not self.tracing:
+            return None
+        span: AbstractContextManager[Any] = record_function(name) if self._nsight is None else self._nsight(name)
+        span.__enter__()
+        return span
+
+    def _next_range(self, step: int) -> None:
+        if self._nsight is not None and self._step_range is not None:
+            self._step_range.__exit__(None, None, None)
+            self._step_range = self._nsight(f"step {step}")
+            self._step_range.__enter__()
 
     def _is_of_validation(self, name: str) -> bool:
         """Whether a region belongs to validation, which is timed as one region."""
@@ -358,6 +372,7 @@ class StepTimer(Guarded):
             while self._stack:  # an exception that the user's code caught may have left something open
                 self._pop()
             self.exit_wait()
+            self._next_range(self.step + 1)
             timers, split, chosen, following = self.timers, self.is_split, self._chosen, self.step + 1
             left_out: LeftOut | None = "recorded" if recorded else "warm-up" if following <= self.warmup_steps else None
             self.is_split = following < self.warmup_steps or ends_epoch or self._budget.splits(following)
@@ -422,6 +437,8 @@ class StepTimer(Guarded):
             self._pop()
         self.exit_wait()
         self.active = False
+        if self._step_range is not None:
+            self._step_range.__exit__(None, None, None)
         self.timers.stop(self._label)
         if wait:
             self.timers.elapsed_all()
@@ -454,14 +471,10 @@ class StepTimer(Guarded):
                     self.timers.add_region(name)
                     self.timers.start(name)
                 self._depth[name] = depth + 1
-            if not self.tracing:
-                return self
-            span = record_function(name)
-            span.__enter__()  # type: ignore[no-untyped-call]
+            return self._shown(name) or self
         except Exception as exc:
             self.note_failure(exc)
             return None
-        return span
 
     def _say_announced(self, name: str) -> None:
         if not self._said_announced:
@@ -471,7 +484,7 @@ class StepTimer(Guarded):
     def close_region(self, name: str, token: object) -> None:
         """End a region of the user's."""
         try:
-            if isinstance(token, record_function):
+            if isinstance(token, AbstractContextManager):
                 token.__exit__(None, None, None)
             with self._user_regions:
                 self._depth[name] -= 1

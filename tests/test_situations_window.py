@@ -3,12 +3,14 @@
 import gzip
 import json
 import re
+from itertools import pairwise
 
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.profiler.config import StepWindow
 from tests.models import Classifier, Fails, every_step, loader
 from tests.outcomes import (
@@ -82,6 +84,19 @@ def test_the_default_window_comes_when_the_run_is_steady(make_trainer, batches, 
     callback = ForgeProfilerCallback(analyze=False, tensorboard=False)
     make_trainer(callback, **options).fit(Classifier(), data)
     assert callback.trace_report().steps == tuple(steps)
+
+
+def test_the_timelines_first_lane_has_forward_and_backward_beside_the_optimizer(tmp_path, make_trainer):
+    callback = ForgeProfilerCallback(5, 8, analyze=False)
+    make_trainer(callback, max_epochs=1).fit(Classifier(), loader(64))
+    [timeline] = analyze(callback.trace_report().path).timelines
+    lane = timeline.lanes[0]
+    assert lane.name == "host: regions"
+    names = [timeline.names[index] for index in lane.name_index]
+    assert {"forge.forward", "forge.backward", "forge.optimizer"} <= {*names}
+    spans = sorted(zip(lane.start_us, lane.duration_us, names, strict=True))
+    for (start, length, name), (following, _, other) in pairwise(spans):
+        assert start + length <= following + 0.01, (name, other)
 
 
 def test_a_start_alone_records_six_steps():

@@ -34,7 +34,7 @@ _NAME: Final = re.compile(r"\((.+)\)$")  # of a device, as in `cuda:0 (NVIDIA H2
 _LINES: Final = 15
 _WIDTH: Final = 80
 _FEWEST_ROWS: Final = 3
-_VERDICT_LINES: Final = 3
+_VERDICT_LINES: Final = 4  # a straggler with its cause and the line of the code
 _ADVICE_LINES: Final = 2
 
 

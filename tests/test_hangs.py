@@ -30,7 +30,7 @@ from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, 
 from lightning_forge_profiling.record.reader import read_run, records_at
 from lightning_forge_profiling.results.pulse import Heard, Pulse, SilentRank, Standing
 from tests.models import Classifier, loader, quiet_trainer
-from tests.outcomes import HANGS_S, SCRIPTS
+from tests.outcomes import HANGS_S, SCRIPTS, summary_of
 from tests.ports import free_port
 
 WITHIN_S = 60
@@ -185,6 +185,7 @@ def test_a_standing_step_is_on_record_and_a_slow_part_is_not(tmp_path, monkeypat
         assert re.fullmatch(r"rank 0 stands in step \d+ since \d+ s: wait at \S*test_hangs.py:\d+, in sleep", said[0])
         assert re.fullmatch(r"the ranks move again, after \d+ s", said[1])
         assert "in wait" in (path / "rank0.stacks.txt").read_text()
+        assert "1 step in which training stood still" in summary_of(tmp_path), "a hang is no step's time"
     else:
         assert said == []
         assert list(path.glob("*.stacks.txt")) == []

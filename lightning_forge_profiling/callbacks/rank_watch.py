@@ -134,6 +134,8 @@ class RankWatch:
         number, self._number = self._number, self._number + 1
         progress, memory = self._progress(), resident_bytes()
         standing, silent = self._hangs.look(progress, ended=bool(self._ended))
+        if standing is not None:  # a hang is no step's time
+            self._step_timer.stood_in = progress.step
         return msgspec.structs.replace(
             self._first,
             number=number,

@@ -80,6 +80,7 @@ class StepTimer(Guarded):
         self.tracing = False  # whether to show the regions in a trace that is being recorded
         self._nsight, self._step_range = nsight, None if nsight is None else nsight("step 0")
         self.step = 0  # the step under way
+        self.stood_in = -1  # the latest step in which training stood still, set by another thread
         self.saw_training_step = False  # whether its training step was announced
         # called when the current step is split and the one before it was not, or the other way round
         self.on_split_change: Callable[..., object] = lambda **_: None
@@ -375,6 +376,7 @@ class StepTimer(Guarded):
             self._next_range(self.step + 1)
             timers, split, chosen, following = self.timers, self.is_split, self._chosen, self.step + 1
             left_out: LeftOut | None = "recorded" if recorded else "warm-up" if following <= self.warmup_steps else None
+            left_out = "stood" if self.stood_in == self.step else left_out
             self.is_split = following < self.warmup_steps or ends_epoch or self._budget.splits(following)
             self._chosen = not ends_epoch
             base, drained = "other" if self.is_split else WHOLE, None

@@ -299,6 +299,7 @@ def _left_out(run: RunSummary, *, with_times: bool) -> list[str]:
     counts = (
         (0 if run.only_warmup else run.warmup_steps, "warm-up {}"),
         (run.recorded_steps, "{} with the profiler on"),
+        (run.stood_steps, "{} in which training stood still"),
         (run.untimed_steps, "{} not timed"),
     )
     left_out = [f"{count} {what.format('step' if count == 1 else 'steps')}" for count, what in counts if count]

@@ -147,7 +147,7 @@ def _merged(blocks: Mapping[int, StepBlock], times: int) -> dict[int, StepBlock]
     return merged
 
 
-LeftOut = Literal["warm-up", "recorded"]
+LeftOut = Literal["warm-up", "recorded", "stood"]
 
 # steps at the start of a fit, and right after a window, that say nothing about the others' pace
 SETTLING_STEPS: Final = 5
@@ -172,6 +172,7 @@ class RunSummary:
             nothing queued and waited for the host. None if unknown.
         warmup_steps: how many steps were left out as warm-up.
         recorded_steps: how many were left out because the profiler ran.
+        stood_steps: how many were left out because training stood still in them.
         untimed_steps: how many were left out because something in them could not be timed.
         excluded_ms: time between batches that is no part of a step, by `validation`, `checkpoint`, `profiler`.
         samples: samples of all steps; None if unknown.
@@ -203,6 +204,7 @@ class RunSummary:
     after_window_ms: tuple[float, ...] = ()
     first_ms: Mapping[int, float] = field(default_factory=dict)
     slowest: tuple[TimedStep, ...] = ()
+    stood_steps: int = 0
 
 
 class RunTotals:
@@ -217,7 +219,7 @@ class RunTotals:
         self._cycle_is_broken = False
         self._warmup = self._sums()
         self._first = self._sums()
-        self._left_out: dict[str, int] = {"warm-up": 0, "recorded": 0}
+        self._left_out: dict[str, int] = {"warm-up": 0, "recorded": 0, "stood": 0}
         self._excluded_ms = dict.fromkeys(EXCLUDED, 0.0)
         self._samples: float | None = 0.0
         self._first_step_s: float | None = None
@@ -243,7 +245,7 @@ class RunTotals:
             self._first_step_s = (
                 sum(times.device_ms.get(name, 0.0) for name in (*REGIONS, *BETWEEN_EPOCHS, WHOLE, *EXCLUDED)) / 1e3
             )
-        if left_out != "recorded":
+        if left_out not in {"recorded", "stood"}:
             self._add_beside_window(times.step, took_ms)
         if left_out is None:
             self._add_counted(times, took_ms, work, timing)
@@ -365,7 +367,7 @@ class RunTotals:
         steady = self._all()
         counted = steady.steps
         only_warmup = not counted
-        warmup, recorded = self._left_out["warm-up"], self._left_out["recorded"]
+        warmup, recorded, stood = self._left_out.values()
         shown = next((sums for sums in (steady, self._warmup) if sums.steps), self._first)
         accumulating, changing = self._first_ms
         return RunSummary(
@@ -377,7 +379,8 @@ class RunTotals:
             gpu_starved_pct=shown.gpu_starved_pct,
             warmup_steps=warmup,
             recorded_steps=recorded,
-            untimed_steps=max(steps - counted - warmup - recorded, 0),
+            stood_steps=stood,
+            untimed_steps=max(steps - counted - warmup - recorded - stood, 0),
             excluded_ms=dict(self._excluded_ms),
             samples=self._samples,
             first_step_s=None if self._first_step_s is None else before_first_s + self._first_step_s,

@@ -35,6 +35,7 @@ from lightning_forge_profiling.results.window import WindowPlan, WindowRequest
 
 _LIMIT_S: Final = 120.0
 _AFTER_STEPS: Final = 300
+_SETTLES_S: Final = 10.0  # the last window's traces are compressed beside training
 
 
 class _Ends(L.Callback):
@@ -147,11 +148,12 @@ def main() -> None:
                 same += good
                 if not good:
                     print(f"request {asked}: {plan}", flush=True)
+            time.sleep(_SETTLES_S)
             (folder / "stop").touch()
             _until((folder / "median").exists)
             after = float((folder / "median").read_text())
         with running(args.ranks) as (folder, _):
-            time.sleep(20)
+            time.sleep(2 * _SETTLES_S)
             (folder / "stop").touch()
             _until((folder / "median").exists)
             ratios.append(after / float((folder / "median").read_text()))

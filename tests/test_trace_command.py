@@ -170,6 +170,24 @@ def test_nothing_is_recorded_where_the_disk_is_nearly_full(tmp_path, make_traine
 # -- every so many steps, and what becomes slow -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
+def test_a_window_that_is_asked_for_before_that_of_the_settings_takes_nothing_from_it(tmp_path, make_trainer):
+    record = tmp_path / "csv" / "version_0" / "forge_record"
+
+    class Asks(Classifier):
+        def training_step(self, batch):
+            if self.global_step == 20:
+                write_request(record, WindowRequest(id="a", steps=2))
+            time.sleep(0.02)  # planted, so that the thread has some looks
+            return super().training_step(batch)
+
+    callback = ForgeProfilerCallback(600, 602, **QUICK)
+    make_trainer(callback, ThroughputCallback(), max_epochs=-1, max_steps=620).fit(Asks(), loader(4000))
+    plan = read_plan(record)
+    assert plan.start < 590
+    assert sorted(steps_of(tmp_path)) == [[plan.start, plan.start + 1], [600, 601]]
+
+
 def test_a_window_each_so_many_steps(tmp_path, make_trainer):
     callback = ForgeProfilerCallback(10, 12, every=20, **QUICK)
     make_trainer(callback, ThroughputCallback(), max_epochs=1).fit(Classifier(), loader(4 * 75))

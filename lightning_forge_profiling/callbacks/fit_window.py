@@ -70,6 +70,7 @@ class FitWindow(Guarded):
         self._deferred = False
         self._windows: list[_Recorded] = []
         self._session: TraceSession | None = None  # of the latest of them
+        self._waiting: TraceSession | None = None  # one whose window comes after another that was asked for meanwhile
         self._armed: WindowPlan | None = None  # set by another thread
         self._unkept = ""  # why the latest one was not recorded
         self._periodic: StepWindow | None = None  # the next of those every so many steps
@@ -142,6 +143,8 @@ class FitWindow(Guarded):
     ) -> None:
         device, folder = trainer.strategy.root_device.type, self._folder(named)
         can_be_recorded = device != "cpu" and device in ACTIVITIES  # an Apple GPU, for one, cannot
+        if self._session is not None and self._session.report.status == "waiting":
+            self._waiting = self._session
         self._session = session = TraceSession(
             self._settings.config,
             [folder.path],
@@ -257,7 +260,9 @@ class FitWindow(Guarded):
             asked, ranks = StepWindow(plan.start, plan.start + plan.steps), plan.ranks or range(self._world_size)
             if self.running or self._ended_steps > asked.start_step - 1:
                 self._unkept = f"step {self._ended_steps} had begun"
-            elif not lightning_api.may_be_last(trainer):
+            elif lightning_api.may_be_last(trainer):
+                self._unkept = "the run was about to end"
+            else:
                 self._begin(trainer, asked, ranks, named=asked, first_step=self._ended_steps, now=True)
         elif window is not None and self._ended_steps >= window.start_step - 1:
             every = self._settings.every or 0
@@ -308,6 +313,13 @@ class FitWindow(Guarded):
                 self._deferred = True
             else:
                 self._advance(session)
+        waiting = self._waiting
+        if waiting is not None and not self.running:
+            self._waiting = None
+            if self._ended_steps < waiting.window.end_step:
+                self._session = waiting
+                waiting.continue_at(self._ended_steps)
+                self._advance(waiting)
         if self._armed is not None or self._periodic is not None:
             self._begin_next(trainer)
 

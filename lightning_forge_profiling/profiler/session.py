@@ -208,6 +208,10 @@ class TraceSession:
         self.step()
         return self
 
+    def continue_at(self, step: int) -> None:
+        """The next step to begin is a later one."""
+        self._next_step = step
+
     def begun(self) -> None:
         """Count the current step as recorded even if it never ends, since some of it has run."""
         self._begun = True

@@ -61,11 +61,12 @@ function overview({ ranks, run }) {
     ] : [];
   }
   const devices = [...new Set(ranks.map((rank) => rank.device).filter(Boolean))];
+  const recorded = ranks.length > 1 ? between(ranks.map((rank) => rank.step_ms.mean), milliseconds) : stepTime(ranks[0].step_ms);
   return [
     ["Device", devices.join(", ") || "no GPU in the trace"],
     ["Ranks", number(ranks.length)],
     ["Steps that count", `${between(ranks.map((rank) => rank.steps), number)} of ${between(ranks.map((rank) => rank.per_step.length), number)} recorded`],
-    ["Step time", ranks.length > 1 ? between(ranks.map((rank) => rank.step_ms.mean), milliseconds) : stepTime(ranks[0].step_ms)],
+    ...(run ? [["Step time", stepTime(run.step_ms)], ["Recorded step", recorded]] : [["Step time", recorded]]),
     ...(ranks.some(usedGpu) ? [
       ["GPU busy", between(ranks.map((rank) => rank.gpu.busy_pct), percent)],
       ["Kernels per step", between(ranks.map((rank) => rank.gpu.kernels_per_step), (value) => number(value))],

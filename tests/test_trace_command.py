@@ -15,6 +15,7 @@ from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks import window_agreement
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import WINDOW_PLAN, WINDOW_REQUEST
+from lightning_forge_profiling.record.reader import read_run, records_at
 from lightning_forge_profiling.record.windows import read_plan, take_request, write_request
 from lightning_forge_profiling.results.window import WindowRequest
 from tests.models import Classifier, loader
@@ -33,7 +34,7 @@ def wait_until(condition, process):
 
 
 @contextmanager
-def training(folder, *, ranks=1, profiler=QUICK, throughput=None, slow_from=10**9):
+def training(folder, *, ranks=1, profiler=QUICK, throughput=None, slow_from=0):
     """A run that trains meanwhile, at least one second of it over."""
     given = ["none" if profiler is None else json.dumps(profiler), json.dumps(throughput or {}), str(slow_from)]
     process = subprocess.Popen(
@@ -201,9 +202,13 @@ def test_what_becomes_slow_is_recorded_and_named(tmp_path):
         wait_until(lambda: len([*tmp_path.rglob("summary.json")]) > 1, process)
     first, second, *_ = traces(tmp_path)
     assert first.parent.name.endswith("_steady")
-    text = (second.parent / "summary.md").read_text()
-    assert "waits_for_a_file" in text or "between" in text or "forward" in text
-    assert "window" in (tmp_path / "lightning_logs" / "version_0" / "forge_record" / "rank0.jsonl").read_text()
+    assert min(recorded_steps(read_trace(second))) > 3000
+    [share] = re.findall(r"^\| forward \| .* \| (\S+) % \|$", (second.parent / "summary.md").read_text(), re.MULTILINE)
+    assert float(share) > 60, "the part of the step that has become longer"
+    said = [event.text for event in read_run(records_at(tmp_path)[0]).ranks[0].events if event.kind == "window"]
+    assert any(
+        re.search(r"\(steps before \d+ took 3\d(\.\d)? ms, earlier ones 1\d(\.\d)? ms\)", text) for text in said
+    ), said
 
 
 @pytest.mark.parametrize("wrong", [{"every": 3}, {"every": 10.0}, {"when": "never"}])

@@ -644,7 +644,7 @@ def test_run_profiles_a_fabric_loop_that_announces_its_steps(tmp_path, does):
 def test_the_callback_that_a_fabric_is_given_profiles_its_steps(tmp_path, announced):
     done = script("fabric_loop.py", "given", announced, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert recorded_steps(the_trace(tmp_path)) == [*range(10, 16)]
+    assert recorded_steps(the_trace(tmp_path)) == [5, 6, 7]
     assert tables(done.stderr) == 1
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _ANSWER_S: Final = 10.0  # rank 0 looks once a second
 _LOOK_S: Final = 0.2
 _ENDED_S: Final = 30.0  # for the reports, after the end of the run
-_MOST_STEPS: Final = 100
 
 _EXAMPLES = """\
 examples:
@@ -47,8 +46,10 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _steps(text: str) -> int:
+    from lightning_forge_profiling.results.window import MOST_STEPS  # noqa: PLC0415  (loads msgspec)
+
     number = int(text) if text.isdecimal() else 0
-    return checked(text, number, 1 <= number <= _MOST_STEPS, f"a number of steps from 1 to {_MOST_STEPS}")
+    return checked(text, number, 1 <= number <= MOST_STEPS, f"a number of steps from 1 to {MOST_STEPS}")
 
 
 def _run(args: argparse.Namespace) -> int:

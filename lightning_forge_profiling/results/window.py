@@ -1,11 +1,11 @@
 """A window of steps that a live run is asked for, and what its ranks agree on."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-MOST_STEPS = 100
+MOST_STEPS: Final = 100
 """Most steps of a window that is asked for: a trace grows with each."""
 
 _Whole = Annotated[int, Meta(ge=0, le=10**15)]

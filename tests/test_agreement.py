@@ -188,6 +188,19 @@ def test_a_very_long_step_is_noticed():
     assert text == "step 4711 took 90 ms, the usual one 20 ms"
 
 
+def test_a_phase_of_long_steps_is_no_single_step_and_one_in_the_pause_is_said_after_it():
+    def phase(second):
+        return (0, 0.0) if second < 100 else (4711, 70.0)
+
+    [(second, text)] = looked([20.0] * 100 + [60.0] * 200, slowest=phase)
+    assert second >= 109
+    assert text.endswith("took 60 ms, earlier ones 20 ms")
+    (first, one), (second, lasting) = looked([20.0] * 40 + [26.0] * 300, slowest=lambda s: (9, 90.0 if s > 35 else 0.0))
+    assert (first, one) == (36, "step 9 took 90 ms, the usual one 20 ms")
+    assert 90 < second < 100
+    assert lasting.endswith("took 26 ms, earlier ones 20 ms")
+
+
 def test_a_rank_that_becomes_late_is_noticed_once_for_each_cause():
     def late(second):
         return None if second < 50 else LateRank(rank=2, cause="data" if second < 200 else "forward", ms=3.0)

@@ -42,13 +42,14 @@ class Slowness:
         if before is None:
             return ""
         self._latest.append(1e3 * (at_s - before[0] - (paused_s - before[2])) / (step - before[1]))
-        said = self._said(step, slowest, late) if len(self._usual) >= _FEWEST else ""
-        if len(self._latest) == _LASTING:  # so that a drift is not taken for usual before it is noticed
-            self._usual.append(self._latest[0])
+        said = ""
+        if at_s >= self._quiet_until:  # what lasts is still to be seen when the pause is over
+            said = self._said(step, slowest, late) if len(self._usual) >= _FEWEST else ""
+            if len(self._latest) == _LASTING:  # so that a drift is not taken for usual before it is noticed
+                self._usual.append(self._latest[0])
         self._slowest = max(self._slowest, slowest[1])
-        if not said or at_s < self._quiet_until:
-            return ""
-        self._quiet_until = at_s + _PAUSE_S
+        if said:
+            self._quiet_until = at_s + _PAUSE_S
         return said
 
     def _said(self, step: int, slowest: tuple[int, float], late: LateRank | None) -> str:
@@ -61,6 +62,6 @@ class Slowness:
             self._usual.clear()  # what it is now is usual from here on
             self._usual.extend([median(self._latest)] * _FEWEST)
             return f"steps before {step} took {median(self._latest):.3g} ms, earlier ones {usual:.3g} ms"
-        if slowest[1] > max(_OUTLIER * usual, self._slowest):
+        if slowest[1] > max(_OUTLIER * max(usual, self._latest[-1]), self._slowest):  # longer than those about it, too
             return f"step {slowest[0]} took {slowest[1]:.3g} ms, the usual one {usual:.3g} ms"
         return ""

@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import inf
 from multiprocessing import connection, get_context
 from pathlib import Path
@@ -23,7 +22,7 @@ from pathlib import Path
 from lightning_forge_profiling.host import cpu_times, free_cores
 from lightning_forge_profiling.kineto.chunks import COMPRESS_LEVEL
 from lightning_forge_profiling.kineto.tensorboard_copy import write_plugin_copy
-from lightning_forge_profiling.names import plugin_name, trace_name
+from lightning_forge_profiling.names import plugin_name, rank_summary_path, trace_name
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.safe_files import discard_with_folders, make_own_folder, open_regular, whole_file
 
@@ -187,18 +186,22 @@ def publish(own: Path, ranks: Sequence[int], wait_s: float) -> None:
 
 
 def analyze(own: Path, ranks: Sequence[int], wait_s: float) -> None:
-    """Analyse the traces of all ranks, those within `wait_s` of the first's, and write the reports beside them."""
+    """Analyse a rank's trace; the first rank then waits for what the others leave, and writes the reports of all."""
     # imported here, so that compressing does not wait for them
     from lightning_forge_profiling import pipeline  # noqa: PLC0415
+    from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN  # noqa: PLC0415
     from lightning_forge_profiling.report.files import write_reports  # noqa: PLC0415
 
-    traces = {rank: own.with_name(trace_name(rank)) for rank in ranks}
+    if len(ranks) > 1:
+        pipeline.write_rank_results(own)
+    if own.name != trace_name(ranks[0]):
+        return
+    others = [rank_summary_path(own.with_name(trace_name(rank))) for rank in ranks[1:]]
     deadline = time.monotonic() + wait_s
     # if its own trace has been removed, there is nothing to wait for
-    while own.exists() and not all(trace.exists() for trace in traces.values()) and time.monotonic() < deadline:
+    while own.exists() and not all(other.exists() for other in others) and time.monotonic() < deadline:
         time.sleep(0.05)
-    late = [rank for rank, trace in traces.items() if not trace.exists()]
-    missing = [f"the trace of rank {rank} did not arrive in time" for rank in late]
-    result = pipeline.analyze(own.parent, processes=1 if wait_s == inf else None)
-    analysis = replace(result.analysis, warnings=(*result.analysis.warnings, *missing))
-    write_reports(analysis, result.timelines, own.parent)
+    # of few ranks, the trace of one that is too slow itself is analysed here
+    many, processes = len(ranks) > MOST_SHOWN, 1 if wait_s == inf else None
+    result = pipeline.analyze(own.parent, processes=processes, reduce=many, expected=ranks)
+    write_reports(result.analysis, result.timelines, own.parent)

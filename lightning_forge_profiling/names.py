@@ -154,6 +154,9 @@ METADATA_KEY: Final = "forge_profiling"
 
 SUMMARY_JSON: Final = "summary.json"
 SUMMARY_MARKDOWN: Final = "summary.md"
+_TRACE_ENDING: Final = re.compile(r"(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$")
+RANK_SUMMARY: Final = ".summary.json"
+"""The end of the name of what the analysis of one rank leaves for that of all."""
 REPORT_HTML: Final = "report.html"
 TENSORBOARD_FOLDER: Final = "tensorboard"
 """The subfolder of TensorBoard's copies, out of the way of tools that read every file of the trace's folder."""
@@ -167,6 +170,11 @@ def trace_name(rank: int) -> str:
 def plugin_name(rank: int) -> str:
     """The copy of a rank's trace for TensorBoard's plugin."""
     return f"rank{rank}.pt.trace.json.gz"
+
+
+def rank_summary_path(trace: Path) -> Path:
+    """What the analysis of one rank leaves: `rank3.summary.json` for `rank3.trace.json.gz`."""
+    return trace.with_name(_TRACE_ENDING.sub("", trace.name) + RANK_SUMMARY)
 
 
 def memory_path(folder: Path, rank: int) -> Path:

@@ -1,42 +1,63 @@
-"""From trace files to an `Analysis`: reads each rank, matches collectives, finds causes, decides the verdict."""
+"""From trace files to an `Analysis`: each rank by itself, then all of them together.
+
+What one rank's analysis leaves is a `RankResult`, which may lie in a file beside the trace. `merge` puts such results
+together, in any order, and `conclude` matches collectives, finds causes and decides the verdict.
+"""
 
 import os
-import signal
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from multiprocessing import Pipe, Process
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.collectives import RankCollectives, collectives_of, match_collectives
+from lightning_forge_profiling.analysis.collectives import collectives_of, match_collectives
 from lightning_forge_profiling.analysis.operators import SORTS
 from lightning_forge_profiling.analysis.rank_analysis import summarize
 from lightning_forge_profiling.analysis.recording import Recording, no_verdict, prepare, where_cut, with_steps
 from lightning_forge_profiling.analysis.timeline_lanes import MOST_SPANS, draw
 from lightning_forge_profiling.diagnosis.findings import find_causes
 from lightning_forge_profiling.diagnosis.hints import rules_of_thumb
+from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN, rank_list, shown, spread
 from lightning_forge_profiling.diagnosis.verdict import by_gain, decide
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.host import usable_cores
-from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
+from lightning_forge_profiling.kineto.files import (
+    find_rank_summaries,
+    find_ranks,
+    find_traces,
+    in_order,
+    is_rank_summary,
+    rank_in_name,
+    windows_by_rank,
+)
 from lightning_forge_profiling.kineto.join import join_traces
 from lightning_forge_profiling.kineto.reader import read_trace
 from lightning_forge_profiling.kineto.trace import Trace
+from lightning_forge_profiling.names import rank_summary_path
 from lightning_forge_profiling.plain_text import encodable
+from lightning_forge_profiling.processes import WorkerDiedError, run_in_processes
 from lightning_forge_profiling.results.analysis import NO_VERDICT, Analysis
 from lightning_forge_profiling.results.rank import RankSummary
+from lightning_forge_profiling.results.rank_result import (
+    PACKAGE,
+    UNKNOWN_RANK,
+    RankResult,
+    described,
+    is_of,
+    read_rank_result,
+    write_rank_result,
+)
 from lightning_forge_profiling.results.timeline import Timeline
 
-_UNKNOWN_RANK = -1
+TOP: Final = 20  # operators and kernels of a rank
+_DEFAULTS: Final[Mapping[str, Any]] = {"steps": None, "top": TOP, "sort": None}
 
 # The first step is left out if 2 to 10 were recorded: among more it weighs little, and a single one is needed.
 _FEW_STEPS, _MANY_STEPS = 2, 10
@@ -58,18 +79,7 @@ class AnalysisResult:
         return self.analysis._repr_html_()
 
 
-@dataclass(frozen=True, slots=True)
-class _Rank:
-    """Result of one rank, as a worker process returns it."""
-
-    summary: RankSummary
-    collectives: RankCollectives
-    timeline: Timeline
-    cut_off: str  # where its file is cut off; "" for complete files
-
-
-# Analyses the files of one rank; returns what is wrong with each if none can be.
-_AnalyzeOne = Callable[[Sequence[Path]], _Rank | list[str]]
+_T = TypeVar("_T")
 
 
 def analyze(
@@ -77,12 +87,16 @@ def analyze(
     *,
     rank: int | None = None,
     steps: tuple[int, int] | None = None,
-    top: int = 20,
+    top: int = TOP,
     sort: str | None = None,
     progress: Callable[[str], None] | None = None,
     processes: int | None = None,
+    reduce: bool = False,
+    expected: Collection[int] = (),
 ) -> AnalysisResult:
     """Analyse a trace, or a folder with one trace per rank.
+
+    What an earlier analysis of a rank left, `rankN.summary.json`, is taken where it is of the same file and version.
 
     Args:
         path: a trace that `torch.profiler` exported, or a folder of traces.
@@ -93,6 +107,8 @@ def analyze(
             `self_device`, or `self_host` without GPU work.
         progress: called with a description of each stage.
         processes: number of ranks that are read at a time; None for one on each usable core.
+        reduce: take what earlier analyses of the ranks left, without a look at the traces.
+        expected: ranks of which it is said if they are missing; by default, with `reduce`, those of the run.
 
     Returns:
         Verdict, findings and figures as `.analysis`, and the timelines of the reports as `.timelines`.
@@ -111,51 +127,134 @@ def analyze(
     if sort is not None and sort not in SORTS:
         raise ConfigurationError(f"sort must be one of {', '.join(SORTS)}, got {sort!r}.")
     path = Path(path)
-    files, notes = find_traces(path)
+    files, notes = (find_rank_summaries if reduce else find_ranks)(path)
     groups = windows_by_rank(files)
     if rank is not None:
         groups = [group for group in groups if rank_in_name(group[0]) in {None, rank}]
-    analyze_one = partial(_analyze_rank, steps=steps, top=top, sort=sort, spans=MOST_SPANS // max(len(groups), 1))
+    analyze_one = partial(_analyze_rank, steps=steps, top=top, sort=sort, spans=spans_for(len(groups)))
     most = usable_cores() if processes is None else processes
-    results, problems = _analyze_all(groups, analyze_one, most, progress or (lambda _: None))
-    results = _numbered(results, rank)
+    results, problems = _each(groups, analyze_one, most, progress or (lambda _: None))
+    results = [one for one in _numbered(merge(results)) if rank in {None, one.rank}]
     if not results:
         raise TraceError.of(problems or [f"{path}: no trace of rank {rank}"])
+    of_run = range(max((one.world_size or 0 for one in results), default=0)) if reduce else ()
+    late = _missing(expected or of_run, {one.rank for one in results})
+    return conclude(results, source=encodable(path), warnings=(*late, *map(encodable, (*notes, *problems))))
+
+
+def _missing(expected: Collection[int], there: Container[int]) -> list[str]:
+    missing = [rank for rank in expected if rank not in there]
+    if not missing:
+        return []
+    are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
+    return [f"{rank_list(missing)} of {len(expected):,} {are} missing: all figures are without {them}"]
+
+
+def write_rank_results(path: Path, *, progress: Callable[[str], None] | None = None) -> tuple[list[Path], list[str]]:
+    """Write what the analysis of each rank leaves beside its trace.
+
+    Returns:
+        The files, and what is wrong with traces that cannot be read.
+
+    Raises:
+        TraceError: none can be read.
+    """
+    files, notes = find_traces(path)
+    outcomes, problems = _each(windows_by_rank(files), _write_one, usable_cores(), progress or (lambda _: None))
+    if not outcomes:
+        raise TraceError.of(problems)
+    return outcomes, [*notes, *problems]
+
+
+def _write_one(files: Sequence[Path]) -> Path | list[str]:
+    result = _analyze_rank(files, spans=None, **_DEFAULTS)
+    if isinstance(result, list):
+        return result
+    target = rank_summary_path(files[0])
+    write_rank_result(result, target)
+    return target
+
+
+def spans_for(ranks: int) -> int:
+    """How many spans the timeline of each of so many ranks has."""
+    return MOST_SPANS // min(max(ranks, 1), MOST_SHOWN)
+
+
+def merge(*parts: Iterable[RankResult]) -> tuple[RankResult, ...]:
+    """The results of several ranks together, each once; the order in which parts are merged does not matter."""
+    each = {(one.rank, tuple(trace.name for trace in one.traces), one.traces): one for part in parts for one in part}
+    return tuple(each[key] for key in sorted(each, key=lambda key: (key[0], [in_order(name) for name in key[1]])))
+
+
+def conclude(results: Sequence[RankResult], *, source: str, warnings: Sequence[str] = ()) -> AnalysisResult:
+    """Compare the ranks, find causes and decide the verdict.
+
+    Args:
+        results: at least one.
+        source: what was analysed.
+        warnings: what could not be read.
+    """
+    results = _numbered(results)
     ranks = tuple(result.summary for result in results)
-    collectives, waits, unmatched = match_collectives({result.summary.rank: result.collectives for result in results})
+    collectives, waits, unmatched = match_collectives({result.rank: result.collectives for result in results})
     judged = [result.summary for result in results if not result.summary.cut_off]
     cut_off = tuple(encodable(result.cut_off) for result in results if result.cut_off)
-    findings = by_gain(find_causes(judged, waits))
+    findings, hints = by_gain(find_causes(judged, waits)), rules_of_thumb(judged)
     verdict, text = decide(findings, gpu=any(summary.gpu.busy_ms_per_step for summary in ranks))
     if cut_off:
         verdict, text = (verdict, f"{cut_off[0]} {text}") if judged else (NO_VERDICT, no_verdict(cut_off[0]))
+    shows = shown(ranks, waits, findings, hints)
+    numbers = {summary.rank for summary in shows}
     analysis = Analysis(
-        source=encodable(path),
+        source=source,
         verdict=verdict,
         verdict_text=text,
         findings=findings,
         findings_note=_not_counted(ranks[0]),
-        hints=rules_of_thumb(judged),
-        ranks=ranks,
+        hints=hints,
+        ranks=shows,
+        all_ranks=len(ranks),
+        spread=spread(ranks, waits),
         collectives=collectives,
-        rank_waits=waits,
+        rank_waits=tuple(wait for wait in waits if wait.rank in numbers),
         cut_off=cut_off,
-        warnings=(
-            *map(encodable, (*notes, *problems)),
-            *(text for summary in ranks for text in summary.warnings),
-            *unmatched,
-        ),
+        warnings=(*warnings, *(text for summary in shows for text in summary.warnings), *unmatched),
     )
-    return AnalysisResult(analysis, tuple(result.timeline for result in results))
+    return AnalysisResult(analysis, tuple(result.timeline for result in results if result.rank in numbers))
 
 
-def _analyze_rank(files: Sequence[Path], **options: Any) -> _Rank | list[str]:
+def _analyze_rank(files: Sequence[Path], **options: Any) -> RankResult | list[str]:
     """The result of one rank, or what is wrong with each of its files; options as of `_measure`."""
     try:
+        if (kept := _kept(files, options)) is not None:
+            return kept
         traces, problems = _read(files)
-        return _measure(files[0], traces, problems, **options) if traces else problems
+        return _measure(files, traces, problems, **options) if traces else problems
     except MemoryError:
         raise TraceError(f"{files[0]}: not enough memory to analyse it") from None
+
+
+def _kept(files: Sequence[Path], options: Mapping[str, Any]) -> RankResult | list[str] | None:
+    """What an earlier analysis of the same files left, or what is wrong with it; None if there is none to use."""
+    usual = all(options[name] == default for name, default in _DEFAULTS.items())
+    if is_rank_summary(files[0]):
+        return _alone(files[0]) if usual else [f"{files[0]}: its trace is needed for these options"]
+    if usual:
+        with suppress(OSError, ValueError):
+            result = read_rank_result(rank_summary_path(files[0]))
+            return result if is_of(result, files) else None
+    return None
+
+
+def _alone(file: Path) -> RankResult | list[str]:
+    """A result whose trace is not here."""
+    try:
+        result = read_rank_result(file)
+    except (OSError, ValueError) as exc:
+        return [f"{file}: {exc.strerror if isinstance(exc, OSError) else exc}"]
+    if result.package == PACKAGE:
+        return result
+    return [f"{file}: by version {result.package} of this package, and this is {PACKAGE}: analyse its trace again"]
 
 
 def _read(files: Sequence[Path]) -> tuple[list[Trace], list[str]]:
@@ -172,15 +271,15 @@ def _read(files: Sequence[Path]) -> tuple[list[Trace], list[str]]:
 
 
 def _measure(
-    file: Path,
+    files: Sequence[Path],
     traces: Sequence[Trace],
     problems: Sequence[str],
     *,
     steps: tuple[int, int] | None,
     top: int,
     sort: str | None,
-    spans: int,
-) -> _Rank | list[str]:
+    spans: int | None,
+) -> RankResult | list[str]:
     trace = join_traces(traces)
     recording = prepare(trace)
     number = recording.steps.number
@@ -188,15 +287,23 @@ def _measure(
     if steps is not None:
         recording = with_steps(recording, (number >= steps[0]) & (number < steps[1]))
         if not len(recording.steps):
-            return [f"{file}: no recorded step in {steps[0]}:{steps[1]}"]
-    rank = trace.rank if trace.rank is not None else rank_in_name(file)
+            return [f"{files[0]}: no recorded step in {steps[0]}:{steps[1]}"]
+    rank = trace.rank if trace.rank is not None else rank_in_name(files[0])
     counted = _counted(recording, from_the_start=recording.steps.number[0] == first)
-    summary = summarize(recording, _UNKNOWN_RANK if rank is None else rank, counted, sort=sort, top=top)
+    summary = summarize(recording, UNKNOWN_RANK if rank is None else rank, counted, sort=sort, top=top)
     cut_off = all(trace.cuts) and not recording.steps.whole[counted].all()
     summary = replace(summary, warnings=(*map(encodable, problems), *summary.warnings), cut_off=bool(cut_off))
-    timeline = draw(recording, summary.rank, most_spans=spans)
-    collectives = collectives_of(with_steps(recording, counted))
-    return _Rank(summary, collectives, timeline, where_cut(trace, recording.steps))
+    return RankResult(
+        package=PACKAGE,
+        rank=summary.rank,
+        world_size=trace.world_size,
+        base_ns=trace.base_ns,
+        traces=described(files),
+        cut_off=where_cut(trace, recording.steps),
+        summary=summary,
+        collectives=collectives_of(with_steps(recording, counted)),
+        timeline=draw(recording, summary.rank, most_spans=spans_for(trace.world_size or 1) if spans is None else spans),
+    )
 
 
 def _counted(recording: Recording, *, from_the_start: bool) -> NDArray[np.bool_]:
@@ -231,20 +338,24 @@ def _not_counted(rank: RankSummary) -> str:
     return f"all figures leave out {' and '.join(parts)}" if parts else ""
 
 
-def _analyze_all(
-    groups: Sequence[Sequence[Path]], analyze_one: _AnalyzeOne, most: int, progress: Callable[[str], None]
-) -> tuple[list[_Rank], list[str]]:
+def _each(
+    groups: Sequence[Sequence[Path]],
+    work: Callable[[Sequence[Path]], _T | list[str]],
+    most: int,
+    progress: Callable[[str], None],
+) -> tuple[list[_T], list[str]]:
+    """What comes of the files of each rank, and what is wrong with those that nothing comes of."""
     # with torch loaded this process may hold a CUDA context, which does not survive a fork
     processes = 1 if "torch" in sys.modules else min(len(groups), most)
-    outcomes: list[_Rank | list[str]] = []
+    outcomes: list[_T | list[str]] = []
     if processes <= 1:
         for group in groups:
             progress(f"reading {group[0]}")
-            outcomes.append(analyze_one(group))
+            outcomes.append(work(group))
     else:
         progress(f"reading {len(groups)} ranks, {processes} at a time")
         try:
-            outcomes = run_in_processes(analyze_one, groups, processes)
+            outcomes = run_in_processes(work, groups, processes)
         except WorkerDiedError as exc:
             file = groups[exc.task][0]
             rank = rank_in_name(file)
@@ -256,101 +367,22 @@ def _analyze_all(
     return [outcome for outcome in outcomes if not isinstance(outcome, list)], problems
 
 
-def _numbered(results: Sequence[_Rank], only: int | None) -> list[_Rank]:
+def _numbered(results: Sequence[RankResult]) -> list[RankResult]:
     """The results in order of rank; an unknown or duplicate rank is replaced by a free number."""
-    numbered: dict[int, _Rank] = {}
+    numbered: dict[int, RankResult] = {}
     unnumbered = []
     for result in results:
-        if result.summary.rank == _UNKNOWN_RANK or result.summary.rank in numbered:
+        if result.rank == UNKNOWN_RANK or result.rank in numbered:
             unnumbered.append(result)
         else:
-            numbered[result.summary.rank] = result
+            numbered[result.rank] = result
     free = (number for number in count() if number not in numbered)
     for result in unnumbered:
         number = next(free)
         numbered[number] = replace(
-            result, summary=replace(result.summary, rank=number), timeline=replace(result.timeline, rank=number)
+            result,
+            rank=number,
+            summary=replace(result.summary, rank=number),
+            timeline=replace(result.timeline, rank=number),
         )
-    return [numbered[number] for number in sorted(numbered) if only in {None, number}]
-
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-class WorkerDiedError(Exception):
-    """A process ended without a result."""
-
-    def __init__(self, task: int, how: str) -> None:
-        super().__init__(f"task {task}: the process {how}")
-        self.task, self.how = task, how
-
-
-def run_in_processes(work: Callable[[T], R], tasks: Sequence[T], processes: int) -> list[R]:
-    """Call a function for each task, each call in a separate process, of which none is left afterwards."""
-    results: dict[int, R] = {}
-    running: dict[Connection, tuple[int, Process]] = {}
-    coming = iter(range(len(tasks)))
-    try:
-        while len(results) < len(tasks):
-            while len(running) < processes and (task := next(coming, None)) is not None:
-                receiver, sender = Pipe(duplex=False)
-                with sender:  # closed in this process, so that the receiver sees the end of the other
-                    process = Process(target=_call, args=(sender, work, tasks[task]), daemon=True)
-                    _start(process)
-                running[receiver] = task, process
-            for receiver in set(running).intersection(wait(list(running))):
-                task, process = running[receiver]
-                results[task] = _result(receiver, task, process)
-                del running[receiver]
-    finally:
-        for receiver, (_, process) in running.items():
-            process.kill()
-            process.join()
-            receiver.close()
-    return [results[task] for task in range(len(tasks))]
-
-
-def _start(process: Process) -> None:
-    """Start a process with Ctrl-C blocked, which would else end it with a traceback before it ignores Ctrl-C."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        process.start()
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process.start()  # inherits the mask
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _call(sender: Connection, work: Callable[[T], R], task: T) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which kills this process
-    outcome: tuple[R | Exception, str]
-    try:
-        outcome = work(task), ""
-    except Exception as exc:
-        outcome = exc, traceback.format_exc()  # pickling drops the traceback
-    with suppress(BrokenPipeError):  # the parent is gone
-        sender.send(outcome)
-
-
-def _result(receiver: Connection, task: int, process: Process) -> Any:
-    try:
-        outcome, raised = receiver.recv()
-    except (EOFError, OSError):  # the process ended before or while sending
-        process.join()
-        raise WorkerDiedError(task, _how_ended(process.exitcode or 0)) from None
-    process.join()
-    receiver.close()
-    if raised:
-        outcome.add_note(raised)
-        raise outcome
-    return outcome
-
-
-def _how_ended(exit_code: int) -> str:
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    with suppress(ValueError):
-        return f"was killed by {signal.Signals(-exit_code).name}"
-    return f"was killed by signal {-exit_code}"
+    return [numbered[number] for number in sorted(numbered)]

@@ -394,6 +394,18 @@ class TestTables:
         assert page.column("kernels", 3)[0] != total
         assert page.complaints() == []
 
+    def test_of_many_ranks_it_says_which_are_shown(self, browser, tmp_path):
+        analysis = replace(
+            sample_analysis(3), all_ranks=1000, spread={"step": Distribution(mean=50.2, p50=50.1, min=47.9, max=55.04)}
+        )
+        page = Page(browser, tmp_path, analysis, [sample_timeline(rank) for rank in range(3)])
+        [note] = page.texts("#ranks-note")
+        assert note.startswith("3 of 1,000 ranks are shown: rank 0, ")
+        assert "Over all ranks a step takes 47.9 to 55 ms (median 50.1 ms); shares" in note
+        assert "1,000" in page.texts("dl")[0]
+        assert len(page.all("#breakdown .bars:not(.steps) .stack")) == 3
+        assert page.complaints() == []
+
     def test_idle_time_comes_before_the_kernels_where_it_is_the_larger_share(self, browser, tmp_path):
         for case, first in (("input_bound", "idle"), ("compute_bound", "kernels")):
             result = analyze(TRACES / case)

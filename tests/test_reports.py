@@ -156,7 +156,7 @@ def test_many_ranks_have_a_row_each_and_who_waits_is_shown():
     ]
     assert re.search(r"(?m)^0 .* 0\.600$", text)
     assert "Top kernels of rank 3, the slowest by its median" in text
-    assert "warning    rank 0, 1, 2, 3: step 7 is cut off" in text, "the same warning is printed once"
+    assert "warning    ranks 0 to 3: step 7 is cut off" in text, "the same warning is printed once"
 
 
 def test_a_share_says_where_it_is_a_mean_over_the_ranks():

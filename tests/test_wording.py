@@ -63,7 +63,7 @@ def test_a_name_that_is_cut_off_loses_a_number_whole():
 
 def test_a_message_of_several_ranks_appears_once():
     messages = [(0, "no shapes"), (1, "no stacks"), (2, "no shapes")]
-    assert [*by_text(messages, several=True)] == [("rank 0, 2: ", "no shapes"), ("rank 1: ", "no stacks")]
+    assert [*by_text(messages, several=True)] == [("ranks 0, 2: ", "no shapes"), ("rank 1: ", "no stacks")]
 
 
 def test_the_pace_after_a_window_against_that_before_it():

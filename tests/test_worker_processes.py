@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lightning_forge_profiling.host import usable_cores
-from lightning_forge_profiling.pipeline import WorkerDiedError, run_in_processes
+from lightning_forge_profiling.processes import WorkerDiedError, run_in_processes
 from tests import trace_builder as made
 from tests.outcomes import HANGS_S
 from tests.test_cli import COMMAND, ENVIRONMENT, without_progress

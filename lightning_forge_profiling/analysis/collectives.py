@@ -1,9 +1,8 @@
 """Collectives matched over the ranks: cost of the communication, and time that each rank waits for the others."""
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -12,8 +11,9 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.intervals import Nesting
 from lightning_forge_profiling.analysis.kernels import KINDS, base_name
 from lightning_forge_profiling.analysis.recording import Recording
-from lightning_forge_profiling.kineto.trace import CollectiveCall, Ints
+from lightning_forge_profiling.kineto.trace import Ints
 from lightning_forge_profiling.results.analysis import Collective, RankWait
+from lightning_forge_profiling.results.rank_result import CollectiveCall, RankCollectives
 
 # Point to point: their order differs between the ranks of a group, so they cannot be matched.
 _SEND_RECEIVE: Final = re.compile(r"(?:send|recv|coalesced)(?![a-z]).*|sendrecv")
@@ -27,22 +27,6 @@ _BYTES: Final = {
 }  # fmt: skip
 
 
-class LaunchedCollective(NamedTuple):
-    """A collective of one rank."""
-
-    call: CollectiveCall  # the collective
-    duration: int  # of its kernel, nanoseconds
-    step: int  # position of its step, if only a stream stands for its process group; else -1
-
-
-@dataclass(frozen=True, slots=True)
-class RankCollectives:
-    """The collectives of one rank's recorded steps, by process group in the order they were launched."""
-
-    steps: int
-    groups: Mapping[str, Sequence[LaunchedCollective]]
-
-
 def collectives_of(recording: Recording) -> RankCollectives:
     """The collectives of one rank, to be matched with those of others."""
     gpu, trace, launch = recording.trace.gpu, recording.trace, recording.links.time
@@ -50,7 +34,9 @@ def collectives_of(recording: Recording) -> RankCollectives:
     rows = rows[np.argsort(np.where(launch >= 0, launch, gpu.start)[rows], kind="stable")]
     without_name = rows[gpu.collective[rows] < 0]
     streams, ranges = np.unique(gpu.lane[without_name]).tolist(), _host_ranges(recording, without_name)
-    groups: dict[str, list[LaunchedCollective]] = defaultdict(list)
+    calls: dict[CollectiveCall, int] = {}
+    in_group: Counter[str] = Counter()
+    columns: list[tuple[int, ...]] = []
     for row in rows.tolist():
         if gpu.collective[row] >= 0:
             call, step = trace.collectives[gpu.collective[row]], -1
@@ -58,8 +44,19 @@ def collectives_of(recording: Recording) -> RankCollectives:
             call = _unnamed(trace.names[gpu.name[row]], ranges.get(row, ""), streams.index(gpu.lane[row]))
             step = int(recording.step[row])
         if not _SEND_RECEIVE.fullmatch(call.name):
-            groups[call.group].append(LaunchedCollective(call, int(gpu.end[row] - gpu.start[row]), step))
-    return RankCollectives(len(recording.steps), dict(groups))
+            kind = calls.setdefault(call, len(calls))
+            columns.append((kind, in_group[call.group], int(gpu.start[row]), int(gpu.end[row]), step))
+            in_group[call.group] += 1
+    kinds, sequence, start_ns, end_ns, step_of = zip(*columns, strict=True) if columns else [()] * 5
+    return RankCollectives(
+        steps=len(recording.steps),
+        calls=tuple(calls),
+        call=kinds,
+        sequence=sequence,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        step=step_of,
+    )
 
 
 def _unnamed(kernel: str, host_range: str, stream: int) -> CollectiveCall:
@@ -92,6 +89,29 @@ def _host_ranges(recording: Recording, rows: Ints) -> dict[int, str]:
     return ranges
 
 
+class _Launched(NamedTuple):
+    """The collectives of one rank in one process group, in order."""
+
+    what: tuple[tuple[str, int], ...]  # name and step, which are the same on all ranks
+    calls: tuple[CollectiveCall, ...]
+    duration: Ints  # of their kernels, nanoseconds
+
+
+def _by_group(own: RankCollectives) -> dict[str, _Launched]:
+    duration = np.array(own.end_ns, np.int64) - np.array(own.start_ns, np.int64)
+    rows: dict[str, list[int]] = defaultdict(list)
+    for row, call in enumerate(own.call):
+        rows[own.calls[call].group].append(row)
+    return {
+        group: _Launched(
+            tuple((own.calls[own.call[row]].name, own.step[row]) for row in of_group),
+            tuple(own.calls[own.call[row]] for row in of_group),
+            duration[of_group],
+        )
+        for group, of_group in rows.items()
+    }
+
+
 def match_collectives(
     ranks: Mapping[int, RankCollectives],
 ) -> tuple[tuple[Collective, ...], tuple[RankWait, ...], tuple[str, ...]]:
@@ -105,21 +125,24 @@ def match_collectives(
     notes = []
     cost: dict[tuple[str, str], NDArray[np.float64]] = defaultdict(lambda: np.zeros(4))
     waits, spent = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
-    for group in sorted({group for rank in ranks.values() for group in rank.groups}):
-        members = {rank: own.groups[group] for rank, own in ranks.items() if group in own.groups}
+    by_group: dict[str, dict[int, _Launched]] = defaultdict(dict)
+    for rank, own in ranks.items():
+        for group, launched in _by_group(own).items():
+            by_group[group][rank] = launched
+    for group, members in sorted(by_group.items()):
         if len(members) < 2:  # noqa: PLR2004 - one rank alone cannot be compared
             continue
-        if len({tuple((one.call.name, one.step) for one in launched) for launched in members.values()}) > 1:
+        if len({launched.what for launched in members.values()}) > 1:
             notes.append(f"the collectives of process group {group or '(unnamed)'} differ between ranks: not compared")
             continue
-        durations = np.array([[one.duration for one in launched] for launched in members.values()])
+        durations = np.array([launched.duration for launched in members.values()])
         shortest = durations.min(axis=0)
-        for rank, own in zip(members, durations, strict=True):
-            waits[rank] += int((own - shortest).sum())
-            spent[rank] += int(own.sum())
+        for rank, own_ns in zip(members, durations, strict=True):
+            waits[rank] += int((own_ns - shortest).sum())
+            spent[rank] += int(own_ns.sum())
         first, launched = next(iter(members.items()))
         mean_waits = (durations - shortest).mean(axis=0)
-        for (call, *_), least, wait in zip(launched, shortest.tolist(), mean_waits.tolist(), strict=True):
+        for call, least, wait in zip(launched.calls, shortest.tolist(), mean_waits.tolist(), strict=True):
             megabytes = call.elements * _BYTES.get(call.dtype, 0) / 1e6
             cost[call.name, group] += np.array([1, megabytes, least / 1e6, wait / 1e6]) / ranks[first].steps
     if not any(spent.values()):

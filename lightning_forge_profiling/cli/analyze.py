@@ -1,6 +1,7 @@
 """`forge-profiling analyze`: verdict and tables on the terminal, and reports as files."""
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,8 +11,9 @@ from lightning_forge_profiling.cli.anonymize import write_copies
 from lightning_forge_profiling.cli.arguments import at_least, step_range
 from lightning_forge_profiling.cli.files import refuse_bad_outputs, write_output
 from lightning_forge_profiling.cli.output import Progress, say, warn, write_json
-from lightning_forge_profiling.errors import TraceError
-from lightning_forge_profiling.kineto.files import find_traces
+from lightning_forge_profiling.cli.remote import each_trace, fetched, is_remote
+from lightning_forge_profiling.errors import ConfigurationError, TraceError
+from lightning_forge_profiling.kineto.files import find_rank_summaries, find_ranks, find_traces
 from lightning_forge_profiling.names import SUMMARY_JSON
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ examples:
   forge-profiling analyze lightning_logs/ --html report.html --markdown summary.md
   forge-profiling analyze lightning_logs/ --rank 3 --steps 6:8 --sort self_host --top 30
   forge-profiling analyze lightning_logs/ --anonymize --html report.html        to share with others
+  forge-profiling analyze s3://bucket/window/rank3.trace.json.gz --map          on any machine, for each rank
+  forge-profiling analyze s3://bucket/window --reduce --html report.html        then all ranks, without the traces
 """
 
 
@@ -43,7 +47,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description="Find what bounds a run: print the verdict and the numbers behind it, and write reports.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("path", type=Path, metavar="PATH", help="a trace (JSON or gzip) or a folder with one per rank")
+    parser.add_argument(
+        "path", metavar="PATH", help="a trace (JSON or gzip) or a folder with one per rank, also as a URL of fsspec"
+    )
     parser.add_argument("--json", action="store_true", help="print summary.json and nothing else")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report with the timeline")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report as Markdown")
@@ -64,22 +70,80 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument(
         "--anonymize", action="store_true", help="leave out hosts, users, paths and process ids, for sharing"
     )
+    many = parser.add_mutually_exclusive_group()
+    many.add_argument("--map", action="store_true", help="only write rankN.summary.json beside the trace of each rank")
+    many.add_argument("--reduce", action="store_true", help="compare all ranks by these files, without the traces")
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    traces, _ = find_traces(args.path)
-    refuse_bad_outputs({"--html": args.html, "--markdown": args.markdown}, [("PATH", trace) for trace in traces])
+    outputs = {"--html": args.html, "--markdown": args.markdown}
+    chosen = {"--rank": args.rank, "--steps": args.steps, "--sort": args.sort, "--top": args.top}
+    _refuse(args, "--map", {**outputs, **chosen, "--json": args.json, "--anonymize": args.anonymize})
+    _refuse(args, "--reduce", {**chosen, "--anonymize": args.anonymize})
+    if not is_remote(args.path):
+        args.path = Path(args.path)
+        return _map(args.path) if args.map else _analyze(args, args.path, str(args.path))
+    with TemporaryDirectory(prefix="forge-profiling-") as folder:
+        if args.map:
+            return _map_remote(args.path, Path(folder))
+        with Progress() as progress:
+            path = fetched(args.path, Path(folder), reduce=args.reduce, progress=progress)
+        return _analyze(args, path, args.path)
+
+
+def _refuse(args: argparse.Namespace, option: str, others: Mapping[str, object]) -> None:
+    """Refuse options that mean nothing beside another one."""
+    given = [name for name, value in others.items() if value is not None and value is not False]
+    if getattr(args, option.removeprefix("--")) and given:
+        raise ConfigurationError(f"{option} goes without {given[0]}")
+
+
+def _map(path: Path) -> int:
+    """Write what the analysis of each rank leaves; 65 if some traces cannot be read."""
+    from lightning_forge_profiling.pipeline import write_rank_results  # noqa: PLC0415  (loads NumPy)
+
     with Progress() as progress:
-        result = (_analyzed_anonymously if args.anonymize else _analyzed)(args, args.path, progress)
+        written, problems = write_rank_results(path, progress=progress)
+    for problem in problems:
+        warn(problem)
+    for file in written:
+        say(f"written    {file}")
+    return _CUT_OFF if problems else 0
+
+
+def _map_remote(url: str, folder: Path) -> int:
+    from lightning_forge_profiling.pipeline import write_rank_results  # noqa: PLC0415  (loads NumPy)
+
+    problems = []
+    for trace, put in each_trace(url, folder):
+        try:
+            [file], _ = write_rank_results(trace)
+        except TraceError as exc:
+            problems.append(str(exc).replace(f"{folder}/", ""))
+            warn(problems[-1])
+            continue
+        put(file)
+        say(f"written    {file.name} in {url}")
+    return _CUT_OFF if problems else 0
+
+
+def _analyze(args: argparse.Namespace, path: Path, named: str) -> int:
+    """Analyse a path, which the user named otherwise if it is a copy."""
+    files, _ = (find_rank_summaries if args.reduce else find_ranks)(path)
+    refuse_bad_outputs({"--html": args.html, "--markdown": args.markdown}, [("PATH", file) for file in files])
+    with Progress() as progress:
+        result = (_analyzed_anonymously if args.anonymize else _analyzed)(args, path, progress)
+        if named != str(path):
+            result = replace(result, analysis=replace(result.analysis, source=named))
         _write_files(args, result)
     if args.json:
         from lightning_forge_profiling.report.files import summary_json  # noqa: PLC0415
 
         write_json(summary_json(result.analysis))
     else:
-        if args.path.is_dir() and traces[0].parent != args.path and not args.anonymize:
-            say(f"window     {traces[0].parent}")  # of perhaps several below the folder
+        if path.is_dir() and files[0].parent != path and not args.anonymize:
+            say(f"window     {files[0].parent}")  # of perhaps several below the folder
         _print(args, result)
     return _CUT_OFF if result.analysis.cut_off else 0
 
@@ -87,7 +151,8 @@ def _run(args: argparse.Namespace) -> int:
 def _analyzed(args: argparse.Namespace, path: Path, progress: Progress) -> "AnalysisResult":
     from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
 
-    result = analyze(path, rank=args.rank, steps=args.steps, top=args.top or _TOP, sort=args.sort, progress=progress)
+    options = {"rank": args.rank, "steps": args.steps, "top": args.top or _TOP, "sort": args.sort}
+    result = analyze(path, **options, progress=progress, reduce=args.reduce)
     if args.rank is not None or args.steps is not None:
         return result
     return replace(result, analysis=_with_run(path, result.analysis))
@@ -98,7 +163,7 @@ def _with_run(path: Path, analysis: "Analysis") -> "Analysis":
     from lightning_forge_profiling.diagnosis.combine import combine  # noqa: PLC0415  (loads NumPy)
     from lightning_forge_profiling.report.files import read_summary  # noqa: PLC0415
 
-    folders = {trace.parent for trace in find_traces(path)[0]}
+    folders = {file.parent for file in find_ranks(path)[0]}
     summary = folders.pop() / SUMMARY_JSON
     if folders or not summary.is_file():
         return analysis

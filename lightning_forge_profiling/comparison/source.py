@@ -286,7 +286,7 @@ def trace_source(analysis: Analysis) -> Source:
         kind="trace",
         conditions=Conditions(
             device=", ".join(sorted({rank.device for rank in analysis.ranks if rank.device})),
-            world_size=len(analysis.ranks),
+            world_size=max(analysis.all_ranks, len(analysis.ranks)),
         ),
         steps=len(steps),
         all_steps=len(analysis.ranks[0].per_step),

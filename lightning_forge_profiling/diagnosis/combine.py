@@ -88,7 +88,15 @@ def _without_late_hosts(analysis: Analysis, run: _Run) -> tuple[Finding, ...]:
     recorded = next((finding for finding in findings if finding.code == STRAGGLER), None)
     if recorded is not None and (late is not None or recorded.evidence.get("late") == "host"):
         whole = [rank for rank in analysis.ranks if not rank.cut_off]
-        findings = tuple(rank_causes(whole, analysis.rank_waits))
+        own = {finding.code: finding for finding in rank_causes(whole, analysis.rank_waits)}
+        # a late rank's own waits for its host are again a cause of their own; shares are those over all ranks
+        findings = tuple(
+            replace(finding, advice=own[finding.code].advice, fix=own[finding.code].fix, saves=own[finding.code].saves)
+            if finding.rank == recorded.rank and finding.code in own
+            else finding
+            for finding in findings
+            if finding is not recorded
+        )
     if late is not None and run.all.on_device:
         findings = tuple(part_of(late, finding) for finding in findings)
     return findings

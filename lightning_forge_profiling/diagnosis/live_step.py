@@ -6,7 +6,6 @@ converted to the step that the run took without recording, and where the run mea
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.findings import CPU_RULES
@@ -14,6 +13,7 @@ from lightning_forge_profiling.diagnosis.host_rules import blocked_ms
 from lightning_forge_profiling.diagnosis.ledger_costs import hooks_ms, self_times
 from lightning_forge_profiling.diagnosis.loader import with_advice_of
 from lightning_forge_profiling.diagnosis.machine_rules import machine_findings
+from lightning_forge_profiling.diagnosis.many_ranks import spread
 from lightning_forge_profiling.diagnosis.ranks import HOST_WAITS
 from lightning_forge_profiling.diagnosis.rule import (
     NAMED_FROM_PCT,
@@ -98,22 +98,18 @@ class RecordedSteps:
 
 def recorded_steps(analysis: Analysis, run: RunEvidence, *, late_ms: float, ranks_ms: float) -> RecordedSteps:
     """The recorded steps of an analysis of at least one rank."""
+    of_all = analysis.spread or spread(analysis.ranks, ())
+    busy, comm = of_all["busy"], of_all["comm"]
     return RecordedSteps(
         min(analysis.ranks, key=lambda rank: rank.rank),
         run,
-        busy_ms=fmean(rank.gpu.busy_ms_per_step for rank in analysis.ranks),
-        work_ms=fmean(work_ms(analysis).values()),
+        busy_ms=busy.mean,
+        # without waiting for other ranks: exposed communication of the rank that has least of it is the communication
+        # itself, and what others have more is waiting
+        work_ms=busy.mean - comm.mean + comm.min,
         late_ms=late_ms,
         ranks_ms=ranks_ms,
     )
-
-
-def work_ms(analysis: Analysis) -> dict[int, float]:
-    """By rank, how long its GPU works on a recorded step, waiting for other ranks not counted."""
-    # exposed communication of the rank that has least of it is the communication; what others have more is waiting.
-    comm_ms = {rank.rank: rank.categories["comm"].ms_per_step for rank in analysis.ranks}
-    least_ms = min(comm_ms.values())
-    return {rank.rank: rank.gpu.busy_ms_per_step - comm_ms[rank.rank] + least_ms for rank in analysis.ranks}
 
 
 # -- with a GPU ------------------------------------------------------------------------------------------------------

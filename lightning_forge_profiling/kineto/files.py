@@ -2,16 +2,16 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from errno import ELOOP
 from pathlib import Path
 from typing import Final
 
 from lightning_forge_profiling.errors import TraceError
-from lightning_forge_profiling.names import SUMMARY_JSON, TENSORBOARD_FOLDER
+from lightning_forge_profiling.names import RANK_SUMMARY, SUMMARY_JSON, TENSORBOARD_FOLDER, rank_summary_path
 
 _TRACE: Final = re.compile(r".+\.(?:pt\.)?trace\.json(?:\.gz)?", re.DOTALL)  # a name may hold a line break
-_ANY_JSON: Final = re.compile(rf"(?!{re.escape(SUMMARY_JSON)}).+\.json(?:\.gz)?", re.DOTALL)
+_ANY_JSON: Final = re.compile(rf"(?!{re.escape(SUMMARY_JSON)}|.+{re.escape(RANK_SUMMARY)}).+\.json(?:\.gz)?", re.DOTALL)
 _WORKER: Final = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?", re.DOTALL)
 _RANK: Final = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE)
 
@@ -19,7 +19,31 @@ _MOST_NAMED: Final = 5  # unreadable files that a note names; the rest is counte
 
 
 def find_traces(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """The traces of a file or folder."""
+    """The traces of a file or folder, and notes."""
+    return _found(path, traces_among, "trace in this folder (looked for *.trace.json, *.trace.json.gz and *.json)")
+
+
+def find_ranks(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """The traces of a file or folder, and for ranks without one what its analysis left; notes."""
+    return _found(
+        path, ranks_among, "trace in this folder (looked for *.trace.json, *.trace.json.gz, *.json and *.summary.json)"
+    )
+
+
+def find_rank_summaries(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """What the analyses of single ranks left, of a file or folder; notes."""
+    return _found(path, rank_summaries_among, "result of a rank in this folder (looked for *.summary.json)")
+
+
+def is_rank_summary(file: Path) -> bool:
+    """Whether a file is what the analysis of a rank left, by its name."""
+    return file.name.endswith(RANK_SUMMARY)
+
+
+_Among = Callable[[Path, Iterable[str]], tuple[Path, ...]]
+
+
+def _found(path: Path, among: _Among, looked_for: str) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     if path.is_file():
         return (path.resolve() if path.is_symlink() else path,), ()
     if not path.exists():
@@ -28,13 +52,12 @@ def find_traces(path: Path) -> tuple[tuple[Path, ...], tuple[str, ...]]:
         raise TraceError(f"{path}: neither a file nor a folder")
     unreadable: list[OSError] = []
     names, folders = _listed(path, unreadable)
-    if files := _traces_among(path, names):
+    if files := among(path, names):
         return files, _notes(path, unreadable)
-    below = _windows_below(folders, unreadable)
+    below = _windows_below(folders, unreadable, among)
     notes = _notes(path, unreadable)
     if not below:
-        looked = f"{path}: no trace in this folder (looked for *.trace.json, *.trace.json.gz and *.json)"
-        raise TraceError("; ".join([looked, *notes]))
+        raise TraceError("; ".join([f"{path}: no {looked_for}", *notes]))
     folder = max(below, key=lambda folder: below[folder][0])
     if len(below) > 1:
         chosen = f"{path} has {len(below)} windows; this is the newest, {folder.relative_to(path)}"
@@ -61,7 +84,9 @@ def windows_by_rank(files: Iterable[Path]) -> list[tuple[Path, ...]]:
     return [tuple(group) for group in groups.values()]
 
 
-def _windows_below(folders: Iterable[Path], unreadable: list[OSError]) -> dict[Path, tuple[float, tuple[Path, ...]]]:
+def _windows_below(
+    folders: Iterable[Path], unreadable: list[OSError], among: _Among
+) -> dict[Path, tuple[float, tuple[Path, ...]]]:
     """All folders with traces at any depth: the time of the newest trace, and the traces."""
     below = {}
     waiting = list(folders)
@@ -69,7 +94,7 @@ def _windows_below(folders: Iterable[Path], unreadable: list[OSError]) -> dict[P
         folder = waiting.pop()
         try:
             names, folders = _listed(folder, unreadable)
-            if files := _traces_among(folder, names):
+            if files := among(folder, names):
                 below[folder] = max(file.stat().st_mtime for file in files), files
         except OSError as exc:
             unreadable.append(exc)
@@ -106,17 +131,41 @@ def _notes(path: Path, unreadable: Iterable[OSError]) -> tuple[str, ...]:
     return (f"{path}: skipped, cannot be read: {', '.join(skipped[:_MOST_NAMED])}{more}",)
 
 
-def _traces_among(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
+def traces_among(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
+    """The traces among the files of a folder."""
+    return _matching(folder, names, _TRACE, _ANY_JSON)
+
+
+def _matching(folder: Path, names: Iterable[str], *patterns: re.Pattern[str]) -> tuple[Path, ...]:
+    """The files of the first pattern that has any."""
     names = sorted(names)
-    for pattern in (_TRACE, _ANY_JSON):
+    for pattern in patterns:
         matching = {name for name in names if pattern.fullmatch(name)}
         # without a raw file that lies beside its compressed copy
         files = [folder / name for name in names if name in matching and f"{name}.gz" not in matching]
         if files:
-            return tuple(sorted(files, key=lambda file: (rank_in_name(file) is None, rank_in_name(file), _order(file))))
+            return _in_order(files)
     return ()
 
 
-def _order(file: Path) -> list[tuple[int, str]]:
-    """Sort key that orders numbers by value: step9 before step10."""
-    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", file.name)]
+def rank_summaries_among(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
+    """What the analyses of single ranks left, among the files of a folder."""
+    return _in_order(folder / name for name in names if name.endswith(RANK_SUMMARY))
+
+
+def ranks_among(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
+    """The traces among the files of a folder, and what the analyses of other ranks left."""
+    names = tuple(names)
+    summaries = rank_summaries_among(folder, names)
+    traces = _matching(folder, names, _TRACE) if summaries else traces_among(folder, names)
+    of_traces = {rank_summary_path(trace) for trace in traces}
+    return _in_order([*traces, *(file for file in summaries if file not in of_traces)])
+
+
+def _in_order(files: Iterable[Path]) -> tuple[Path, ...]:
+    return tuple(sorted(files, key=lambda file: (rank_in_name(file) is None, rank_in_name(file), in_order(file.name))))
+
+
+def in_order(name: str) -> list[tuple[int, str]]:
+    """Sort key of names that orders numbers by value: step9 before step10."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]

@@ -48,6 +48,7 @@ def join_traces(traces: Sequence[Trace]) -> Trace:
     return replace(
         first,
         file=f"{first.file} and more",
+        base_ns=None,
         begins=tuple(begins),
         cuts=tuple(cuts),
         warnings=tuple(warning for trace in traces for warning in trace.warnings),

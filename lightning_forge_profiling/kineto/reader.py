@@ -62,7 +62,9 @@ def read_trace(path: Path) -> Trace:
     distributed, about = (_value(text.header, name, dict[str, msgspec.Raw]) or {} for name in _ABOUT)
     return replace(
         trace,
-        rank=_rank(distributed, about),
+        rank=_count("rank", distributed, about),
+        world_size=_count("world_size", distributed, about),
+        base_ns=_value(text.header, "baseTimeNanoseconds", int),
         intra_op_threads=_value(about, "intra_op_threads", int),
         usable_cores=_value(about, "usable_cores", int) if _value(about, "world_size", int) == 1 else None,
         device=device.name,
@@ -89,9 +91,9 @@ def _device(header: _Fields, trace: Trace) -> _Device:
     return next((device for device in devices if str(device.id) == number), _Device())
 
 
-def _rank(*fields: _Fields) -> int | None:
-    ranks = (_value(each, "rank", int) for each in fields)
-    return next((rank for rank in ranks if rank is not None and 0 <= rank < _MOST_RANKS), None)
+def _count(name: str, *fields: _Fields) -> int | None:
+    counts = (_value(each, name, int) for each in fields)
+    return next((count for count in counts if count is not None and 0 <= count < _MOST_RANKS), None)
 
 
 def _value(fields: _Fields, name: str, form: type[T]) -> T | None:

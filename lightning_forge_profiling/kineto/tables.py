@@ -14,7 +14,6 @@ from lightning_forge_profiling.kineto.trace import (
     ACTIVITIES,
     Allocations,
     Calls,
-    CollectiveCall,
     Cut,
     GpuWork,
     Ints,
@@ -25,6 +24,7 @@ from lightning_forge_profiling.kineto.trace import (
     Trace,
 )
 from lightning_forge_profiling.names import MARK_PREFIX
+from lightning_forge_profiling.results.rank_result import CollectiveCall
 
 _NONE: Final = msgspec.Raw(b"")
 _BETWEEN_INPUTS: Final = b"\0"  # in no JSON

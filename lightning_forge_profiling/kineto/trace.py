@@ -7,6 +7,7 @@ from typing import Any, Final, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_forge_profiling.results.rank_result import CollectiveCall
 from lightning_forge_profiling.results.run import LoaderSettings
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -78,16 +79,6 @@ class GpuWork(Table):
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveCall:
-    """A collective as its communication kernel describes it."""
-
-    name: str  # `allreduce`, `_allgather_base`,
-    group: str  # name of the process group
-    elements: int  # number of elements in one rank's input
-    dtype: str  # its data type, as PyTorch spells it
-
-
-@dataclass(frozen=True, slots=True)
 class Signature:
     """Shapes, types, scalar values and strides of an operator's inputs as JSON text; empty if not recorded."""
 
@@ -125,6 +116,8 @@ class Trace:
 
     file: str  # name of the file
     rank: int | None = None  # global rank; None if unknown
+    world_size: int | None = None  # number of ranks of the run; None if unknown
+    base_ns: int | None = None  # Unix time of the file's base time, nanoseconds; None if unknown, and for joined files
     device: str = ""  # name of the GPU; "" if unknown
     memory_bytes: int | None = None  # memory of that GPU; None if unknown
     multiprocessors: int | None = None  # number of its multiprocessors; None if unknown

@@ -95,7 +95,7 @@ class FinishingChild:
         command = [sys.executable, "-I", *(["-B"] if sys.dont_write_bytecode else []), "-c", code]
         command += [str(raw), str(trace_path(folder, rank)), "--ranks", ",".join(map(str, ranks))]
         command += ["--plugin", str(plugin_path(folder, rank))] if tensorboard else []
-        command += ["--analyze"] if analyze and rank == ranks[0] else []
+        command += ["--analyze"] if analyze else []
         # alone: the training failed; it begins at once, and waits for no other rank
         command += [] if alone else ["--training", str(os.getpid())]
         command += ["--now"] if now else []

@@ -22,6 +22,7 @@ from lightning_forge_profiling.report.wording import (
     findings_note,
     findings_remarks,
     linked,
+    ranks_note,
     share_of,
     slowest,
     slowest_rank,
@@ -48,6 +49,8 @@ def print_analysis(
     screen.line(verdict(analysis))
     if note := findings_note(analysis):
         screen.line(Text(note, "dim"))
+    if note := ranks_note(analysis):
+        screen.line(Text(f"{note}.", "dim"))
     if all(rank.cpu is not None for rank in analysis.ranks):
         operators = operators or kernels  # there are no kernels to show
     tables = _tables(analysis, kernels, operators, screen.width)
@@ -65,11 +68,11 @@ def _tables(analysis: Analysis, kernels: int, operators: int, width: int) -> Ite
     if len(ranks) == 1:
         yield steps_of(ranks[0]), step_table(ranks[0])
     elif any(map(used_gpu, ranks)):
-        title = f"{len(ranks)} ranks, percent of the step; rank {ranks[0].rank}: {steps_of(ranks[0])}"
+        title = f"{_number_of(analysis)} ranks, percent of the step; rank {ranks[0].rank}: {steps_of(ranks[0])}"
         yield title, ranks_table(ranks)
         yield "Idle by host activity, percent of the step", idle_table(analysis)
     elif ranks:
-        yield f"{len(ranks)} ranks; rank {ranks[0].rank}: {steps_of(ranks[0])}", ranks_table(ranks)
+        yield f"{_number_of(analysis)} ranks; rank {ranks[0].rank}: {steps_of(ranks[0])}", ranks_table(ranks)
         yield f"The step on the host{of_rank}", step_table(rank)
     if analysis.findings:
         shown = analysis.findings[:_SHOWN_FINDINGS]
@@ -81,6 +84,11 @@ def _tables(analysis: Analysis, kernels: int, operators: int, width: int) -> Ite
         name_width = _name_room(width - _BESIDE_OPERATORS)
         table = operators_table(rank.operators[:operators], name_width, on_gpu=used_gpu(rank))
         yield f"Operators{of_rank}: per step, times in milliseconds", table
+
+
+def _number_of(analysis: Analysis) -> str:
+    shown = len(analysis.ranks)
+    return f"{shown} of {analysis.all_ranks:,}" if analysis.all_ranks > shown else f"{shown}"
 
 
 def _name_room(column: int) -> int:

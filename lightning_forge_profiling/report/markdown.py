@@ -40,6 +40,7 @@ from lightning_forge_profiling.report.wording import (
     findings_note,
     findings_remarks,
     linked,
+    ranks_note,
     share_of,
     slowest,
     slowest_rank,
@@ -62,6 +63,8 @@ def markdown(analysis: Analysis) -> str:
 def _lines(analysis: Analysis) -> Iterator[str]:
     yield from (f"# Profile of {code(analysis.source)}", "", f"**Verdict:** {prose(analysis.verdict_text)}")
     if note := findings_note(analysis):
+        yield from ("", f"{prose(note)}.")
+    if note := ranks_note(analysis):
         yield from ("", f"{prose(note)}.")
     if analysis.ranks:
         yield from _breakdown(analysis.ranks)

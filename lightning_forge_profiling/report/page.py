@@ -14,7 +14,7 @@ import msgspec
 from lightning_forge_profiling.names import docs_url
 from lightning_forge_profiling.report.run_wording import compute_lines, ledger_rows, run_notes, slowest_rows
 from lightning_forge_profiling.report.text import kernel_labels
-from lightning_forge_profiling.report.wording import cpu_threads, findings_note, findings_remarks, share_of
+from lightning_forge_profiling.report.wording import cpu_threads, findings_note, findings_remarks, ranks_note, share_of
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.timeline import Timeline
 
@@ -146,6 +146,7 @@ def _words(analysis: Analysis) -> dict[str, Any]:
     run = analysis.run
     return {
         "note": findings_note(analysis),
+        "ranks": ranks_note(analysis),
         "compute": list(compute_lines(run.compute if run else ())),
         "parts": [
             {"part": name, "seconds": s, "times": count} for name, s, count in ledger_rows(run.ledger if run else None)

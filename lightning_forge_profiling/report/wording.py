@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
+from lightning_forge_profiling.diagnosis.many_ranks import rank_list
 from lightning_forge_profiling.diagnosis.verdict import order_note
 from lightning_forge_profiling.report.blocks import Text
 from lightning_forge_profiling.report.text import digits
@@ -69,6 +70,22 @@ def findings_note(analysis: Analysis) -> str:
     """What to know of the findings' shares; "" if that is nothing, or if no finding is from the trace it is about."""
     about = any(finding.source == "trace" or finding.code in MACHINE for finding in analysis.findings)
     return f"Note: {analysis.findings_note}" if analysis.findings_note and about else ""
+
+
+def ranks_note(analysis: Analysis) -> str:
+    """Where not all ranks are shown: which are, and how all of them spread; "" else."""
+    if analysis.all_ranks <= len(analysis.ranks):
+        return ""
+    words = {"step": "a step takes", "busy": "the GPU is busy", "waits": "it waits for other ranks"}
+    said = [
+        f"{words[name]} {times.min:.3g} to {times.max:.3g} ms (median {times.p50:.3g} ms)"
+        for name, times in analysis.spread.items()
+        if name in words and times.max
+    ]
+    return (
+        f"{len(analysis.ranks)} of {analysis.all_ranks:,} ranks are shown: rank 0, those that are named, a typical one "
+        f"and the worst. Over all ranks {', '.join(said)}; shares of findings are means over all of them"
+    )
 
 
 def findings_remarks(analysis: Analysis) -> Iterator[str]:
@@ -179,7 +196,7 @@ def by_text(messages: Iterable[tuple[int, str]], several: bool) -> Iterator[tupl
     for rank, text in messages:
         ranks.setdefault(text, []).append(rank)
     for text, said_of in ranks.items():
-        yield f"rank {', '.join(map(str, said_of))}: " if several else "", text
+        yield f"{rank_list(said_of)}: " if several else "", text
 
 
 def all_warnings(analysis: Analysis) -> list[str]:

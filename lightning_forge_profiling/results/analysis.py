@@ -463,7 +463,11 @@ class Analysis(ShownInNotebook):
         findings: causes of lost time, largest gain first.
         findings_note: the recorded steps that the figures leave out, and why; "" for none.
         hints: rules of thumb that apply.
-        ranks: one entry per rank, by number; empty for a run without a trace.
+        ranks: one entry per rank, by number; of more than 16 ranks those that stand out, rank 0 and a typical one.
+            Empty for a run without a trace.
+        all_ranks: number of ranks that all figures are over.
+        spread: distribution over all of them of the mean milliseconds per step: `step`, `busy`, `idle` and `comm` of
+            the GPU, and `waits` for other ranks.
         collectives: communication matched over the ranks, most expensive first; empty for a single rank.
         rank_waits: time that each rank waits for the others; empty for a single rank.
         run: measurements over the whole run; None for a trace alone.
@@ -481,6 +485,8 @@ class Analysis(ShownInNotebook):
     findings_note: str = ""
     hints: tuple[Hint, ...] = ()
     ranks: tuple[RankSummary, ...] = ()
+    all_ranks: int = 0
+    spread: Mapping[str, Distribution] = field(default_factory=dict)
     collectives: tuple[Collective, ...] = ()
     rank_waits: tuple[RankWait, ...] = ()
     run: RunEvidence | None = None

@@ -19,6 +19,7 @@ function verdictSection(summary, record) {
     named && fix(first),
     beside && element("p", { id: "verdict-beside" }, beside),
     summary.words.note && element("p", { id: "findings-note", class: "muted" }, `${summary.words.note}.`),
+    summary.words.ranks && element("p", { id: "ranks-note", class: "muted" }, `${summary.words.ranks}.`),
     facts(record ? [...record.facts, ...(summary.ranks.length ? overview(summary).slice(2) : [])] : overview(summary)),
     notes("Warnings", [...summary.warnings, ...rankWarnings(summary.ranks, new Set(summary.warnings))]),
     notes("The trace and the whole run differ", summary.differences),
@@ -53,7 +54,7 @@ function between(values, write) {
   return write(least) === write(most) ? write(most) : `${write(least)} to ${write(most)}`;
 }
 
-function overview({ ranks, run }) {
+function overview({ ranks, run, all_ranks: all }) {
   if (!ranks.length) {
     return run ? [
       ["Device", run.on_device ? "GPU" : "CPU"], ["Processes", count(run.world_size)], ["Steps measured", number(run.steps)],
@@ -64,7 +65,7 @@ function overview({ ranks, run }) {
   const recorded = ranks.length > 1 ? between(ranks.map((rank) => rank.step_ms.mean), milliseconds) : stepTime(ranks[0].step_ms);
   return [
     ["Device", devices.join(", ") || "no GPU in the trace"],
-    ["Ranks", number(ranks.length)],
+    ["Ranks", number(Math.max(all, ranks.length))],
     ["Steps that count", `${between(ranks.map((rank) => rank.steps), number)} of ${between(ranks.map((rank) => rank.per_step.length), number)} recorded`],
     ...(run ? [["Step time", stepTime(run.step_ms)], ["Recorded step", recorded]] : [["Step time", recorded]]),
     ...(ranks.some(usedGpu) ? [

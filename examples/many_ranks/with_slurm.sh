@@ -1,0 +1,14 @@
+#!/bin/bash
+# Analyse the traces of many ranks as a Slurm array, each where a task runs; then all ranks together.
+#
+#   bash with_slurm.sh /shared/runs/gpt/profiler_traces/2026-11-25_steady
+#
+# Each of the array's tasks takes every TASKS-th trace. The folder is one that all nodes see.
+set -euo pipefail
+folder=$1 tasks=${TASKS:-16}
+mapped=$(sbatch --parsable --job-name=map-ranks --array="0-$((tasks - 1))" --cpus-per-task=1 --wrap="
+    for trace in \$(ls $folder/rank*.trace.json.gz | awk \"NR % $tasks == \$SLURM_ARRAY_TASK_ID\"); do
+        forge-profiling analyze \"\$trace\" --map
+    done")
+sbatch --job-name=reduce-ranks --dependency="afterok:$mapped" \
+    --wrap="forge-profiling analyze $folder --reduce --html $folder/report.html"

@@ -1,4 +1,4 @@
-"""Work in processes of their own: one for each task, so that what one of them dies of is known."""
+"""Work in several processes, of which it is known which task one died of."""
 
 import signal
 import traceback
@@ -21,28 +21,37 @@ class WorkerDiedError(Exception):
 
 
 def run_in_processes(work: Callable[[T], R], tasks: Sequence[T], processes: int) -> list[R]:
-    """Call a function for each task, each call in a separate process, of which none is left afterwards."""
+    """Call a function for each task, so many at a time, each in one of as many processes; none is left afterwards."""
     results: dict[int, R] = {}
-    running: dict[Connection, tuple[int, Process]] = {}
-    coming = iter(range(len(tasks)))
+    doing: dict[Connection, int] = {}
+    coming, workers = iter(range(len(tasks))), dict(_worker(work, tasks) for _ in range(min(processes, len(tasks))))
     try:
-        while len(results) < len(tasks):
-            while len(running) < processes and (task := next(coming, None)) is not None:
-                receiver, sender = Pipe(duplex=False)
-                with sender:  # closed in this process, so that the receiver sees the end of the other
-                    process = Process(target=_call, args=(sender, work, tasks[task]), daemon=True)
-                    _start(process)
-                running[receiver] = task, process
-            for receiver in set(running).intersection(wait(list(running))):
-                task, process = running[receiver]
-                results[task] = _result(receiver, task, process)
-                del running[receiver]
+        ready = [*workers]
+        while True:
+            for connection in ready:
+                if (task := next(coming, None)) is not None:
+                    with suppress(OSError):  # it is gone, as its result will tell
+                        connection.send(task)
+                    doing[connection] = task
+            if not doing:
+                return [results[task] for task in range(len(tasks))]
+            ready = [connection for connection in wait(list(doing)) if isinstance(connection, Connection)]
+            for connection in ready:
+                task = doing.pop(connection)
+                results[task] = _result(connection, task, workers[connection])
     finally:
-        for receiver, (_, process) in running.items():
+        for connection, process in workers.items():
             process.kill()
             process.join()
-            receiver.close()
-    return [results[task] for task in range(len(tasks))]
+            connection.close()
+
+
+def _worker(work: Callable[[T], R], tasks: Sequence[T]) -> tuple[Connection, Process]:
+    ours, its = Pipe()
+    with its:  # closed in this process, so that our end sees the end of the other
+        process = Process(target=_serve, args=(its, ours, work, tasks), daemon=True)
+        _start(process)
+    return ours, process
 
 
 def _start(process: Process) -> None:
@@ -57,25 +66,27 @@ def _start(process: Process) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _call(sender: Connection, work: Callable[[T], R], task: T) -> None:
+def _serve(connection: Connection, parents: Connection, work: Callable[[T], R], tasks: Sequence[T]) -> None:
+    """Do the tasks whose numbers are sent, until the parent's end is closed."""
+    parents.close()  # what this process has of it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which kills this process
     outcome: tuple[R | Exception, str]
-    try:
-        outcome = work(task), ""
-    except Exception as exc:
-        outcome = exc, traceback.format_exc()  # pickling drops the traceback
-    with suppress(BrokenPipeError):  # the parent is gone
-        sender.send(outcome)
+    with suppress(OSError, EOFError):  # the parent is gone
+        while True:
+            task = connection.recv()
+            try:
+                outcome = work(tasks[task]), ""
+            except Exception as exc:
+                outcome = exc, traceback.format_exc()  # pickling drops the traceback
+            connection.send(outcome)
 
 
-def _result(receiver: Connection, task: int, process: Process) -> Any:
+def _result(connection: Connection, task: int, process: Process) -> Any:
     try:
-        outcome, raised = receiver.recv()
+        outcome, raised = connection.recv()
     except (EOFError, OSError):  # the process ended before or while sending
         process.join()
         raise WorkerDiedError(task, _how_ended(process.exitcode or 0)) from None
-    process.join()
-    receiver.close()
     if raised:
         outcome.add_note(raised)
         raise outcome

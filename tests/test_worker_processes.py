@@ -79,6 +79,27 @@ def test_control_c_ends_the_processes_without_a_word_of_theirs(ranks):
     assert not Path(f"/proc/{reader}").exists()
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_no_process_outlives_a_parent_that_is_killed(tmp_path):
+    program = (
+        "import os, signal, sys; from pathlib import Path; from lightning_forge_profiling.processes import *\n"
+        "import time\n"
+        "def work(number):\n"
+        "    Path(sys.argv[1], str(os.getpid())).touch()\n"
+        "    while len(list(Path(sys.argv[1]).iterdir())) < 3: time.sleep(0.01)\n"
+        "    if number == 0: os.kill(os.getppid(), signal.SIGKILL)\n"
+        "run_in_processes(work, range(3), 3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=HANGS_S)
+    assert done.returncode == -signal.SIGKILL
+    workers = [Path("/proc", path.name, "comm") for path in tmp_path.iterdir()]
+    assert len(workers) == 3
+    deadline = time.monotonic() + HANGS_S
+    while any(worker.exists() for worker in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs a process that can be held to one core")
 def test_there_are_as_many_processes_as_cores_that_may_be_used(tmp_path):
     for rank in range(2):

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
 from operator import attrgetter
+from statistics import fmean, median, quantiles
 from typing import Final
-
-import numpy as np
 
 from lightning_forge_profiling.results.analysis import Finding, Hint, RankWait
 from lightning_forge_profiling.results.rank import Distribution, RankSummary
@@ -30,11 +29,11 @@ def spread(ranks: Sequence[RankSummary], waits: Iterable[RankWait]) -> dict[str,
 
 def _distribution(values: Sequence[float]) -> Distribution:
     return Distribution(
-        mean=float(np.mean(values)),
-        p50=float(np.median(values)),
+        mean=fmean(values),
+        p50=median(values),
         min=min(values),
         max=max(values),
-        p95=float(np.percentile(values, 95)) if len(values) >= _FEWEST_FOR_P95 else None,
+        p95=quantiles(values, n=20, method="inclusive")[-1] if len(values) >= _FEWEST_FOR_P95 else None,
     )
 
 

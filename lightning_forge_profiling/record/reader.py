@@ -21,6 +21,7 @@ from lightning_forge_profiling.results.pulse import Heard
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.safe_files import open_regular, read_at_most
 
+_TOTALS: Final = b'{"line":"state"'  # as the writer begins such a line
 _MOST_BYTES: Final = 16 << 20  # of a segment, and so of a line. A segment of a run has 1 MB and one line.
 KEPT: Final = 50  # latest intervals and latest events that are kept of each rank but the first
 _TRIES: Final = 100
@@ -158,12 +159,17 @@ class RankLines:
             self._offset = file.seek(0, os.SEEK_END)
             return
         self._rest = b""
-        for text in BytesIO(content):
+        texts = [*BytesIO(content)]
+        totals = [place for place, text in enumerate(texts) if text.startswith(_TOTALS) and text.endswith(b"\n")]
+        old = set(totals[:-1]) if self._kept is not None else set()  # totals that later ones replace
+        for place, text in enumerate(texts):
             if not text.endswith(b"\n"):
                 self._rest = text
                 break
             self._offset += len(text)
             self._number += 1
+            if place in old:
+                continue
             try:
                 self._enter(decode_line(text))
             except ValueError as exc:

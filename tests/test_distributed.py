@@ -77,6 +77,7 @@ def test_both_ranks_write_into_one_folder(finished):
     ranks = range(2)
     assert names == {
         *(f"rank{rank}.trace.json.gz" for rank in ranks),
+        *(f"rank{rank}.summary.json" for rank in ranks),
         *(f"tensorboard/rank{rank}.pt.trace.json.gz" for rank in ranks),
         *REPORTS,
     }

@@ -401,7 +401,7 @@ class TestTables:
         page = Page(browser, tmp_path, analysis, [sample_timeline(rank) for rank in range(3)])
         [note] = page.texts("#ranks-note")
         assert note.startswith("3 of 1,000 ranks are shown: rank 0, ")
-        assert "Over all ranks a step takes 47.9 to 55 ms (median 50.1 ms); shares" in note
+        assert "Over all ranks a step takes 47.9 ms to 55.0 ms (median 50.1 ms); shares" in note
         assert "1,000" in page.texts("dl")[0]
         assert len(page.all("#breakdown .bars:not(.steps) .stack")) == 3
         assert page.complaints() == []

@@ -385,7 +385,7 @@ class TraceSession:
                 self._rank,
                 ranks=self._expected_ranks,
                 tensorboard=config.tensorboard,
-                analyze=self._analyzes,
+                analyze=config.analyze,
                 alone=alone,
                 now=self._now,
             )

@@ -7,11 +7,12 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.many_ranks import rank_list
+from lightning_forge_profiling.diagnosis.rule import in_ms
 from lightning_forge_profiling.diagnosis.verdict import order_note
 from lightning_forge_profiling.report.blocks import Text
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, Analysis, Finding
-from lightning_forge_profiling.results.rank import RankSummary
+from lightning_forge_profiling.results.rank import Distribution, RankSummary
 
 # host activity while the GPU was idle, by `IDLE_CAUSES`
 IDLE_WORDS: Final = MappingProxyType(
@@ -76,16 +77,17 @@ def ranks_note(analysis: Analysis) -> str:
     """Where not all ranks are shown: which are, and how all of them spread; "" else."""
     if analysis.all_ranks <= len(analysis.ranks):
         return ""
-    words = {"step": "a step takes", "busy": "the GPU is busy", "waits": "it waits for other ranks"}
-    said = [
-        f"{words[name]} {times.min:.3g} to {times.max:.3g} ms (median {times.p50:.3g} ms)"
-        for name, times in analysis.spread.items()
-        if name in words and times.max
-    ]
+    words = {"step": "a step takes {}", "busy": "the GPU is busy for {}", "waits": "a rank waits {} for others"}
+    said = [words[name].format(_range(times)) for name, times in analysis.spread.items() if name in words and times.max]
     return (
         f"{len(analysis.ranks)} of {analysis.all_ranks:,} ranks are shown: rank 0, those that are named, a typical one "
         f"and the worst. Over all ranks {', '.join(said)}; shares of findings are means over all of them"
     )
+
+
+def _range(times: Distribution) -> str:
+    least, mid, most = map(in_ms, (times.min, times.p50, times.max))
+    return most if least == most else f"{least} to {most} (median {mid})"
 
 
 def findings_remarks(analysis: Analysis) -> Iterator[str]:

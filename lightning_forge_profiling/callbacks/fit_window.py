@@ -164,13 +164,15 @@ class FitWindow(Guarded):
     def _steady_window(self, trainer: Trainer) -> StepWindow:
         """When the run is likely to be steady, as rank 0 sees it: a collective."""
         loader = loader_settings(trainer)
-        prefetched = 0 if loader is None else (loader.num_workers or 0) * (loader.prefetch_factor or 0)
+        workers = 0 if loader is None else loader.num_workers or 0
+        prefetched = 0 if loader is None else workers * (loader.prefetch_factor or 0)
         ahead = lightning_api.batches_ahead(trainer)
         window = steady_window(
             ahead.of_fit,
             of_epoch=ahead.of_epoch,
             batch=ahead.batch,
             warmup_steps=self._step_timer.warmup_steps,
+            workers=workers,
             prefetched=prefetched,
         )
         chosen: StepWindow = trainer.strategy.broadcast(window) if trainer.world_size > 1 else window

@@ -62,16 +62,25 @@ class StepWindow:
 
 _LATEST_START: Final = 100
 STEADY_STEPS: Final = 6  # the fewest for an interval, for which the first recorded step does not count
+_MOST_WORKERS: Final = 8  # with more, a round of all of them is too long to be recorded
 
 
 def steady_window(
-    of_fit: int | None, of_epoch: int | None = None, batch: int = 0, *, warmup_steps: int, prefetched: int
+    of_fit: int | None,
+    of_epoch: int | None = None,
+    batch: int = 0,
+    *,
+    warmup_steps: int,
+    workers: int = 0,
+    prefetched: int = 0,
 ) -> StepWindow:
-    """Where a run is likely to be steady, by its settings: six steps, begun by step 100 and by a third of the run.
+    """Where a run is likely to be steady, by its settings: at least six steps, by step 100 and a third of it.
 
     They come after the warm-up, and after the batches that the loader's workers have prefetched by the first step. If
     the workers deliver the share r of what training could take, these last for `prefetched / (1 - r)` steps: after
-    twice their number a run that waits for data in more than half of its time does so in the window.
+    twice their number a run that waits for data in more than half of its time does so in the window. The workers
+    begin together, and so deliver together: a long step for the first of their batches, then short ones. So the steps
+    that count are whole rounds of up to eight workers.
 
     Args:
         of_fit: the number of steps of the run; None if unknown.
@@ -79,22 +88,25 @@ def steady_window(
             window comes before if it does not lie within one.
         batch: the batch of its epoch that step 0 is.
         warmup_steps: steps that are not counted either.
-        prefetched: batches that the workers hold ready, `num_workers * prefetch_factor`.
+        workers: processes of the loader.
+        prefetched: batches that they hold ready, `num_workers * prefetch_factor`.
 
     Examples:
-        >>> str(steady_window(2000, warmup_steps=10, prefetched=16))
-        'steps 42-47'
+        >>> str(steady_window(2000, warmup_steps=10, workers=4, prefetched=8))
+        'steps 26-34'
         >>> str(steady_window(30, warmup_steps=10, prefetched=16))
         'steps 10-15'
     """
+    round_of = workers if 0 < workers <= _MOST_WORKERS else 1
+    steps = 1 + round_of * -(-(STEADY_STEPS - 1) // round_of)
     start = min(warmup_steps + 2 * prefetched, _LATEST_START)
     if of_fit is not None:
         start = min(start, max(of_fit // 3, 2))  # so that a step is left without the profiler
     if of_epoch:
-        crossing = STEADY_STEPS - (of_epoch - (batch + start) % of_epoch)
+        crossing = steps - (of_epoch - (batch + start) % of_epoch)
         if 0 < crossing <= start - warmup_steps:
             start -= crossing
-    end = start + STEADY_STEPS
+    end = start + steps
     return StepWindow(start, end if of_fit is None else max(min(end, of_fit), start + 1))
 
 

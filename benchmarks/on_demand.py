@@ -1,13 +1,16 @@
 """Whether all ranks record the same steps each time that a live run is asked, and what that does to it.
 
 DDP runs on the CPU, or on GPUs where there are any, are asked for a window at random times, twenty times each. Then the
-median step after the last window is compared with that of a run that was never asked, in turns.
+median step after the last window is compared with that of a run that was never asked, in turns; so is the longest step
+that is not beside a window. What a window holds training up for is what the steps from the one before it to that after
+it take more than usual.
 
     python -m benchmarks.on_demand --ranks 4 --requests 200
 """
 
 import argparse
 import gzip
+import json
 import os
 import random
 import re
@@ -35,6 +38,7 @@ from lightning_forge_profiling.results.window import WindowPlan, WindowRequest
 
 _LIMIT_S: Final = 120.0
 _AFTER_STEPS: Final = 300
+_EARLY: Final = 50  # steps with the window of the settings, and what comes once
 _SETTLES_S: Final = 10.0  # the last window's traces are compressed beside training
 
 
@@ -55,7 +59,7 @@ class _Ends(L.Callback):
 
 
 def train(folder: Path, ranks: int) -> None:
-    """Train on some ranks until there is a file `stop`, and write the median of the last steps."""
+    """Train on some ranks until there is a file `stop`, and write rank 0's times of the steps from step 1 on."""
     silenced()
     ends = _Ends(folder)
     profiler = ForgeProfilerCallback(analyze=False, tensorboard=False)
@@ -65,7 +69,8 @@ def train(folder: Path, ranks: int) -> None:
     fit = trainer(str(folder), -1, callbacks=callbacks, max_epochs=-1, enable_checkpointing=False, **options)
     fit.fit(SmallKernels(layers=4), DataLoader(torch.randn(100_000, 1, 64), batch_size=None))
     if fit.is_global_zero:
-        (folder / "median").write_text(str(median(ends.times_ms[-_AFTER_STEPS:])))
+        (folder / "writing").write_text(json.dumps(ends.times_ms[1:]))  # the first is from before the first step
+        (folder / "writing").rename(folder / "times")
 
 
 @contextmanager
@@ -136,9 +141,10 @@ def main() -> None:
         return
     chance = random.Random(1)  # noqa: S311
     same = asked = 0
-    ratios = []
+    ratios, longest, held_ms = list[float](), list[str](), list[float]()
     most = MOST_WINDOWS - 1  # the first is that of the settings
     while asked < args.requests:
+        plans = []
         with running(args.ranks) as (folder, record):
             for _ in range(min(most, args.requests - asked)):
                 asked += 1
@@ -146,22 +152,35 @@ def main() -> None:
                 good = plan is not None and plan.state == "recorded" and not plan.text
                 good = good and plan is not None and _until(partial(are_there, plan, args.ranks))
                 same += good
+                plans += [plan] if plan is not None and plan.state == "recorded" else []
                 if not good:
                     print(f"request {asked}: {plan}", flush=True)
             time.sleep(_SETTLES_S)
-            (folder / "stop").touch()
-            _until((folder / "median").exists)
-            after = float((folder / "median").read_text())
+            asked_ms = times_of(folder)
         with running(args.ranks) as (folder, _):
             time.sleep(2 * _SETTLES_S)
-            (folder / "stop").touch()
-            _until((folder / "median").exists)
-            ratios.append(after / float((folder / "median").read_text()))
+            never_ms = times_of(folder)
+        usual, beside = median(asked_ms), {step for plan in plans for step in around(plan)}
+        apart = [ms for step, ms in enumerate(asked_ms, start=1) if step not in beside and step > _EARLY]
+        ratios.append(median(asked_ms[-_AFTER_STEPS:]) / median(never_ms[-_AFTER_STEPS:]))
+        longest.append(f"{max(apart):.0f} and {max(never_ms[_EARLY:]):.0f}")
+        held_ms += [sum(asked_ms[step - 1] - usual for step in around(plan)) for plan in plans]
         shown = ", ".join(f"{ratio:.3f}" for ratio in ratios)
-        print(
-            f"{asked} asked, {same} the same on all {args.ranks} ranks; step after, of one never asked: {shown}",
-            flush=True,
-        )
+        print(f"{asked} asked, {same} the same on all {args.ranks} ranks; step after, of one never asked: {shown}")
+        print(f"longest step apart from windows, and of a run never asked, ms: {', '.join(longest)}")
+        print(f"a window holds training up for {median(held_ms):.0f} ms, {max(held_ms):.0f} at most", flush=True)
+
+
+def times_of(folder: Path) -> list[float]:
+    """End a run, and read its steps' times."""
+    (folder / "stop").touch()
+    _until((folder / "times").exists)
+    return [float(ms) for ms in json.loads((folder / "times").read_text())]
+
+
+def around(plan: WindowPlan) -> range:
+    """The steps that a window may hold up: those before, in and after it."""
+    return range(plan.start - 2, plan.start + plan.steps + 2)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,17 @@ from collections.abc import Callable, Sequence
 from math import inf
 from multiprocessing import connection, get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lightning_forge_profiling.host import cpu_times, free_cores
 from lightning_forge_profiling.kineto.chunks import COMPRESS_LEVEL
 from lightning_forge_profiling.kineto.tensorboard_copy import write_plugin_copy
-from lightning_forge_profiling.names import plugin_name, rank_summary_path, trace_name
+from lightning_forge_profiling.names import plugin_name, rank_summary_path, record_name, trace_name
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.safe_files import discard_with_folders, make_own_folder, open_regular, whole_file
+
+if TYPE_CHECKING:
+    from lightning_forge_profiling.results.analysis import Analysis
 
 OTHERS_WAIT_S = 15.0
 LOOK_S = 1.0
@@ -50,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=lambda text: [int(rank) for rank in text.split(",")], default=[0])
     parser.add_argument("--plugin", type=Path)
     parser.add_argument("--analyze", action="store_true")
+    parser.add_argument("--record", type=Path, help="the record of the run that goes on, whose measurements count, too")
     args = parser.parse_args(argv)
     if args.training is None:
         return _finish(args, 0.0)
@@ -137,7 +142,7 @@ def _finish(args: argparse.Namespace, wait_s: float) -> int:
     discard_with_folders(args.raw)
     if args.analyze:
         try:
-            analyze(args.final, args.ranks, wait_s)
+            analyze(args.final, args.ranks, wait_s, args.record)
         except Exception as exc:
             _say(f"the trace could not be analysed: {type(exc).__name__}: {exc}")
             return 1
@@ -185,7 +190,7 @@ def publish(own: Path, ranks: Sequence[int], wait_s: float) -> None:
             _part(final).replace(final)
 
 
-def analyze(own: Path, ranks: Sequence[int], wait_s: float) -> None:
+def analyze(own: Path, ranks: Sequence[int], wait_s: float, record: Path | None = None) -> None:
     """Analyse a rank's trace; the first rank then waits for what the others leave, and writes the reports of all."""
     # imported here, so that compressing does not wait for them
     from lightning_forge_profiling import pipeline  # noqa: PLC0415
@@ -204,4 +209,18 @@ def analyze(own: Path, ranks: Sequence[int], wait_s: float) -> None:
     # of few ranks, the trace of one that is too slow itself is analysed here
     many, processes = len(ranks) > MOST_SHOWN, 1 if wait_s == inf else None
     result = pipeline.analyze(own.parent, processes=processes, reduce=many, expected=ranks)
-    write_reports(result.analysis, result.timelines, own.parent)
+    analysis = result.analysis if record is None or many else _with_run(result.analysis, record)
+    write_reports(analysis, result.timelines, own.parent)
+
+
+def _with_run(analysis: "Analysis", record: Path) -> "Analysis":
+    """The analysis combined with the measurements of the run so far, as rank 0 wrote them last."""
+    from lightning_forge_profiling.diagnosis.combine import combine  # noqa: PLC0415
+    from lightning_forge_profiling.record.reader import RecordError, read_rank  # noqa: PLC0415
+
+    try:
+        state = read_rank(record / record_name(0)).state
+    except RecordError:
+        return analysis
+    so_far = None if state is None else state.report.analysis
+    return analysis if so_far is None or so_far.run is None else combine(analysis, so_far.run)

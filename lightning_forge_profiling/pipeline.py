@@ -20,12 +20,10 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.collectives import collectives_of, match_collectives
 from lightning_forge_profiling.analysis.operators import SORTS
 from lightning_forge_profiling.analysis.rank_analysis import summarize
-from lightning_forge_profiling.analysis.recording import Recording, no_verdict, prepare, where_cut, with_steps
+from lightning_forge_profiling.analysis.recording import Recording, prepare, where_cut, with_steps
 from lightning_forge_profiling.analysis.timeline_lanes import MOST_SPANS, draw
-from lightning_forge_profiling.diagnosis.findings import find_causes
-from lightning_forge_profiling.diagnosis.hints import rules_of_thumb
+from lightning_forge_profiling.diagnosis.combine import judge
 from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN, rank_list, shown, spread
-from lightning_forge_profiling.diagnosis.verdict import by_gain, decide
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.host import usable_cores
 from lightning_forge_profiling.kineto.files import (
@@ -43,7 +41,7 @@ from lightning_forge_profiling.kineto.trace import Trace
 from lightning_forge_profiling.names import rank_summary_path
 from lightning_forge_profiling.plain_text import encodable
 from lightning_forge_profiling.processes import WorkerDiedError, run_in_processes
-from lightning_forge_profiling.results.analysis import NO_VERDICT, Analysis
+from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.rank import RankSummary
 from lightning_forge_profiling.results.rank_result import (
     PACKAGE,
@@ -134,20 +132,27 @@ def analyze(
     analyze_one = partial(_analyze_rank, steps=steps, top=top, sort=sort, spans=spans_for(len(groups)))
     most = usable_cores() if processes is None else processes
     results, problems = _each(groups, analyze_one, most, progress or (lambda _: None))
-    results = [one for one in _numbered(merge(results)) if rank in {None, one.rank}]
+    merged = merge(results)
+    if len(merged) < len(results):
+        problems = [
+            *problems,
+            f"{path}: {len(results) - len(merged)} of {len(results)} files say what another one says: left out",
+        ]
+    results = [one for one in _numbered(merged) if rank in {None, one.rank}]
     if not results:
         raise TraceError.of(problems or [f"{path}: no trace of rank {rank}"])
     of_run = range(max((one.world_size or 0 for one in results), default=0)) if reduce else ()
-    late = _missing(expected or of_run, {one.rank for one in results})
-    return conclude(results, source=encodable(path), warnings=(*late, *map(encodable, (*notes, *problems))))
+    missing = _missing(expected or of_run, {one.rank for one in results})
+    warnings = tuple(map(encodable, (*notes, *problems)))
+    return conclude(results, source=encodable(path), warnings=warnings, missing=missing)
 
 
-def _missing(expected: Collection[int], there: Container[int]) -> list[str]:
+def _missing(expected: Collection[int], there: Container[int]) -> str:
     missing = [rank for rank in expected if rank not in there]
     if not missing:
-        return []
-    are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
-    return [f"{rank_list(missing)} of {len(expected):,} {are} missing: all figures are without {them}"]
+        return ""
+    which, it = ("which is", "it") if len(missing) == 1 else ("which are", "they")
+    return f"Without {rank_list(missing)} of {len(expected):,}, {which} missing and {it} may be the cause"
 
 
 def write_rank_results(path: Path, *, progress: Callable[[str], None] | None = None) -> tuple[list[Path], list[str]]:
@@ -160,6 +165,8 @@ def write_rank_results(path: Path, *, progress: Callable[[str], None] | None = N
         TraceError: none can be read.
     """
     files, notes = find_traces(path)
+    if is_rank_summary(files[0]):
+        raise TraceError(f"{path}: what the analysis of a rank left, not its trace")
     outcomes, problems = _each(windows_by_rank(files), _write_one, usable_cores(), progress or (lambda _: None))
     if not outcomes:
         raise TraceError.of(problems)
@@ -186,23 +193,24 @@ def merge(*parts: Iterable[RankResult]) -> tuple[RankResult, ...]:
     return tuple(each[key] for key in sorted(each, key=lambda key: (key[0], [in_order(name) for name in key[1]])))
 
 
-def conclude(results: Sequence[RankResult], *, source: str, warnings: Sequence[str] = ()) -> AnalysisResult:
+def conclude(
+    results: Sequence[RankResult], *, source: str, warnings: Sequence[str] = (), missing: str = ""
+) -> AnalysisResult:
     """Compare the ranks, find causes and decide the verdict.
 
     Args:
         results: at least one.
         source: what was analysed.
         warnings: what could not be read.
+        missing: a sentence on the ranks that are missing, which comes before the verdict.
     """
     results = _numbered(results)
     ranks = tuple(result.summary for result in results)
     collectives, waits, unmatched = match_collectives({result.rank: result.collectives for result in results})
-    judged = [result.summary for result in results if not result.summary.cut_off]
     cut_off = tuple(encodable(result.cut_off) for result in results if result.cut_off)
-    findings, hints = by_gain(find_causes(judged, waits)), rules_of_thumb(judged)
-    verdict, text = decide(findings, gpu=any(summary.gpu.busy_ms_per_step for summary in ranks))
-    if cut_off:
-        verdict, text = (verdict, f"{cut_off[0]} {text}") if judged else (NO_VERDICT, no_verdict(cut_off[0]))
+    findings, hints, verdict, text = judge(ranks, waits, cut_off)
+    if missing:
+        text, warnings = f"{missing}: {text}", (missing, *warnings)
     shows = shown(ranks, waits, findings, hints)
     numbers = {summary.rank for summary in shows}
     analysis = Analysis(

@@ -118,6 +118,16 @@ def test_a_run_that_ends_before_the_step_says_so():
     assert leader.plan.text == f"the run ended before step {leader.plan.start}"
 
 
+def test_steps_that_the_run_does_not_have_are_not_promised():
+    for of_fit, state in ((1030, "refused"), (1060, "planned"), (None, "planned")):
+        leader = Leader(RUN, 1, lambda _: False, of_fit)
+        leader.ask(WindowRequest(id="a", steps=3))
+        for now in range(3):
+            leader.look(float(now), {0: pulse(0, 1000 + 8 * now)}, RanksStatus())
+        assert leader.plan.state == state
+        assert of_fit != 1030 or leader.plan.text == "the run has 1030 steps, and 1008 have ended"
+
+
 def test_no_window_has_a_pause_in_it():
     leader = Leader(RUN, 1, lambda step: step % 10 == 0)
     for steps in (1, 3, 9):

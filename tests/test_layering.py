@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "bench": {"torch", "numpy", "msgspec", "host", "timing", "gpu", "diagnosis"},
     "comparison": {"numpy", "timing", "results", "diagnosis", "record", "report", "bench"},
     "crossover": {"torch", "msgspec", "matplotlib", "host", "flops", "report", "bench"},
-    "finish": {"host", "results", "kineto", "diagnosis", "pipeline", "report"},
+    "finish": {"host", "results", "kineto", "diagnosis", "pipeline", "record", "report"},
     "profiler": {"torch", "results", "pipeline", "report", "finish"},
     "callbacks": {
         "torch", "msgspec", "fsspec", "lightning", "pytorch_lightning",

@@ -124,7 +124,8 @@ def test_map_and_reduce_from_the_command_line(tmp_path):
     assert (tmp_path / "report.html").stat().st_size > 50_000
     assert json.loads(run(folder, "--reduce", "--json").stdout) == json.loads(traces.stdout)
     (folder / "rank1.summary.json").unlink()
-    assert "rank 1 of 2 is missing: all figures are without it" in " ".join(run(folder, "--reduce").stdout.split())
+    said = " ".join(run(folder, "--reduce").stdout.split())
+    assert said.startswith("Without rank 1 of 2, which is missing and it may be the cause: ")
 
 
 @pytest.mark.parametrize(
@@ -134,11 +135,16 @@ def test_map_and_reduce_from_the_command_line(tmp_path):
         (("--map", "--rank", "0"), "--map goes without --rank"),
         (("--reduce", "--steps", "1:2"), "--reduce goes without --steps"),
         (("--map", "--reduce"), "not allowed with"),
+        (("--map", "rank0.summary.json"), "what the analysis of a rank left, not its trace"),
         (("--reduce",), "no result of a rank in this folder (looked for *.summary.json)"),
     ],
 )
 def test_what_means_nothing_is_refused(tmp_path, arguments, said):
-    done = run(copied("slow_rank_gpu", tmp_path), *arguments)
+    folder = copied("slow_rank_gpu", tmp_path)
+    if arguments[-1].endswith(".json"):
+        results_in(folder)
+        folder = folder / arguments[-1]
+    done = run(folder, *(each for each in arguments if not each.endswith(".json")))
     assert done.returncode == 2
     assert said in " ".join(done.stderr.split())
 
@@ -165,6 +171,28 @@ def test_a_result_is_taken_only_of_the_same_trace_and_version(tmp_path):
     assert device_of_rank_1() == kept.summary.device
     path.write_text("{")
     assert device_of_rank_1() == kept.summary.device
+
+
+def test_a_result_that_is_there_twice_counts_once(tmp_path):
+    folder = copied("slow_rank_gpu", tmp_path)
+    whole = analyze(folder).analysis
+    results_in(folder)
+    shutil.copy(folder / "rank0.summary.json", folder / "rank5.summary.json")
+    analysis = analyze(folder, reduce=True).analysis
+    assert analysis.all_ranks == 2
+    assert analysis.verdict_text == whole.verdict_text
+    assert any("1 of 3 files say what another one says: left out" in warning for warning in analysis.warnings)
+
+
+def test_the_record_of_a_run_is_not_taken_for_its_window(tmp_path):
+    folder = copied("slow_rank_gpu", tmp_path / "logs")
+    record = tmp_path / "logs" / "forge_record"
+    record.mkdir()
+    (record / "ranks.json").write_text("{}")
+    (record / "window_plan.json").write_text("{}")
+    assert [rank.rank for rank in analyze(tmp_path / "logs").analysis.ranks] == [0, 1]
+    assert run(tmp_path / "logs", "--map").returncode == 0
+    assert (folder / "rank0.summary.json").is_file()
 
 
 def test_ranks_whose_trace_is_elsewhere_are_taken_by_what_they_left(tmp_path):
@@ -206,7 +234,10 @@ def test_the_first_rank_reports_those_that_come_in_time_and_names_the_others(tmp
     finish_ranks(folder / "rank0.trace.json.gz", ranks, wait_s=0.0)
     summary = json.loads((folder / "summary.json").read_bytes())
     assert (summary["verdict"], summary["all_ranks"]) == ("straggler", 2)
-    assert summary["warnings"][0] == "rank 2 of 3 is missing: all figures are without it"
+    assert summary["verdict_text"].startswith(
+        "Without rank 2 of 3, which is missing and it may be the cause: straggler"
+    )
+    assert "Without rank 2 of 3, which is missing and it may be the cause" in summary["warnings"]
     assert json.loads((folder / "rank0.summary.json").read_bytes())["rank"] == 0
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +86,21 @@ def test_a_live_run_is_asked_and_says_where_the_report_is(tmp_path):
 
 
 @pytest.mark.slow
+def test_requests_that_come_together_are_met_one_after_the_other(tmp_path):
+    with training(tmp_path, profiler=None, throughput={"window": "on-demand"}):
+        command = [sys.executable, "-m", "lightning_forge_profiling", "trace", str(tmp_path), "--wait"]
+        asked = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+        answers = [each.communicate(timeout=HANGS_S) for each in asked]
+        assert [each.returncode for each in asked] == [0, 0, 0], answers
+        reports = {out.splitlines()[1].removeprefix("report: ") for out, _ in answers}
+        assert len(reports) == 3
+        for report in map(Path, reports):  # as the run goes on
+            assert json.loads((report.parent / "summary.json").read_bytes())["run"]["steps"] > 0
+    assert len(steps_of(tmp_path)) == 3
+    assert not [*tmp_path.rglob(f"*{WINDOW_REQUEST}*")]
+
+
+@pytest.mark.slow
 def test_two_ranks_record_the_same_steps_each_time(tmp_path):
     with training(tmp_path, ranks=2):
         for number in (1, 2, 3):
@@ -104,7 +120,7 @@ def test_a_run_that_records_nothing_on_demand_is_said_to(tmp_path):
     with training(tmp_path, profiler=None):
         done = ask(tmp_path)
         assert done.returncode == 2
-        assert "did not answer within 10 s: it records no steps on demand" in done.stderr
+        assert "did not answer within 10 s. It is running: step " in done.stderr
         assert not [*tmp_path.rglob(WINDOW_REQUEST)]
 
 

@@ -81,6 +81,8 @@ class FitWindow(Guarded):
         self._root: folders.Folder | None = None
         self._name = ""
         self.pause_before: Callable[[int], bool] = lambda _: False
+        self.steps_ahead: int | None = None  # of the fit, when it began; None if unknown
+        self.record: Path | None = None  # the folder of the run's record, once it is written
         if trainer.fast_dev_run:
             self._skip("fast_dev_run is a trial run")
         elif lightning_api.uses_pytorch_profiler(trainer):
@@ -155,6 +157,7 @@ class FitWindow(Guarded):
             window=window,
             first_step=first_step,
             now=now,
+            record=self.record,
         )
         loader = loader_settings(trainer)
         session.about = {} if loader is None else {"loader": asdict(loader)}
@@ -282,6 +285,7 @@ class FitWindow(Guarded):
         if not self.can_be_asked:
             return
         self.pause_before = lightning_api.pauses(trainer)
+        self.steps_ahead = lightning_api.batches_ahead(trainer).of_fit
         if settings.only_when_asked:
             return
         window = settings.window or self._steady_window(trainer)

@@ -11,7 +11,7 @@ from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loop_trainer import model_name
 from lightning_forge_profiling.callbacks.run_settings import loader_settings, optimizer_settings, restarted_workers
 from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, BlockBootstrap, share_interval
-from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.diagnosis.combine import combine, without_run
 from lightning_forge_profiling.diagnosis.drift import step_drift, window_effect
 from lightning_forge_profiling.diagnosis.ledger_costs import NOTICED_S
 from lightning_forge_profiling.diagnosis.ranks import rank_work
@@ -181,7 +181,7 @@ def recorded_analysis(trace: TraceReport | None) -> Analysis | None:
     if trace is None or trace.summary_path is None:
         return None
     try:
-        return read_summary(trace.summary_path)
+        return without_run(read_summary(trace.summary_path))  # one that was asked for has the run as it was then
     except (OSError, ValueError) as exc:
         _log.warning("The trace's analysis could not be read: %s", exc)
         return None

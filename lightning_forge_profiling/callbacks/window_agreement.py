@@ -39,7 +39,8 @@ class WindowAgreement:
     ) -> None:
         self.answer = WindowAnswer()
         self._folder, self._rank, self._window, self._step_timer, self._note = folder, rank, window, step_timer, note
-        self._leader = Leader(run, world_size, window.pause_before)
+        window.record = folder
+        self._leader = Leader(run, world_size, window.pause_before, window.steps_ahead)
         self._follower = Follower(run, rank, refusal=self._refusal, arm=window.arm)
         self._slowness = Slowness() if window.when_slow else None
 
@@ -52,7 +53,7 @@ class WindowAgreement:
 
     def lead(self, channel: Channel | None, pulses: Mapping[int, Pulse], status: RanksStatus) -> None:
         """On rank 0: take a request, and tell the others of a plan that has changed."""
-        request = take_request(self._folder)
+        request = take_request(self._folder) if self._leader.is_free else None  # a further one waits in the folder
         if request is None and self._slowness is not None and self._leader.is_free:
             request = self._noticed(self._slowness, status)
         if request is not None:

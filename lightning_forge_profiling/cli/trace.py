@@ -3,18 +3,19 @@
 import argparse
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_forge_profiling.cli.arguments import checked
 from lightning_forge_profiling.cli.files import find_record
-from lightning_forge_profiling.cli.output import say
+from lightning_forge_profiling.cli.output import Progress, say
 from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.names import REPORT_HTML, trace_name
 
 if TYPE_CHECKING:
-    from lightning_forge_profiling.results.window import WindowPlan
+    from lightning_forge_profiling.report.run_status import RunStatus
+    from lightning_forge_profiling.results.window import WindowPlan, WindowRequest
 
 _ANSWER_S: Final = 10.0  # rank 0 looks once a second
 _LOOK_S: Final = 0.2
@@ -53,36 +54,57 @@ def _steps(text: str) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from lightning_forge_profiling.record.windows import take_request, write_request  # noqa: PLC0415  (loads msgspec)
-    from lightning_forge_profiling.results.window import WindowRequest  # noqa: PLC0415
+    from lightning_forge_profiling.results.window import WindowRequest  # noqa: PLC0415  (loads msgspec)
 
     folder, where = find_record(args.run_path)
     _refuse_ended(folder, where)
     request = WindowRequest(id=secrets.token_hex(8), steps=args.steps, ranks=args.ranks)
-    write_request(folder, request)
-    try:
-        plan = _plan(folder, request.id, bool, limit_s=_ANSWER_S)
-    finally:
-        left = take_request(folder)
-    if plan is None:
-        what = "it records no steps on demand" if left is not None else "it ended"
-        raise ForgeProfilingError(
-            f"{where} did not answer within {_ANSWER_S:.0f} s: {what}. A run can be asked that has a record and "
-            "ForgeProfilerCallback, or ThroughputCallback(window='on-demand')"
-        )
-    plan = _plan(folder, request.id, lambda plan: plan.state != "planned") or plan
+    with Progress() as progress:
+        plan = _answer(folder, request, progress)
+        if plan is None:
+            raise ForgeProfilingError(
+                f"{where} did not answer within {_ANSWER_S:.0f} s. It is {_status(folder).text}. If it still runs, it "
+                "records no steps on demand: for that it needs ThroughputCallback, which writes the record, with "
+                "window='on-demand' or beside ForgeProfilerCallback"
+            )
+        progress("the ranks agree on a step, which is not beside a validation, a checkpoint or an epoch's end")
+        plan = _plan(folder, plan, {"planned"})
     _refuse(plan)
+    if plan.state == "planned":
+        raise ForgeProfilingError(f"{where} recorded nothing: {_status(folder).text}")
     who = f"ranks {', '.join(map(str, plan.ranks))} record" if plan.ranks else "all ranks record"
     who, last = f"rank {plan.ranks[0]} records" if len(plan.ranks) == 1 else who, plan.start + plan.steps - 1
     say(f"{who} {f'step {last}' if plan.steps == 1 else f'steps {plan.start} to {last}'}: {plan.folder}")
     if args.wait:
-        _wait(folder, plan)
+        with Progress() as progress:
+            progress("waiting for the steps and their report")
+            _wait(folder, plan)
     return 0
+
+
+def _answer(folder: Path, request: "WindowRequest", progress: Progress) -> "WindowPlan | None":
+    """The first answer to a request, which may wait for windows that others asked for; None if there is none."""
+    from lightning_forge_profiling.record.windows import read_plan, withdraw_request, write_request  # noqa: PLC0415
+
+    is_left, until_s = False, time.monotonic() + _ANSWER_S
+    try:
+        while time.monotonic() < until_s:
+            is_left = is_left or write_request(folder, request)
+            plan = read_plan(folder)
+            if plan is not None and plan.request == request.id:
+                return plan
+            if plan is not None and plan.state in {"planned", "agreed"} and _runs(folder):
+                progress(f"another window comes first: steps {plan.start} to {plan.start + plan.steps - 1}")
+                until_s = time.monotonic() + _ANSWER_S
+            time.sleep(_LOOK_S)
+    finally:
+        withdraw_request(folder, request)
+    return None
 
 
 def _wait(folder: Path, agreed: "WindowPlan") -> None:
     """Wait for the traces and the report, and say where they are."""
-    plan = _plan(folder, agreed.request, lambda plan: plan.state not in {"planned", "agreed"}) or agreed
+    plan = _plan(folder, agreed, {"planned", "agreed"})
     _refuse(plan)
     if plan.text:
         say(plan.text)
@@ -90,29 +112,25 @@ def _wait(folder: Path, agreed: "WindowPlan") -> None:
     wanted = traces / (REPORT_HTML if plan.analyzed else trace_name(min(plan.ranks, default=0)))
     ended_s = None
     while not wanted.is_file():
-        if ended_s is None and not _lives(folder):
+        if ended_s is None and not _runs(folder):
             ended_s = time.monotonic()
         if ended_s is not None and time.monotonic() > ended_s + _ENDED_S:
-            raise ForgeProfilingError(f"the run has ended, and there is no {wanted}")
+            raise ForgeProfilingError(f"the run is {_status(folder).text}, and there is no {wanted}")
         time.sleep(_LOOK_S)
     say(f"{'report' if plan.analyzed else 'trace'}: {wanted}")
 
 
-def _plan(
-    folder: Path, request: str, is_enough: "Callable[[WindowPlan], bool]", limit_s: float | None = None
-) -> "WindowPlan | None":
-    """The run's answer to a request, once it is enough; None if none comes in time, or the run has ended."""
+def _plan(folder: Path, plan: "WindowPlan", passing: Container[str]) -> "WindowPlan":
+    """The plan once it is past these states, or as it was last if the run ends or goes on to a later request."""
     from lightning_forge_profiling.record.windows import read_plan  # noqa: PLC0415
 
-    began_s = time.monotonic()
-    while limit_s is None or time.monotonic() < began_s + limit_s:
-        plan = read_plan(folder)
-        if plan is not None and plan.request == request and is_enough(plan):
-            return plan
-        if not _lives(folder):
-            return None
+    while plan.state in passing and _runs(folder):
         time.sleep(_LOOK_S)
-    return None
+        now = read_plan(folder)
+        if now is not None and now.request != plan.request:
+            break
+        plan = now or plan
+    return plan
 
 
 def _refuse(plan: "WindowPlan") -> None:
@@ -121,12 +139,16 @@ def _refuse(plan: "WindowPlan") -> None:
 
 
 def _refuse_ended(folder: Path, where: str) -> None:
-    if not _lives(folder):
+    if _status(folder).outcome in {"finished", "failed"}:
         raise ForgeProfilingError(f"{where}: the run has ended, and only a live one can record steps")
 
 
-def _lives(folder: Path) -> bool:
+def _runs(folder: Path) -> bool:
+    return _status(folder).outcome == "running"
+
+
+def _status(folder: Path) -> "RunStatus":
     from lightning_forge_profiling.record.reader import read_run  # noqa: PLC0415
     from lightning_forge_profiling.report.run_status import run_status  # noqa: PLC0415
 
-    return run_status(read_run(folder), time.time()).outcome not in {"finished", "failed"}
+    return run_status(read_run(folder), time.time())

@@ -7,10 +7,11 @@ two disagree. Without a GPU the run decides about waiting; operators and Python 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
-from lightning_forge_profiling.diagnosis.findings import cpu_work, rank_causes, run_findings
-from lightning_forge_profiling.diagnosis.hints import run_hints, switch_hints, switched_on
+from lightning_forge_profiling.analysis.recording import no_verdict
+from lightning_forge_profiling.diagnosis.findings import cpu_work, find_causes, rank_causes, run_findings
+from lightning_forge_profiling.diagnosis.hints import rules_of_thumb, run_hints, switch_hints, switched_on
 from lightning_forge_profiling.diagnosis.ledger_costs import hooks_ms, in_steps_pct
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_findings
 from lightning_forge_profiling.diagnosis.live_step import cpu_findings, gpu_findings, recorded_steps
@@ -26,7 +27,16 @@ from lightning_forge_profiling.diagnosis.ranks import (
 from lightning_forge_profiling.diagnosis.rule import COMPUTE, MIN_STEPS, share_pct
 from lightning_forge_profiling.diagnosis.verdict import by_gain, decide, is_certain, with_intervals
 from lightning_forge_profiling.diagnosis.where import located, with_lines
-from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, Analysis, Finding, RunEvidence
+from lightning_forge_profiling.results.analysis import (
+    NO_VERDICT,
+    NOTHING_STANDS_OUT,
+    Analysis,
+    Finding,
+    Hint,
+    RankWait,
+    RunEvidence,
+)
+from lightning_forge_profiling.results.rank import RankSummary
 
 THE_RUN: Final = "the run"  # the source of an analysis without a trace
 
@@ -76,6 +86,41 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         combined,
         verdict_text=f"{combined.verdict_text} {switched_on(evidence.switches)}".rstrip(),
         hints=(*switch_hints(evidence.switches), *combined.hints),
+    )
+
+
+class Judged(NamedTuple):
+    """What a trace alone says."""
+
+    findings: tuple[Finding, ...]
+    hints: tuple[Hint, ...]
+    verdict: str
+    text: str
+
+
+def judge(ranks: Sequence[RankSummary], waits: Sequence[RankWait], cut_off: Sequence[str]) -> Judged:
+    """Findings, hints and verdict of recorded ranks; files that are cut off count only if nothing else is there."""
+    whole = [rank for rank in ranks if not rank.cut_off]
+    findings = by_gain(find_causes(whole, waits))
+    verdict, text = decide(findings, gpu=any(rank.gpu.busy_ms_per_step for rank in ranks))
+    if cut_off:
+        verdict, text = (verdict, f"{cut_off[0]} {text}") if whole else (NO_VERDICT, no_verdict(cut_off[0]))
+    return Judged(findings, rules_of_thumb(whole), verdict, text)
+
+
+def without_run(analysis: Analysis) -> Analysis:
+    """The analysis of the trace alone, of at most 16 ranks, from one that had been combined with a run."""
+    if analysis.run is None:
+        return analysis
+    trace = judge(analysis.ranks, analysis.rank_waits, analysis.cut_off)
+    return replace(
+        analysis,
+        verdict=trace.verdict,
+        verdict_text=trace.text,
+        findings=trace.findings,
+        hints=trace.hints,
+        run=None,
+        differences=(),
     )
 
 

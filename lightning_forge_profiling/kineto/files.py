@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from lightning_forge_profiling.errors import TraceError
-from lightning_forge_profiling.names import RANK_SUMMARY, SUMMARY_JSON, TENSORBOARD_FOLDER, rank_summary_path
+from lightning_forge_profiling.names import (
+    RANK_SUMMARY,
+    RECORD_FOLDER,
+    SUMMARY_JSON,
+    TENSORBOARD_FOLDER,
+    rank_summary_path,
+)
 
 _TRACE: Final = re.compile(r".+\.(?:pt\.)?trace\.json(?:\.gz)?", re.DOTALL)  # a name may hold a line break
 _ANY_JSON: Final = re.compile(rf"(?!{re.escape(SUMMARY_JSON)}|.+{re.escape(RANK_SUMMARY)}).+\.json(?:\.gz)?", re.DOTALL)
@@ -92,6 +98,8 @@ def _windows_below(
     waiting = list(folders)
     while waiting:
         folder = waiting.pop()
+        if folder.name.startswith(RECORD_FOLDER):  # its JSON files are no traces
+            continue
         try:
             names, folders = _listed(folder, unreadable)
             if files := among(folder, names):

@@ -87,6 +87,7 @@ class FinishingChild:
         analyze: bool,
         alone: bool = False,
         now: bool = False,
+        record: Path | None = None,
     ) -> None:
         # It finds modules where this process does. The package's own folder comes last, for import hooks that found it.
         path = [*map(os.path.abspath, sys.path), str(Path(__file__).absolute().parents[2])]
@@ -99,6 +100,7 @@ class FinishingChild:
         # alone: the training failed; it begins at once, and waits for no other rank
         command += [] if alone else ["--training", str(os.getpid())]
         command += ["--now"] if now else []
+        command += [] if record is None else ["--record", str(record)]
         pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
         # a separate session: Ctrl-C ends the training, not the writing of its trace
         self._process = _Process(command, stdin=pipe, stdout=nothing, stderr=pipe, start_new_session=True)

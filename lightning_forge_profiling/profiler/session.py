@@ -145,6 +145,7 @@ class TraceSession:
         window: the steps to record; None for those of `config`.
         first_step: the step that `start` begins.
         now: whether somebody waits for the trace: it is finished at once, also where no core is free.
+        record: the folder of the run's record, whose measurements so far enter the reports; None to leave them out.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class TraceSession:
         window: StepWindow | None = None,
         first_step: int = 0,
         now: bool = False,
+        record: Path | None = None,
     ) -> None:
         self._config = config
         self.window = window or config.window
@@ -168,7 +170,7 @@ class TraceSession:
         self._expected_ranks = tuple(expected_ranks)
         self._analyzes = config.analyze and rank == self._expected_ranks[0]
         self._activities = config.activities or (("cpu", accelerator) if accelerator else ("cpu",))
-        self._next_step, self._now = first_step, now
+        self._next_step, self._now, self._record = first_step, now, record
         self._phase = Phase.WAIT
         self._profiler: _KinetoProfile | None = None
         self._has_lock = self._begun = False
@@ -388,6 +390,7 @@ class TraceSession:
                 analyze=config.analyze,
                 alone=alone,
                 now=self._now,
+                record=self._record,
             )
         except BaseException:
             discard_with_folders(raw)

@@ -1,5 +1,6 @@
 """The files by which a live run is asked for a window, and answers: in the folder of its record."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -30,9 +31,27 @@ def decode_plan(content: bytes) -> WindowPlan:
     return _checked(content, _plans)
 
 
-def write_request(folder: Path, request: WindowRequest) -> None:
-    """Ask the run whose record is in a folder. Raises OSError."""
-    write_whole(folder / WINDOW_REQUEST, _encoder.encode(request))
+def write_request(folder: Path, request: WindowRequest) -> bool:
+    """Ask the run whose record is in a folder; False if another request waits there. Raises OSError."""
+    own = folder / f".{WINDOW_REQUEST}.{request.id}"
+    write_whole(own, _encoder.encode(request))
+    try:
+        (folder / WINDOW_REQUEST).hardlink_to(own)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        write_whole(folder / WINDOW_REQUEST, _encoder.encode(request))
+    finally:
+        own.unlink()
+    return True
+
+
+def withdraw_request(folder: Path, request: WindowRequest) -> None:
+    """Take back a request that nobody has taken."""
+    path = folder / WINDOW_REQUEST
+    with suppress(OSError, ValueError):
+        if _checked(_own(path), _requests).id == request.id:
+            path.unlink()
 
 
 def take_request(folder: Path) -> WindowRequest | None:

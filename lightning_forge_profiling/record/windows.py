@@ -36,22 +36,28 @@ def write_request(folder: Path, request: WindowRequest) -> bool:
     own = folder / f".{WINDOW_REQUEST}.{request.id}"
     write_whole(own, _encoder.encode(request))
     try:
-        (folder / WINDOW_REQUEST).hardlink_to(own)
-    except FileExistsError:
-        return False
-    except OSError:  # a file system without links
-        write_whole(folder / WINDOW_REQUEST, _encoder.encode(request))
+        with suppress(OSError):  # there is a file, or the file system has no links
+            (folder / WINDOW_REQUEST).hardlink_to(own)
+            return True
+        if _waiting_request(folder) is not None:
+            return False
+        own.replace(folder / WINDOW_REQUEST)  # what is there is no request of this user
+        return True
     finally:
-        own.unlink()
-    return True
+        own.unlink(missing_ok=True)
 
 
 def withdraw_request(folder: Path, request: WindowRequest) -> None:
     """Take back a request that nobody has taken."""
-    path = folder / WINDOW_REQUEST
-    with suppress(OSError, ValueError):
-        if _checked(_own(path), _requests).id == request.id:
-            path.unlink()
+    if _waiting_request(folder) == request:
+        (folder / WINDOW_REQUEST).unlink(missing_ok=True)
+
+
+def _waiting_request(folder: Path) -> WindowRequest | None:
+    try:
+        return _checked(_own(folder / WINDOW_REQUEST), _requests)
+    except (OSError, ValueError):
+        return None
 
 
 def take_request(folder: Path) -> WindowRequest | None:

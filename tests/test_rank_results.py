@@ -226,6 +226,16 @@ def test_traces_in_a_remote_place_are_mapped_and_reduced_there(tmp_path, bucket,
     assert "memory://bucket/nothing: cannot be read: FileNotFoundError" in capsys.readouterr().err
 
 
+def test_a_place_that_cannot_be_written_to_is_said(bucket, capsys, monkeypatch):
+    def refuse(*_args, **_options):
+        raise NotImplementedError("read only")
+
+    bucket.put(str(TRACES / "slow_rank_gpu" / "rank0.trace.json.gz"), "/bucket/rank0.trace.json.gz")
+    monkeypatch.setattr(type(bucket), "put_file", refuse)
+    assert main(["analyze", "memory://bucket/rank0.trace.json.gz", "--map"]) == 65
+    assert "/bucket: cannot be written to: NotImplementedError: read only" in capsys.readouterr().err
+
+
 def test_the_first_rank_reports_those_that_come_in_time_and_names_the_others(tmp_path):
     folder = copied("slow_rank_gpu", tmp_path)
     ranks = [0, 1, 2]

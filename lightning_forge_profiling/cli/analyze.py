@@ -119,12 +119,12 @@ def _map_remote(url: str, folder: Path) -> int:
     for trace, put in each_trace(url, folder):
         try:
             [file], _ = write_rank_results(trace)
+            put(file)
         except TraceError as exc:
             problems.append(str(exc).replace(f"{folder}/", ""))
             warn(problems[-1])
             continue
-        put(file)
-        say(f"written    {file.name} in {url}")
+        say(f"written    {file.name}, beside the trace")
     return _CUT_OFF if problems else 0
 
 

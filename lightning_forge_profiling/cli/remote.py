@@ -1,6 +1,7 @@
 """Traces, and what analyses of single ranks left, in a place that fsspec reads, such as `s3://bucket/run`."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def each_trace(url: str, folder: Path) -> Iterator[tuple[Path, Callable[[Path], 
     for file in traces_among(place, names):
         copy = folder / file.name
         _get(system, file, copy)
-        yield copy, lambda made: system.put_file(str(made), str(place / made.name))
+        yield copy, partial(_put, system, place)
         for used in (copy, rank_summary_path(copy)):
             used.unlink(missing_ok=True)
 
@@ -59,6 +60,13 @@ def _listed(url: str) -> tuple[Any, Path, list[str]]:
         return system, Path(root), [Path(name).name for name in system.ls(root, detail=False)]
     except Exception as exc:  # each kind of storage has its own
         raise TraceError(f"{url}: cannot be read: {type(exc).__name__}: {exc}") from exc
+
+
+def _put(system: Any, place: Path, made: Path) -> None:
+    try:
+        system.put_file(str(made), str(place / made.name))
+    except Exception as exc:
+        raise TraceError(f"{place}: cannot be written to: {type(exc).__name__}: {exc}") from exc
 
 
 def _get(system: Any, file: Path, target: Path) -> None:

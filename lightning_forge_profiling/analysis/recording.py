@@ -103,14 +103,6 @@ def where_cut(trace: Trace, steps: Steps) -> str:
     return f"{trace.file} is cut off{_at_step(trace, cut, steps)}. {completeness}"
 
 
-def no_verdict(cut_off: str) -> str:
-    """The text in place of a verdict."""
-    return (
-        f"No verdict: {cut_off} The figures cover the part before the cut. Record the trace again, or copy it again if "
-        "the original is complete."
-    )
-
-
 def _at_step(trace: Trace, cut: Cut, steps: Steps) -> str:
     of = "stream" if cut.table == "gpu" else "thread"
     inside = f"it ends in the {_TABLE_WORDS.get(cut.table, cut.table)} of {of} {cut.thread[1].removeprefix('stream ')}"

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from lightning_forge_profiling.analysis.recording import no_verdict
 from lightning_forge_profiling.diagnosis.findings import cpu_work, find_causes, rank_causes, run_findings
 from lightning_forge_profiling.diagnosis.hints import rules_of_thumb, run_hints, switch_hints, switched_on
 from lightning_forge_profiling.diagnosis.ledger_costs import hooks_ms, in_steps_pct
@@ -25,7 +24,7 @@ from lightning_forge_profiling.diagnosis.ranks import (
     with_waits,
 )
 from lightning_forge_profiling.diagnosis.rule import COMPUTE, MIN_STEPS, share_pct
-from lightning_forge_profiling.diagnosis.verdict import by_gain, decide, is_certain, with_intervals
+from lightning_forge_profiling.diagnosis.verdict import by_gain, decide, is_certain, no_verdict, with_intervals
 from lightning_forge_profiling.diagnosis.where import located, with_lines
 from lightning_forge_profiling.results.analysis import (
     NO_VERDICT,

@@ -137,3 +137,11 @@ def _uncertain(finding: Finding, steps: int) -> tuple[str, str]:
         f"Not enough steps to tell: {finding.code} takes {share}. {steps} steps counted, about "
         f"{float(f'{needed:.2g}'):.0f} needed."
     )
+
+
+def no_verdict(cut_off: str) -> str:
+    """The text in place of a verdict."""
+    return (
+        f"No verdict: {cut_off} The figures cover the part before the cut. Record the trace again, or copy it again if "
+        "the original is complete."
+    )

@@ -2,8 +2,8 @@
 
 The traces are made from two real ones of three steps, of which one is of a rank whose GPU is late: that one becomes
 rank STRAGGLER, the other all the others, each with a rank and a clock of its own. Each measurement is a process of its
-own; memory is its peak with that of its children. With `--with-hta`, HolisticTraceAnalysis reads growing parts of the
-same set, until one takes longer than its limit.
+own; memory is the peak of the largest process in it. With `--with-hta`, HolisticTraceAnalysis reads growing
+parts of the same set, until one takes longer than its limit.
 
     python -m benchmarks.thousand_ranks [--ranks 1000] [--folder DIR] [--with-hta /tmp/hta/bin/python]
 """
@@ -23,7 +23,7 @@ from lightning_forge_profiling.host import usable_cores
 
 TRACES = Path(__file__).parents[1] / "tests/data/traces/slow_rank_gpu"
 STRAGGLER = 417
-FEW = 64  # of which the scaling over cores is measured
+FEW = 256  # of which the scaling over cores is measured
 HTA_LIMIT_S = 600
 HTA = """
 import sys

@@ -151,8 +151,8 @@ def _missing(expected: Collection[int], there: Container[int]) -> str:
     missing = [rank for rank in expected if rank not in there]
     if not missing:
         return ""
-    which, it = ("which is", "it") if len(missing) == 1 else ("which are", "they")
-    return f"Without {rank_list(missing)} of {len(expected):,}, {which} missing and {it} may be the cause"
+    are = "is" if len(missing) == 1 else "are"
+    return f"Without {rank_list(missing)} of {len(expected):,}, which {are} missing and may be the cause"
 
 
 def write_rank_results(path: Path, *, progress: Callable[[str], None] | None = None) -> tuple[list[Path], list[str]]:

@@ -232,9 +232,6 @@ def test_plain_pytorch_takes_a_file_url_and_refuses_a_remote_folder(tmp_path):
     assert (tmp_path / "mine" / "report.html").is_file()
 
 
-KINDS = (".trace.json.gz", ".pt.trace.json.gz", ".summary.json")
-
-
 @pytest.mark.slow
 def test_two_ranks_copy_each_its_own(tmp_path):
     done = script("remote_ranks.py", tmp_path, cwd=tmp_path)
@@ -242,7 +239,7 @@ def test_two_ranks_copy_each_its_own(tmp_path):
     files = [path for path in (tmp_path / "bucket").rglob("*") if path.is_file()]
     assert {path.name for path in files} == {
         *REPORTS,
-        *(f"rank{rank}{kind}" for rank in (0, 1) for kind in KINDS),
+        *(f"rank{rank}{kind}" for rank in (0, 1) for kind in (".trace.json.gz", ".pt.trace.json.gz", ".summary.json")),
     }
     assert len({path.parent for path in files if path.parent.name != "tensorboard"}) == 1
     [summary] = [path for path in files if path.name == "summary.json"]

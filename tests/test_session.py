@@ -186,5 +186,5 @@ def test_a_rank_whose_trace_does_not_come_is_left_out_of_the_reports_which_say_s
     analyze(tmp_path / "rank0.trace.json.gz", [0, 1], wait_s=0)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert [rank["rank"] for rank in summary["ranks"]] == [0]
-    assert "Without rank 1 of 2, which is missing and it may be the cause" in summary["warnings"]
+    assert "Without rank 1 of 2, which is missing and may be the cause" in summary["warnings"]
     assert "rank 1" in (tmp_path / "summary.md").read_text()

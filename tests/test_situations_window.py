@@ -70,12 +70,8 @@ def test_the_default_window_is_six_steps_under_the_loggers_folder(tmp_path, make
     ("batches", "options", "workers", "steps"),
     [
         (200, {"max_epochs": 1}, 0, range(10, 16)),  # after the warm-up
-        (
-            200,
-            {"max_epochs": 1},
-            2,
-            range(26, 33),
-        ),  # and after twice the 2 * 4 batches that the workers hold; whole rounds count
+        # and after twice the 2 * 4 batches that the workers hold; whole rounds of the two count
+        (200, {"max_epochs": 1}, 2, range(26, 33)),
         (60, {"max_epochs": 1}, 2, range(20, 27)),  # by a third of the run
         (30, {"max_epochs": 9}, 2, range(23, 30)),  # before the end of an epoch
         (60, {"max_epochs": 9, "max_steps": 4, "accumulate_grad_batches": 9}, 0, range(10, 16)),  # batches are counted

@@ -1,7 +1,7 @@
 """Many ranks in few numbers: how their steps spread, and which of them a report shows."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice, zip_longest
 from operator import attrgetter
 from statistics import fmean, median, quantiles
 from typing import Final
@@ -46,14 +46,14 @@ def shown(
     of_rank = {rank.rank: rank for rank in ranks}
     by_step = sorted(ranks, key=lambda rank: rank.step_ms.mean)
     named = [ranks[0].rank, *_named(findings), *_named(hints), by_step[len(by_step) // 2].rank]
-    orders: Mapping[str, Iterable[int]] = {
-        "waits least": (wait.rank for wait in sorted(waits, key=attrgetter("wait_ms_per_step"))),
-        "longest step": (rank.rank for rank in reversed(by_step)),
-        "most idle": (rank.rank for rank in sorted(ranks, key=lambda rank: -rank.gpu.idle_ms_per_step)),
-        "most busy": (rank.rank for rank in sorted(ranks, key=lambda rank: -rank.gpu.busy_ms_per_step)),
-    }
-    by_turns = chain.from_iterable(zip(*filter(None, map(list, orders.values())), strict=False))
-    chosen = islice(dict.fromkeys(number for number in (*named, *by_turns) if number in of_rank), MOST_SHOWN)
+    worst = (
+        [wait.rank for wait in sorted(waits, key=attrgetter("wait_ms_per_step"))],  # that others wait for
+        [rank.rank for rank in reversed(by_step)],
+        [rank.rank for rank in sorted(ranks, key=lambda rank: -rank.gpu.idle_ms_per_step)],
+        [rank.rank for rank in sorted(ranks, key=lambda rank: -rank.gpu.busy_ms_per_step)],
+    )
+    by_turns = dict.fromkeys((*named, *chain.from_iterable(zip_longest(*worst))))
+    chosen = islice((number for number in by_turns if number in of_rank), MOST_SHOWN)
     return tuple(of_rank[number] for number in sorted(chosen))
 
 

@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 from torch._C._profiler import _ExperimentalConfig
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.workloads import GPT, SmallKernels
 from lightning_forge_profiling.profiler.collector import detached_at_stop
+from lightning_forge_profiling.profiler.marks import Marks
 
 LIVE, RECORDED, SETTLING = 12, 4, 3
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -39,8 +40,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "with_stack": {"with_stack": True},
     "CUDA alone": {"activities": [ProfilerActivity.CUDA]},
+    "light steps": {"record_shapes": True},
+    "light steps, memory": {"record_shapes": True, "profile_memory": True},
 }
-"""By name, what is asked for beside both activities."""
+"""By name, what is asked for beside both activities. In light steps operators are left out."""
 
 
 def training_step(name: str, *, quick: bool) -> Callable[[], None]:
@@ -62,26 +65,32 @@ def training_step(name: str, *, quick: bool) -> Callable[[], None]:
     return step
 
 
-def timed_ms(step: Callable[[], None], steps: int) -> list[float]:
+def timed_ms(step: Callable[[], None], steps: int, marks: Marks) -> list[float]:
     """Host time of each step; the host sets the pace of these models."""
     times = []
     for number in range(steps):
         began = time.perf_counter()
-        with record_function(f"ProfilerStep#{number}"):
+        with marks.begin(f"ProfilerStep#{number}"):
             step()
         times.append((time.perf_counter() - began) * 1e3)
     return times
 
 
-def window(step: Callable[[], None], options: dict[str, Any], path: Path) -> tuple[float, float, float, float]:
+def window(
+    step: Callable[[], None], options: dict[str, Any], path: Path, *, light: bool = False
+) -> tuple[float, float, float, float]:
     """Medians of live and recorded steps, how long the stop took in milliseconds, and the trace's kilobytes."""
-    timed_ms(step, SETTLING)
-    live = statistics.median(timed_ms(step, LIVE))
+    marks = Marks()
+    timed_ms(step, SETTLING, marks)
+    live = statistics.median(timed_ms(step, LIVE, marks))
     profiler = profile(**options)
     profiler.prepare_trace()
     step()
     profiler.start_trace()
-    recorded = statistics.median(timed_ms(step, RECORDED))
+    if light:
+        marks.leave_operators_out()
+    recorded = statistics.median(timed_ms(step, RECORDED, marks))
+    marks.take_operators_in()
     began = time.perf_counter()
     with detached_at_stop():
         profiler.stop_trace()
@@ -92,14 +101,15 @@ def window(step: Callable[[], None], options: dict[str, Any], path: Path) -> tup
 def measure(name: str, rounds: int, *, quick: bool) -> None:
     """Print one model's table."""
     step = training_step(name, quick=quick)
-    timed_ms(step, LIVE)
+    timed_ms(step, LIVE, Marks())
     names = [option for option in OPTIONS if option != "CUDA alone" or torch.cuda.is_available()]
     found: dict[str, list[tuple[float, float, float, float]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as root:
         window(step, {}, Path(root) / "trace.json")  # nobody pays for the process's first recording
         for turn in range(rounds):
             for option in reversed(names) if turn % 2 else names:
-                found[option].append(window(step, OPTIONS[option], Path(root) / "trace.json"))
+                path, light = Path(root) / "trace.json", option.startswith("light")
+                found[option].append(window(step, OPTIONS[option], path, light=light))
     print(f"\n{name}, {rounds} rounds: medians, the ratio with minimum and maximum\n")
     print("| recorded | live ms | recorded ms | ratio | added ms a step | stop and export ms | trace kB |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")

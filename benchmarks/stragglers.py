@@ -119,7 +119,7 @@ def len_of_fit() -> int:
     return (WARMUP + COUNTED) * int(os.environ["WORLD_SIZE"])
 
 
-def fit(cause: str, ms: float, *, cpu: bool) -> tuple[str, str, float]:
+def fit(cause: str, ms: float, batch: int, *, cpu: bool) -> tuple[str, str, float]:
     """The rank and the cause by the table and by the last live status, and the step's time."""
     late, throughput, seen = (
         Late(cause, ms),
@@ -139,7 +139,7 @@ def fit(cause: str, ms: float, *, cpu: bool) -> tuple[str, str, float]:
             precision = "32-true" if cpu else "bf16-mixed"
             trainer = ddp_trainer(root, cpu=cpu, precision=precision, callbacks=[throughput, late])
             model = Calm(late) if cpu else Planted(late, layers=4, vocabulary=1024)
-            shape = (4, 64) if cpu else (48, 1025)
+            shape = (4, 64) if cpu else (batch, 1025)
             trainer.fit(model, batches(late, shape))
     finally:
         FitLog.finish = conclude  # type: ignore[method-assign]
@@ -158,17 +158,18 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=60)
     parser.add_argument("--healthy", type=int, default=50)
     parser.add_argument("--ms", type=float, default=8.0)
+    parser.add_argument("--batch", type=int, default=16, help="sequences of the GPT, on GPUs")
     parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     causes = [cause for cause in LEAVES if not (args.cpu and cause == "gpu")]
     right, live, steps = Counter[str](), Counter[str](), list[float]()
     out = silenced()
-    fit("", 0.0, cpu=args.cpu)  # what is slow once
+    fit("", 0.0, args.batch, cpu=args.cpu)  # what is slow once
     for run in range(args.runs + args.healthy):
         planted = causes[run % len(causes)] if run < args.runs else ""
         where = (run // len(causes)) % world_size
-        named, said, step_ms = fit(planted if where == rank else "", args.ms, cpu=args.cpu)
+        named, said, step_ms = fit(planted if where == rank else "", args.ms, args.batch, cpu=args.cpu)
         steps.append(step_ms)
         kind, expected = planted or "healthy", f"{where} {LEAVES[planted]}" if planted else ""
         right[kind] += named.startswith(expected) if planted else not named

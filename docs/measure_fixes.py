@@ -26,6 +26,7 @@ import json
 import math
 import multiprocessing
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -53,7 +54,7 @@ from tests.scripts import planted
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 75  # for each device that a case needs
-RECORDED = 4
+RECORDED = 8
 REGIONS = ("step", "data", "transfer", "forward", "backward", "optimizer", "other")
 
 
@@ -251,8 +252,7 @@ def train(setup: Setup, case: Case, size: Size, folder: Path, *, record: bool = 
     """Run one fit; rank 0 gets its analysis. The folder is one for all ranks."""
     L.seed_everything(0, verbose=False)
     throughput = ThroughputCallback(size.warmup)
-    first = size.warmup + size.steps + 1  # behind the steps that count
-    forge = [ForgeProfilerCallback(first, first + RECORDED, trace_dir=folder, tensorboard=False)] if record else []
+    forge = [ForgeProfilerCallback(trace_dir=folder, tensorboard=False)] if record else []
     options: dict[str, Any] = {
         "accelerator": "cpu" if size.tiny or case.on_cpu else "gpu",
         "devices": case.devices,
@@ -313,7 +313,7 @@ def _verdicts(runs: list[Analysis | None]) -> tuple[str, ...]:
 # -- all cases -----------------------------------------------------------------------------------------------------
 
 
-def run_apart(name: str, *, quick: bool, limit_s: float) -> Measured | str:
+def run_apart(name: str, *, quick: bool, limit_s: float, keep: Path | None = None) -> Measured | str:
     """Run a case in a process of its own, or what went wrong there."""
     with tempfile.TemporaryDirectory() as scratch:
         result, log = Path(scratch) / "result.json", Path(scratch) / "log.txt"
@@ -338,6 +338,9 @@ def run_apart(name: str, *, quick: bool, limit_s: float) -> Measured | str:
         if code or not result.exists():
             last = (log.read_text(errors="replace").strip() or "no output").splitlines()[-1]
             return f"exit code {code}: {last[:200]}"
+        for trace in Path(scratch).rglob("rank*.trace.json.gz") if keep is not None else ():
+            (keep / name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(trace, keep / name)
         read = json.loads(result.read_text())
         return Measured(**read)
 
@@ -532,6 +535,7 @@ def main() -> None:
     )
     parser.add_argument("--limit", type=float, default=LIMIT_S, help=f"seconds for a case (default: {LIMIT_S})")
     parser.add_argument("--out", type=Path, default=Path("measure_fixes.json"), help="where all figures go, as JSON")
+    parser.add_argument("--keep", type=Path, help="a folder for the traces of the recorded runs")
     parser.add_argument("--cpu", nargs="?", const="", help="fixes on a CPU instead: those whose name contains this")
     parser.add_argument("--pairs", type=int, default=PAIRS, help=f"pairs of runs with --cpu (default: {PAIRS})")
     parser.add_argument("--run", help=argparse.SUPPRESS)
@@ -557,7 +561,7 @@ def main() -> None:
                 f"skipped: it takes {case.devices} CUDA devices, here are {torch.cuda.device_count()}"
             )
         else:
-            found = run_apart(name, quick=args.quick, limit_s=args.limit)
+            found = run_apart(name, quick=args.quick, limit_s=args.limit, keep=args.keep)
         results[name] = found if isinstance(found, str) else asdict(found)
         print(row(name, found), flush=True)
         args.out.write_text(json.dumps(results, indent=1) + "\n")

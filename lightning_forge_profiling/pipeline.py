@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.collectives import collectives_of, match_collectives
+from lightning_forge_profiling.analysis.light_steps import explain
 from lightning_forge_profiling.analysis.operators import SORTS
 from lightning_forge_profiling.analysis.rank_analysis import summarize
 from lightning_forge_profiling.analysis.recording import Recording, prepare, where_cut, with_steps
@@ -42,7 +43,7 @@ from lightning_forge_profiling.names import rank_summary_path
 from lightning_forge_profiling.plain_text import encodable
 from lightning_forge_profiling.processes import WorkerDiedError, run_in_processes
 from lightning_forge_profiling.results.analysis import Analysis
-from lightning_forge_profiling.results.rank import RankSummary
+from lightning_forge_profiling.results.rank import RankSummary, Step
 from lightning_forge_profiling.results.rank_result import (
     PACKAGE,
     UNKNOWN_RANK,
@@ -290,6 +291,8 @@ def _measure(
 ) -> RankResult | list[str]:
     trace = join_traces(traces)
     recording = prepare(trace)
+    if recording.steps.light.any():
+        recording = explain(recording)
     number = recording.steps.number
     first = number[0]
     if steps is not None:
@@ -315,11 +318,14 @@ def _measure(
 
 
 def _counted(recording: Recording, *, from_the_start: bool) -> NDArray[np.bool_]:
-    """Mask of the steps that the figures are over: whole, with GPU work if any has it, and without the first of few."""
-    steps = len(recording.steps)
+    """Mask of the steps that the figures are over: whole, with GPU work if any has it, and without the first of few.
+
+    Of a window with light steps those count, if the operators of other steps explain most of them; else the others.
+    """
+    steps, light, explained = len(recording.steps), recording.steps.light, recording.steps.explained
     counted = np.ones(steps, bool)
     has_work = np.isin(np.arange(steps), recording.step)
-    for wanted in (recording.steps.whole, has_work):
+    for wanted in (explained if 2 * explained.sum() > light.sum() else ~light, recording.steps.whole, has_work):
         if (counted & wanted).any():
             counted &= wanted
     if from_the_start and counted[0] and _FEW_STEPS <= counted.sum() <= _MANY_STEPS:
@@ -330,12 +336,15 @@ def _counted(recording: Recording, *, from_the_start: bool) -> NDArray[np.bool_]
 def _not_counted(rank: RankSummary) -> str:
     """Names the recorded steps that the figures leave out, and why; "" for none."""
     on_gpu = rank.gpu.busy_ms_per_step > 0
+    by_light = any(step.counted and step.light for step in rank.per_step)
     reasons: dict[str, list[str]] = {}
     for place, step in enumerate(rank.per_step):
         if step.counted:
             continue
         if not step.whole and any(step.whole for step in rank.per_step):
             why = "cut off"
+        elif place and step.light is not by_light:
+            why = _other_part(rank.per_step, light=step.light)
         elif place > 0 or (on_gpu and not step.busy_ms):
             why = "no GPU work"
         else:
@@ -344,6 +353,15 @@ def _not_counted(rank: RankSummary) -> str:
         reasons.setdefault(why, []).append(str(step.number))
     parts = [f"step {', '.join(numbers)} ({why})" for why, numbers in reasons.items()]
     return f"all figures leave out {' and '.join(parts)}" if parts else ""
+
+
+def _other_part(steps: Sequence[Step], *, light: bool) -> str:
+    """Why steps with operators do not count, or steps without."""
+    each = {part: [step.ms for step in steps[1:] if step.whole and step.light is part] for part in (True, False)}
+    took = " and ".join(f"{np.mean(ms):.2f} ms" for ms in (each[light], each[not light]) if ms)
+    if light:
+        return f"recorded without operators; the others launched something else, or in another order; {took}"
+    return f"with operators, which slows the host and names what the others did; {took}"
 
 
 def _each(

@@ -417,3 +417,21 @@ def test_a_callback_that_waits_for_queued_work_costs_what_the_gpu_idles(tmp_path
         assert run.ledger.parts[part] > 0.3 * in_loop_s, "the host waits there"
         assert idled_s < 0.2 * in_loop_s
         assert part not in named
+
+
+@pytest.mark.parametrize("kind", [SmallKernels, GPT])
+def test_a_steady_window_has_light_steps_that_steps_with_operators_explain(tmp_path, kind):
+    model = GPT(4, 256, 256, 1024) if kind is GPT else SmallKernels()
+    batch = torch.randint(0, 1000, (4, 257)) if kind is GPT else torch.randn(64, 64)
+    forge = ForgeProfilerCallback(trace_dir=tmp_path)
+    precision = "bf16-mixed" if kind is GPT else "32-true"
+    trainer(tmp_path, 60, precision=precision, callbacks=[forge, ThroughputCallback()]).fit(model, [batch] * 60)
+    [rank] = analyze(forge.trace_report().path).analysis.ranks
+    assert [step.light for step in rank.per_step] == [True] * 6 + [False] * 2
+    assert [step.counted for step in rank.per_step] == [False] + [True] * 5 + [False] * 2
+    assert {region.name for region in rank.regions} >= {"data", "forward", "backward", "optimizer"}
+    assert any("mm" in operator.name for operator in rank.operators)
+    assert rank.kinds["matmul"].calls_per_step >= 8
+    light, named = ([step.host_ms for step in rank.per_step[1:] if step.light is part] for part in (True, False))
+    print(f"{kind.__name__}: {statistics.median(light):.2f} ms light, {statistics.median(named):.2f} ms with operators")
+    assert statistics.median(light) < statistics.median(named)

@@ -8,6 +8,7 @@ import torch
 from lightning_forge_profiling.callbacks import fit_monitor
 from lightning_forge_profiling.callbacks.step_timer import MAX_USER_REGIONS, StepTimer
 from lightning_forge_profiling.names import FIRST_STEP, PROFILER, REGIONS, STEPS
+from lightning_forge_profiling.profiler.marks import Marks
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEventSource
 from lightning_forge_profiling.timing.ledger import LedgerClock
@@ -349,11 +350,11 @@ def test_a_failure_at_a_boundary_is_logged_once_and_switches_timing_off(boundary
     for name in regions:
         step_timer.enter(name)
     device.pass_host_time(ms=1)
-    device.broken = step_timer.tracing = True
+    device.broken, step_timer.mark = True, Marks().begin
     device.clock_broken = boundary == "the loader ends"  # which takes no event
     step_timer.region_ends = no_cpu_clock
     call(step_timer, token)
-    assert (step_timer.active, step_timer.tracing) == (False, False)
+    assert (step_timer.active, step_timer.mark) == (False, None)
     for name, (_, each) in BOUNDARIES.items():
         if name not in {"training begins", "a custom region ends"}:
             each(step_timer, None)

@@ -262,6 +262,7 @@ def _per_step(recording: Recording, counted: NDArray[np.bool_]) -> tuple[Step, .
             categories_ms={category: int(spent[row]) / 1e6 for category, spent in busy.categories.items()},
             whole=bool(steps.whole[row]),
             counted=bool(counted[row]),
+            light=bool(steps.light[row]),
         )
         for row in range(len(steps))
     )

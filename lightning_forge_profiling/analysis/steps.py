@@ -144,6 +144,8 @@ class Steps:
     start: Ints  # start of its window on the GPU: the GPU has completed the previous step
     end: Ints  # end of its window on the GPU: the GPU has completed this step's work
     whole: NDArray[np.bool_]  # False for a step that is cut off
+    light: NDArray[np.bool_]  # True for a step recorded without operators, in a trace where others have them
+    explained: NDArray[np.bool_]  # True for a light step that has the operators of another step
     host: StepTime
     gpu: StepTime
     marks: Ints  # rows of `Trace.annotations` that mark the steps; empty if the whole recording is one step
@@ -162,7 +164,7 @@ class Steps:
 
     def only(self, chosen: NDArray[np.bool_]) -> Self:
         """Some of the steps."""
-        per_step = ("number", "host_start", "host_end", "start", "end", "whole")
+        per_step = ("number", "host_start", "host_end", "start", "end", "whole", "light", "explained")
         columns = {name: getattr(self, name)[chosen] for name in per_step}
         return replace(self, **columns, host=self.host.only(chosen), gpu=self.gpu.only(chosen))
 
@@ -192,7 +194,8 @@ def find_steps(trace: Trace, links: Links) -> Steps:
     whole = _whole(trace, links, host_start, host_end)
     not_host, not_gpu = _no_step(trace, links)
     host, gpu = StepTime.of(host_start, host_end, not_host), StepTime.of(start, end, not_gpu)
-    return Steps(number, host_start, host_end, start, end, whole, host, gpu, rows)
+    light = _light(trace, host)
+    return Steps(number, host_start, host_end, start, end, whole, light, np.zeros_like(light), host, gpu, rows)
 
 
 def _windows(
@@ -254,6 +257,14 @@ def _whole(trace: Trace, links: Links, host_start: Ints, host_end: Ints) -> NDAr
     enough = np.where([cut is None for cut in trace.cuts], _LAUNCHES_DONE, 1)[recording]
     whole: NDArray[np.bool_] = (done >= enough * asked) & (host_end < ends)
     return whole
+
+
+def _light(trace: Trace, host: StepTime) -> NDArray[np.bool_]:
+    """Mask of the steps without any operator that launched work all the same, if others have operators."""
+    times = trace.operators.start, trace.calls.start[named(trace, trace.calls, LAUNCHES)]
+    operators, launches = (np.bincount(at[at >= 0], minlength=host.steps) for at in map(host.at, times))
+    light: NDArray[np.bool_] = (operators == 0) & (launches > 0)
+    return light if operators.any() else np.zeros_like(light)
 
 
 def _captures(trace: Trace) -> Intervals:

@@ -23,7 +23,13 @@ from lightning_forge_profiling.gpu.nsight import nsight_ranges
 from lightning_forge_profiling.names import PROFILER, WINDOW, memory_path
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import exit_timeout_s
-from lightning_forge_profiling.profiler.config import ACTIVITIES, ProfilingConfig, StepWindow, steady_window
+from lightning_forge_profiling.profiler.config import (
+    ACTIVITIES,
+    NAMED_STEPS,
+    ProfilingConfig,
+    StepWindow,
+    steady_window,
+)
 from lightning_forge_profiling.profiler.paths import writable_folder_problem
 from lightning_forge_profiling.profiler.session import TraceSession
 from lightning_forge_profiling.results.trace_report import TraceReport
@@ -37,6 +43,7 @@ _log = plain_logger(__name__)
 
 MOST_WINDOWS: Final = 20
 _MOST_BYTES: Final = 4 * 2**30  # of a rank's traces
+_MOST_NAMED: Final = 16
 
 
 @dataclass(slots=True)
@@ -82,6 +89,7 @@ class FitWindow(Guarded):
         self._name = ""
         self.pause_before: Callable[[int], bool] = lambda _: False
         self.steps_ahead: int | None = None  # of the fit, when it began; None if unknown
+        self.named_steps = 0  # with operators, after the light ones of a window that the settings do not give
         self.record: Path | None = None  # the folder of the run's record, once it is written
         if trainer.fast_dev_run:
             self._skip("fast_dev_run is a trial run")
@@ -164,6 +172,14 @@ class FitWindow(Guarded):
         self._windows.append(_Recorded(session, folder))
         self._advance(session, start=True)
 
+    def _named_steps(self, trainer: Trainer) -> int:
+        """How many steps with operators follow the light ones: each kind of a cycle of accumulation."""
+        config = self._settings.config
+        both = config.activities is None or {"cpu", "cuda"} <= set(config.activities)
+        if trainer.strategy.root_device.type != "cuda" or not both or config.with_stack:
+            return 0
+        return min(max(NAMED_STEPS, int(trainer.accumulate_grad_batches)), _MOST_NAMED)
+
     def _steady_window(self, trainer: Trainer) -> StepWindow:
         """When the run is likely to be steady, as rank 0 sees it: a collective."""
         loader = loader_settings(trainer)
@@ -177,6 +193,7 @@ class FitWindow(Guarded):
             warmup_steps=self._step_timer.warmup_steps,
             workers=workers,
             prefetched=prefetched,
+            named=self.named_steps,
         )
         chosen: StepWindow = trainer.strategy.broadcast(window) if trainer.world_size > 1 else window
         return chosen
@@ -235,7 +252,7 @@ class FitWindow(Guarded):
 
     def folder_of(self, plan: WindowPlan) -> Path:
         """The folder of the traces of a plan."""
-        return self._folder(StepWindow(plan.start, plan.start + plan.steps)).path
+        return self._folder(_window_of(plan)).path
 
     @property
     def analyzes(self) -> bool:
@@ -262,7 +279,7 @@ class FitWindow(Guarded):
         plan, window = self._armed, self._periodic
         if plan is not None and self._ended_steps >= plan.start - 1:
             self._armed = None
-            asked, ranks = StepWindow(plan.start, plan.start + plan.steps), plan.ranks or range(self._world_size)
+            asked, ranks = _window_of(plan), plan.ranks or range(self._world_size)
             if self.running or self._ended_steps > asked.start_step - 1:
                 self._unkept = f"step {self._ended_steps} had begun"
             elif lightning_api.may_be_last(trainer):
@@ -271,7 +288,7 @@ class FitWindow(Guarded):
                 self._begin(trainer, asked, ranks, named=asked, first_step=self._ended_steps, now=True)
         elif window is not None and self._ended_steps >= window.start_step - 1:
             every = self._settings.every or 0
-            self._periodic = StepWindow(window.start_step + every, window.end_step + every)
+            self._periodic = window.later(every)
             if self.refusal() or lightning_api.may_be_last(trainer):
                 return
             self._begin(trainer, window, self._expected, named=window, first_step=self._ended_steps)
@@ -286,13 +303,14 @@ class FitWindow(Guarded):
             return
         self.pause_before = lightning_api.pauses(trainer)
         self.steps_ahead = lightning_api.batches_ahead(trainer).of_fit
+        self.named_steps = self._named_steps(trainer)
         if settings.only_when_asked:
             return
         window = settings.window or self._steady_window(trainer)
         if not self._records:
             return
         if settings.every is not None:
-            self._periodic = StepWindow(window.start_step + settings.every, window.end_step + settings.every)
+            self._periodic = window.later(settings.every)
         self._begin(trainer, window, self._expected, named=settings.window)
 
     @guarded
@@ -341,7 +359,7 @@ class FitWindow(Guarded):
         self._armed = self._periodic = None
         if self._memory is not None:
             self._memory.close()
-        self._step_timer.tracing = False
+        self._step_timer.mark = None
         if self._session is not None:
             began_ns = perf_counter_ns()
             self._session.stop(interrupted=interrupted)
@@ -377,14 +395,14 @@ class FitWindow(Guarded):
         if not session.will_act():
             session.step()
             return
-        self._step_timer.tracing = False
+        self._step_timer.mark = None
         began_ns = perf_counter_ns()
         with self._as_profiler():
             if start:
                 session.start()
             else:
                 session.step()
-        self._step_timer.tracing = session.recording
+        self._step_timer.mark = session.marks.begin if session.recording else None
         self._mark(session, began_ns)
         if session.running:
             self._step_timer.split()  # a trace shows the regions of each of its steps
@@ -420,6 +438,10 @@ def _unrecordable(config: ProfilingConfig) -> str:
         f"activities={list(asked)!r}: on this machine PyTorch can record {', '.join(sorted(here))}. Name one of "
         "these, or give None for the CPU and the accelerator that the Trainer uses."
     )
+
+
+def _window_of(plan: WindowPlan) -> StepWindow:
+    return StepWindow(plan.start, plan.start + plan.steps, light=min(plan.light, plan.steps - 1))
 
 
 def _folder_problem(folder: folders.Folder) -> str:

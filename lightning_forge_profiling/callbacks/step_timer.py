@@ -6,8 +6,6 @@ from threading import Lock
 from time import perf_counter_ns
 from typing import Any, Final
 
-from torch.autograd.profiler import record_function
-
 from lightning_forge_profiling.callbacks.completed_steps import CompletedSteps, EndedStep
 from lightning_forge_profiling.callbacks.guard import Guarded, guarded
 from lightning_forge_profiling.names import (
@@ -77,7 +75,8 @@ class StepTimer(Guarded):
         self.timers = timers
         self.ledger = LedgerClock(clock_ns(), clock_ns=clock_ns) if ledger is None else ledger
         self.warmup_steps = warmup_steps
-        self.tracing = False  # whether to show the regions in a trace that is being recorded
+        # begins a range in the trace that is being recorded; None while none is
+        self.mark: Callable[[str], AbstractContextManager[Any]] | None = None
         self._nsight, self._step_range = nsight, None if nsight is None else nsight("step 0")
         self.step = 0  # the step under way
         self.stood_in = -1  # the latest step in which training stood still, set by another thread
@@ -197,9 +196,9 @@ class StepTimer(Guarded):
 
     def _shown(self, name: str) -> AbstractContextManager[Any] | None:
         """Begin a range on the timeline of what records this process; None if nothing does."""
-        if self._nsight is None and not self.tracing:
-            return None
-        span: AbstractContextManager[Any] = record_function(name) if self._nsight is None else self._nsight(name)
+        if self._nsight is None:
+            return None if self.mark is None else self.mark(name)
+        span = self._nsight(name)
         span.__enter__()
         return span
 
@@ -508,6 +507,6 @@ class StepTimer(Guarded):
 
     def note_failure(self, exc: Exception) -> None:
         """Switch timing off for the rest of this run, and log why."""
-        self.active = self.tracing = False
+        self.active, self.mark = False, None
         _log.warning("Profiling is switched off for the rest of this run: %s: %s", type(exc).__name__, exc)
         _log.debug("", exc_info=exc)

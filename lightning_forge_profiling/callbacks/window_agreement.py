@@ -40,7 +40,7 @@ class WindowAgreement:
         self.answer = WindowAnswer()
         self._folder, self._rank, self._window, self._step_timer, self._note = folder, rank, window, step_timer, note
         window.record = folder
-        self._leader = Leader(run, world_size, window.pause_before, window.steps_ahead)
+        self._leader = Leader(run, world_size, window.pause_before, window.steps_ahead, window.named_steps)
         self._follower = Follower(run, rank, refusal=self._refusal, arm=window.arm)
         self._slowness = Slowness() if window.when_slow else None
 

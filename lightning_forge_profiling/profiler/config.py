@@ -1,7 +1,7 @@
 """What to record, as plain data."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from os import PathLike, fspath
 from typing import Final
@@ -23,11 +23,13 @@ class StepWindow:
     """The half-open range of steps `[start_step, end_step)` that is recorded, after one warm-up step.
 
     The profiler runs in the warm-up step, but its events are dropped: they contain the cost of starting it. A window
-    that starts at step 0 has no warm-up step.
+    that starts at step 0 has no warm-up step. Its first `light` steps are recorded without operators, which slow the
+    host: the steps after them have operators, and explain what the light ones did.
     """
 
     start_step: int
     end_step: int
+    light: int = 0
 
     def __post_init__(self) -> None:
         for name in ("start_step", "end_step"):
@@ -47,6 +49,14 @@ class StepWindow:
         """How many steps are recorded."""
         return self.end_step - self.start_step
 
+    def later(self, steps: int) -> "StepWindow":
+        """The window so many steps later."""
+        return replace(self, start_step=self.start_step + steps, end_step=self.end_step + steps)
+
+    def is_light(self, step: int) -> bool:
+        """Whether a step is recorded without operators."""
+        return self.start_step <= step < self.start_step + self.light
+
     def phase(self, step: int) -> Phase:
         """The phase of `step`."""
         if step >= self.end_step:
@@ -62,6 +72,7 @@ class StepWindow:
 
 _LATEST_START: Final = 100
 STEADY_STEPS: Final = 6  # the fewest for an interval, for which the first recorded step does not count
+NAMED_STEPS: Final = 2  # with operators, after the light ones: a step that differs from most has another one beside it
 _MOST_WORKERS: Final = 8  # with more, a round of all of them is too long to be recorded
 
 
@@ -73,6 +84,7 @@ def steady_window(
     warmup_steps: int,
     workers: int = 0,
     prefetched: int = 0,
+    named: int = 0,
 ) -> StepWindow:
     """Where a run is likely to be steady, by its settings: at least six steps, by step 100 and a third of it.
 
@@ -90,15 +102,19 @@ def steady_window(
         warmup_steps: steps that are not counted either.
         workers: processes of the loader.
         prefetched: batches that they hold ready, `num_workers * prefetch_factor`.
+        named: how many steps with operators follow those, which are then light; 0 for operators in every step.
 
     Examples:
         >>> str(steady_window(2000, warmup_steps=10, workers=4, prefetched=8))
         'steps 26-34'
         >>> str(steady_window(30, warmup_steps=10, prefetched=16))
         'steps 10-15'
+        >>> steady_window(2000, warmup_steps=10, named=2)
+        StepWindow(start_step=10, end_step=18, light=6)
     """
     round_of = workers if 0 < workers <= _MOST_WORKERS else 1
-    steps = 1 + round_of * -(-(STEADY_STEPS - 1) // round_of)
+    light = 1 + round_of * -(-(STEADY_STEPS - 1) // round_of)
+    steps = light + named
     start = min(warmup_steps + 2 * prefetched, _LATEST_START)
     if of_fit is not None:
         start = min(start, max(of_fit // 3, 2))  # so that a step is left without the profiler
@@ -107,7 +123,9 @@ def steady_window(
         if 0 < crossing <= start - warmup_steps:
             start -= crossing
     end = start + steps
-    return StepWindow(start, end if of_fit is None else max(min(end, of_fit), start + 1))
+    if of_fit is not None and end > of_fit:  # too short for two parts
+        return StepWindow(start, max(of_fit, start + 1))
+    return StepWindow(start, end, light if named else 0)
 
 
 ACTIVITIES: Final = ("cpu", "cuda", "xpu", "mtia")  # names of `torch.profiler.ProfilerActivity`, in lower case
@@ -128,7 +146,8 @@ class ProfilingConfig:
         activities: what to record, of `"cpu"`, `"cuda"`, `"xpu"`, `"mtia"`; None records the CPU and the accelerator
             that is there.
         record_shapes: record the input shapes of operators, from which FLOPs are counted.
-        profile_memory: record allocations.
+        profile_memory: record allocations; None for a window that has operators in every step, and none in one with
+            light steps, which that would slow.
         with_stack: record Python stacks; slows the recorded steps.
         with_flops: let PyTorch estimate FLOPs for its own tables. The exported trace does not contain them; the reports
             count FLOPs from the shapes.
@@ -150,7 +169,7 @@ class ProfilingConfig:
     trace_dir: str | PathLike[str] = "profiler_traces"
     activities: Sequence[str] | None = None
     record_shapes: bool = True
-    profile_memory: bool = True
+    profile_memory: bool | None = None
     with_stack: bool = False
     with_flops: bool = False
     tensorboard: bool = True

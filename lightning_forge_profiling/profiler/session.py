@@ -29,6 +29,7 @@ from lightning_forge_profiling.profiler.collector import (
     scheduled_profiler,
 )
 from lightning_forge_profiling.profiler.config import Phase, ProfilingConfig, StepWindow
+from lightning_forge_profiling.profiler.marks import Marks
 from lightning_forge_profiling.profiler.paths import (
     claim,
     numbered_folders,
@@ -175,6 +176,7 @@ class TraceSession:
         self._profiler: _KinetoProfile | None = None
         self._has_lock = self._begun = False
         self._annotation: record_function | None = None
+        self.marks = Marks()
         self._child: FinishingChild | None = None
         self._report = TraceReport()
         self.about: Mapping[str, object] = {}  # what else the trace says of itself, as JSON
@@ -320,12 +322,12 @@ class TraceSession:
             self._skip(other or "another fit in this process records at the same time")
             return
         began = perf_counter()
-        config = self._config
+        config, memory = self._config, self._config.profile_memory
         # not `profile`, which refers to itself: a collection in a later step would free all that it has recorded
         self._profiler = _KinetoProfile(
             activities=[getattr(ProfilerActivity, name.upper()) for name in self._activities],
             record_shapes=config.record_shapes,
-            profile_memory=config.profile_memory,
+            profile_memory=not self.window.light if memory is None else memory,
             with_stack=config.with_stack,
             with_flops=config.with_flops,
         )
@@ -350,8 +352,11 @@ class TraceSession:
 
     def _annotate(self, step: int) -> None:
         self._close_annotation()
-        self._annotation = record_function(f"ProfilerStep#{step}")
-        self._annotation.__enter__()  # type: ignore[no-untyped-call]
+        if self.window.is_light(step):
+            self.marks.leave_operators_out()
+        else:
+            self.marks.take_operators_in()
+        self._annotation = self.marks.begin(f"ProfilerStep#{step}")
         self._report = replace(self._report, steps=(*self._report.steps, step))
 
     def _close_annotation(self) -> None:
@@ -361,6 +366,7 @@ class TraceSession:
 
     def _end_window(self, *, alone: bool = False) -> None:
         began = perf_counter()
+        self.marks.take_operators_in()
         profiler, config = self._profiler, self._config
         assert profiler is not None  # noqa: S101
         self._close_annotation()
@@ -408,6 +414,7 @@ class TraceSession:
         _log.warning("No trace will be recorded: %s.", reason)
 
     def _fail(self, exc: Exception) -> None:
+        self.marks.take_operators_in()
         profiler, self._profiler = self._profiler, None
         if not isinstance(exc, TimeoutError):
             if profiler is not None and self._report.status == "recording":

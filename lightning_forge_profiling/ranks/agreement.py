@@ -27,11 +27,17 @@ class Leader:
     """Rank 0's part: makes plans, and finds out whether the ranks can keep them."""
 
     def __init__(
-        self, run: str, world_size: int, pause_before: Callable[[int], bool], of_fit: int | None = None
+        self,
+        run: str,
+        world_size: int,
+        pause_before: Callable[[int], bool],
+        of_fit: int | None = None,
+        named_steps: int = 0,
     ) -> None:
         self.plan: WindowPlan | None = None  # the latest
         self._run, self._world_size = run, world_size
         self._of_fit = of_fit  # number of steps of the run; None if unknown
+        self._named = named_steps  # with operators, after those that are asked for, which then have none
         self._pause_before = pause_before  # whether validation, an epoch's end or a checkpoint comes before a step
         self._waiting: deque[WindowRequest] = deque(maxlen=1)
         self._request: WindowRequest | None = None  # the one that the plan is for
@@ -76,15 +82,17 @@ class Leader:
         self._tries += 1
         lead_s = 2 ** (self._tries - 1) * max(_LEAD_S, _LEAD_PERIODS * period_s)
         start = newest + 2 + round(lead_s * self._pace(pulses))
-        start = self._clear_of_pauses(start, request.steps)
-        too_late = self._of_fit is not None and start + request.steps > self._of_fit
+        steps = request.steps + self._named
+        start = self._clear_of_pauses(start, steps)
+        too_late = self._of_fit is not None and start + steps > self._of_fit
         return WindowPlan(
             run=self._run,
             number=1 if self.plan is None else self.plan.number + 1,
             request=request.id,
             state="refused" if too_late else "planned",
             start=start,
-            steps=request.steps,
+            steps=steps,
+            light=request.steps if self._named else 0,
             ranks=ranks,
             text=f"the run has {self._of_fit} steps, and {newest} have ended" if too_late else request.why,
         )

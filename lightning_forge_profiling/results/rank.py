@@ -290,6 +290,7 @@ class Step:
         categories_ms: the busy time by category; the categories sum to `busy_ms`.
         whole: False for a step that the recording or the file cuts off.
         counted: whether the figures and findings include this step.
+        light: True for a step recorded without operators. Those of other steps, with the same launches, explain it.
     """
 
     number: int
@@ -299,6 +300,7 @@ class Step:
     categories_ms: Mapping[str, float]
     whole: bool
     counted: bool = True
+    light: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ MOST_STEPS: Final = 100
 
 _Whole = Annotated[int, Meta(ge=0, le=10**15)]
 _Steps = Annotated[int, Meta(ge=1, le=MOST_STEPS)]
+_BothParts = Annotated[int, Meta(ge=1, le=2 * MOST_STEPS)]
 _Text = Annotated[str, Meta(max_length=500)]
 _Id = Annotated[str, Meta(max_length=100)]
 Ranks = Literal["all", "slow"]
@@ -46,6 +47,7 @@ class WindowPlan(msgspec.Struct, frozen=True, kw_only=True):
             past it; `refused` if there will be no window.
         start: the first recorded step.
         steps: how many steps.
+        light: how many of them, the first, are recorded without operators.
         ranks: the global ranks that record; none for all.
         folder: the folder of its traces, on the machine of rank 0; "" before it is agreed.
         analyzed: whether a report will be written beside them.
@@ -58,7 +60,8 @@ class WindowPlan(msgspec.Struct, frozen=True, kw_only=True):
     request: _Id
     state: PlanState
     start: _Whole = 0
-    steps: _Steps = 3
+    steps: _BothParts = 3
+    light: _Whole = 0
     ranks: tuple[_Whole, ...] = ()
     folder: Annotated[str, Meta(max_length=4096)] = ""
     analyzed: bool = True

@@ -122,7 +122,8 @@ function stepBars(rank) {
     }));
     const idle = { name: "idle", idle: true, colour: "--grey", ms: Math.max(0, step.ms - step.busy_ms) };
     const parts = [...work, idle].map((part) => ({ ...part, pct: ofStep(part.ms) }));
-    const remark = step.whole ? (step.counted ? "" : " (not counted)") : " (cut off)";
+    const remark = !step.whole ? " (cut off)" : step.counted ? "" : rank.per_step.some((other) => other.light) && !step.light
+      ? " (with operators)" : " (not counted)";
     const label = `Step ${step.number}${remark}`;
     const text = parts.map((part) => `${part.name} ${percent(part.pct)}`).join(", ");
     return element("div", { class: "barrow" },

@@ -42,6 +42,7 @@ def without_operators(recording, chosen):
     calls, launched = within(trace.calls), np.append(chosen, False)[recording.step]
     return replace(
         trace,
+        light_steps=tuple(recording.steps.number[chosen].tolist()),
         operators=trace.operators.at(~within(trace.operators)),
         annotations=trace.annotations.at(~within(trace.annotations) | marks),
         calls=replace(trace.calls, external=np.where(calls, -1, trace.calls.external)),

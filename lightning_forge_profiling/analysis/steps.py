@@ -144,7 +144,7 @@ class Steps:
     start: Ints  # start of its window on the GPU: the GPU has completed the previous step
     end: Ints  # end of its window on the GPU: the GPU has completed this step's work
     whole: NDArray[np.bool_]  # False for a step that is cut off
-    light: NDArray[np.bool_]  # True for a step recorded without operators, in a trace where others have them
+    light: NDArray[np.bool_]  # True for a step recorded without operators
     explained: NDArray[np.bool_]  # True for a light step that has the operators of another step
     host: StepTime
     gpu: StepTime
@@ -194,7 +194,7 @@ def find_steps(trace: Trace, links: Links) -> Steps:
     whole = _whole(trace, links, host_start, host_end)
     not_host, not_gpu = _no_step(trace, links)
     host, gpu = StepTime.of(host_start, host_end, not_host), StepTime.of(start, end, not_gpu)
-    light = _light(trace, host)
+    light = np.isin(number, trace.light_steps)
     return Steps(number, host_start, host_end, start, end, whole, light, np.zeros_like(light), host, gpu, rows)
 
 
@@ -257,14 +257,6 @@ def _whole(trace: Trace, links: Links, host_start: Ints, host_end: Ints) -> NDAr
     enough = np.where([cut is None for cut in trace.cuts], _LAUNCHES_DONE, 1)[recording]
     whole: NDArray[np.bool_] = (done >= enough * asked) & (host_end < ends)
     return whole
-
-
-def _light(trace: Trace, host: StepTime) -> NDArray[np.bool_]:
-    """Mask of the steps without any operator that launched work all the same, if others have operators."""
-    times = trace.operators.start, trace.calls.start[named(trace, trace.calls, LAUNCHES)]
-    operators, launches = (np.bincount(at[at >= 0], minlength=host.steps) for at in map(host.at, times))
-    light: NDArray[np.bool_] = (operators == 0) & (launches > 0)
-    return light if operators.any() else np.zeros_like(light)
 
 
 def _captures(trace: Trace) -> Intervals:

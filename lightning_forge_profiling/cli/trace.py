@@ -40,7 +40,13 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         epilog=_EXAMPLES,
     )
     parser.add_argument("run_path", type=Path, metavar="RUN", help="a record, its folder, or any folder above it")
-    parser.add_argument("--steps", type=_steps, default=3, metavar="N", help="how many steps (default: 3)")
+    parser.add_argument(
+        "--steps",
+        type=_steps,
+        default=3,
+        metavar="N",
+        help="how many steps (default: 3), and on a GPU two more that explain them",
+    )
     parser.add_argument("--ranks", choices=("all", "slow"), default="all", help="which ranks record (default: all)")
     parser.add_argument("--wait", action="store_true", help="wait for the traces and the report")
     parser.set_defaults(run=_run)

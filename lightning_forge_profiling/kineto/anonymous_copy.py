@@ -99,7 +99,7 @@ _DISTRIBUTED: Final = ("backend", "rank", "world_size", "pg_count", "nccl_versio
 _GROUP: Final = ("pg_name", "pg_desc", "backend_config", "pg_size", "ranks")
 _ABOUT: Final = (
     "rank", "world_size", "intra_op_threads", "usable_cores", "start_step", "end_step", "recorded_steps",
-    "libraries",
+    "libraries", "light_steps",
 )  # fmt: skip
 _LOADER: Final = (
     "kind", "loaders", "num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "batch_size", "sampler",

@@ -51,6 +51,7 @@ def join_traces(traces: Sequence[Trace]) -> Trace:
         base_ns=None,
         begins=tuple(begins),
         cuts=tuple(cuts),
+        light_steps=tuple({step for trace in traces for step in trace.light_steps}),
         warnings=tuple(warning for trace in traces for warning in trace.warnings),
         **joined,
     )

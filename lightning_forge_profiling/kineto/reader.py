@@ -71,6 +71,7 @@ def read_trace(path: Path) -> Trace:
         memory_bytes=device.memory,
         multiprocessors=device.multiprocessors,
         loader=_value(about, "loader", LoaderSettings),
+        light_steps=_value(about, "light_steps", tuple[int, ...]) or (),
         libraries=_value(about, "libraries", frozenset[str]) or frozenset(),
         cuts=(None if text.complete else cut,),
         warnings=(f"{name}: {'; '.join(problems)}",) if problems else (),

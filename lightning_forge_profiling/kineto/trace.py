@@ -135,6 +135,7 @@ class Trace:
     frames: Spans = field(default_factory=Spans)  # Python functions, if stacks were recorded
     allocations: Allocations = field(default_factory=Allocations)  # device allocations, if memory was recorded
     loader: LoaderSettings | None = None  # settings of the DataLoader; None if unknown
+    light_steps: tuple[int, ...] = ()  # numbers of the steps recorded without operators
     libraries: frozenset[str] = frozenset()  # installed and imported packages, if stacks were recorded
     begins: tuple[int, ...] = (0,)  # start of each recording; more than one for joined files
     cuts: tuple[Cut | None, ...] = (None,)  # of each recording; None for a complete file

@@ -97,6 +97,7 @@ def trace_metadata(
         "start_step": window.start_step,
         "end_step": window.end_step,
         "recorded_steps": list(steps),
+        "light_steps": [step for step in steps if window.is_light(step)],
         **more,
     }
     metadata = {METADATA_KEY: json.dumps(about)}

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.collectives import collectives_of, match_collectives
-from lightning_forge_profiling.analysis.light_steps import explain
+from lightning_forge_profiling.analysis.light_steps import prepared
 from lightning_forge_profiling.analysis.operators import SORTS
 from lightning_forge_profiling.analysis.rank_analysis import summarize
-from lightning_forge_profiling.analysis.recording import Recording, prepare, where_cut, with_steps
+from lightning_forge_profiling.analysis.recording import Recording, where_cut, with_steps
 from lightning_forge_profiling.analysis.timeline_lanes import MOST_SPANS, draw
 from lightning_forge_profiling.diagnosis.combine import judge
 from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN, rank_list, shown, spread
@@ -219,7 +219,7 @@ def conclude(
         verdict=verdict,
         verdict_text=text,
         findings=findings,
-        findings_note=_not_counted(ranks[0]),
+        findings_note=_notcounted_steps(ranks[0]),
         hints=hints,
         ranks=shows,
         all_ranks=len(ranks),
@@ -290,9 +290,7 @@ def _measure(
     spans: int | None,
 ) -> RankResult | list[str]:
     trace = join_traces(traces)
-    recording = prepare(trace)
-    if recording.steps.light.any():
-        recording = explain(recording)
+    recording = prepared(trace)
     number = recording.steps.number
     first = number[0]
     if steps is not None:
@@ -300,7 +298,7 @@ def _measure(
         if not len(recording.steps):
             return [f"{files[0]}: no recorded step in {steps[0]}:{steps[1]}"]
     rank = trace.rank if trace.rank is not None else rank_in_name(files[0])
-    counted = _counted(recording, from_the_start=recording.steps.number[0] == first)
+    counted = counted_steps(recording, from_the_start=recording.steps.number[0] == first)
     summary = summarize(recording, UNKNOWN_RANK if rank is None else rank, counted, sort=sort, top=top)
     cut_off = all(trace.cuts) and not recording.steps.whole[counted].all()
     summary = replace(summary, warnings=(*map(encodable, problems), *summary.warnings), cut_off=bool(cut_off))
@@ -317,7 +315,7 @@ def _measure(
     )
 
 
-def _counted(recording: Recording, *, from_the_start: bool) -> NDArray[np.bool_]:
+def counted_steps(recording: Recording, *, from_the_start: bool) -> NDArray[np.bool_]:
     """Mask of the steps that the figures are over: whole, with GPU work if any has it, and without the first of few.
 
     Of a window with light steps those count, if the operators of other steps explain most of them; else the others.
@@ -333,7 +331,7 @@ def _counted(recording: Recording, *, from_the_start: bool) -> NDArray[np.bool_]
     return counted
 
 
-def _not_counted(rank: RankSummary) -> str:
+def _notcounted_steps(rank: RankSummary) -> str:
     """Names the recorded steps that the figures leave out, and why; "" for none."""
     on_gpu = rank.gpu.busy_ms_per_step > 0
     by_light = any(step.counted and step.light for step in rank.per_step)

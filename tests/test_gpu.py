@@ -421,11 +421,12 @@ def test_a_callback_that_waits_for_queued_work_costs_what_the_gpu_idles(tmp_path
 
 @pytest.mark.parametrize("kind", [SmallKernels, GPT])
 def test_a_steady_window_has_light_steps_that_steps_with_operators_explain(tmp_path, kind):
-    model = GPT(4, 256, 256, 1024) if kind is GPT else SmallKernels()
-    batch = torch.randint(0, 1000, (4, 257)) if kind is GPT else torch.randn(64, 64)
+    model, loader = SmallKernels(), torch.utils.data.DataLoader(torch.randn(60, 64, 64), None)
+    if kind is GPT:
+        model, loader = GPT(4, 256, 256, 1024), random_tokens(60, batch_size=4, length=256, vocabulary=1024)
     forge = ForgeProfilerCallback(trace_dir=tmp_path)
     precision = "bf16-mixed" if kind is GPT else "32-true"
-    trainer(tmp_path, 60, precision=precision, callbacks=[forge, ThroughputCallback()]).fit(model, [batch] * 60)
+    trainer(tmp_path, 60, precision=precision, callbacks=[forge, ThroughputCallback()]).fit(model, loader)
     [rank] = analyze(forge.trace_report().path).analysis.ranks
     assert [step.light for step in rank.per_step] == [True] * 6 + [False] * 2
     assert [step.counted for step in rank.per_step] == [False] + [True] * 5 + [False] * 2

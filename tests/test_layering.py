@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "diagnosis": {"numpy", "flops", "results", "analysis"},
     "processes": set(),
     "pipeline": {"numpy", "host", "processes", "results", "kineto", "analysis", "diagnosis"},
+    "what_if": {"numpy", "results", "kineto", "analysis", "diagnosis", "pipeline"},
     "record": {"msgspec", "results"},
     "report": {"msgspec", "jinja2", "timing", "results", "diagnosis", "record"},
     "ranks": {"torch", "msgspec", "host", "results"},
@@ -56,8 +57,8 @@ MAY_IMPORT = {
     "compat": {"torch", "timing"},
     "result_types": {"timing", "flops", "results", "pipeline", "report", "bench", "profiler"},
     "cli": {
-        "msgspec", "fsspec", "results", "kineto", "diagnosis", "pipeline", "report", "record", "bench", "comparison",
-        "crossover", "entry_point",
+        "msgspec", "fsspec", "results", "kineto", "analysis", "diagnosis", "pipeline", "what_if", "report", "record",
+        "bench", "comparison", "crossover", "entry_point",
     },
     "__main__": {"cli"},
     "__init__": set(),

@@ -24,6 +24,12 @@ _MARK: Final = re.compile(rf"{re.escape(MARK_PREFIX)}.*")
 _T = TypeVar("_T", bound=Table)
 
 
+def prepared(trace: Trace) -> Recording:
+    """Launches, steps and kinds of a trace, with operators in its light steps."""
+    recording = prepare(trace)
+    return explain(recording) if recording.steps.light.any() else recording
+
+
 def explain(recording: Recording) -> Recording:
     """The recording with operators in those light steps whose launches agree with those of a step that has them."""
     steps, trace = recording.steps, recording.trace

@@ -39,6 +39,12 @@ def number(text: str) -> float:
         return math.nan
 
 
+def positive(text: str) -> float:
+    """A number above zero."""
+    value = number(text)
+    return checked(text, value, 0 < value < math.inf, "a number above zero")
+
+
 def percentage(text: str) -> float:
     """A number that is not negative, with or without a percent sign."""
     value = number(text.removesuffix("%"))

@@ -26,6 +26,7 @@ from lightning_forge_profiling.cli import (
     trace,
     view,
     watch,
+    what_if,
 )
 from lightning_forge_profiling.cli.output import warn
 from lightning_forge_profiling.errors import ForgeProfilingError
@@ -46,6 +47,7 @@ examples:
   forge-profiling trace lightning_logs/ --wait
   forge-profiling analyze lightning_logs/version_0/profiler_traces
   forge-profiling analyze rank0.trace.json.gz --html report.html
+  forge-profiling what-if lightning_logs/ --graphs forward,backward
   forge-profiling compare before/ after/ --fail-over 5
   forge-profiling view lightning_logs/version_0/profiler_traces
   forge-profiling crossover --html crossover.html
@@ -166,6 +168,7 @@ def _parser() -> tuple[_Parser, Sequence[str]]:
         trace,
         report,
         analyze,
+        what_if,
         compare,
         tensorboard,
         view,

@@ -1,0 +1,184 @@
+"""Changes of recorded steps, as `replay` plays them: what goes, what does not wait, what gets faster."""
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_forge_profiling.analysis.intervals import Intervals, take
+from lightning_forge_profiling.analysis.kernels import CATEGORY_OF, KINDS
+from lightning_forge_profiling.analysis.launches import ALLOCATES, FREES, WAITS, named, spans_of
+from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.analysis.regions import host_spans
+from lightning_forge_profiling.analysis.replay import Graph, bounds
+from lightning_forge_profiling.analysis.syncs import is_lightning_call
+from lightning_forge_profiling.errors import ConfigurationError
+
+_LAUNCH_NS: Final = 1_000
+# Of the forward and the backward pass as a CUDA graph each (`cuda_graph` in tests/data/traces, H200): the time between
+# two small kernels, and what the launch of the whole takes on the host for each kernel, 0.43 and 0.87 us.
+_IN_GRAPH_NS: Final = 1_000
+_IN_GRAPH_LAUNCH_NS: Final = 650
+# A captured backward pass leaves the accumulation of each gradient, and twice its time to hand the gradients over: in
+# that trace 1.5 ms and 3.2 for 384 of them; on an H100 without recording 0.4 and 1.4 for 96 (2026-11-25).
+_PER_PARAMETER: Final = re.compile(r"autograd::engine::evaluate_function: torch::autograd::AccumulateGrad")
+_GRAPH_LEAVES: Final = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplaySteps:
+    """Recorded steps of a rank, to be played again.
+
+    Attributes:
+        recording: the steps.
+        graph: their graph, which changes change.
+        gone: what the host does no more.
+    """
+
+    recording: Recording
+    graph: Graph
+    gone: Intervals
+
+    @classmethod
+    def of(cls, recording: Recording) -> Self:
+        """The steps of a recording, unchanged."""
+        return cls(recording, Graph.of(recording), Intervals.of([], []))
+
+
+Change = Callable[[ReplaySteps], ReplaySteps]
+
+
+def without(steps: ReplaySteps, ranges: Intervals) -> ReplaySteps:
+    """Without what the host does in these ranges, and without the work that it launches there."""
+    graph, calls = steps.graph, steps.recording.trace.calls
+    gone = ranges.contains(calls.start[graph.call])
+    launched = gone[graph.launched_by]
+    begins = graph.begins
+    graph = replace(
+        _shortened(steps, ranges - steps.gone),
+        takes=np.where(gone, 0, graph.takes),
+        awaited=np.where(gone, -1, graph.awaited),
+        runs=np.where(launched, 0, graph.runs),
+        collective=graph.collective & ~launched,
+        begins=replace(
+            begins,
+            latency=np.where(launched, 0, begins.latency),
+            behind=np.where(launched, 0, begins.behind),
+            after=np.where(launched, -1, begins.after),
+        ),
+    )
+    return replace(steps, graph=graph, gone=steps.gone | ranges)
+
+
+def _shortened(steps: ReplaySteps, ranges: Intervals) -> Graph:
+    """Without the host's time in these ranges between calls."""
+    graph = steps.graph
+    previous, start, last, end = bounds(steps.recording, graph.call, graph.call_step)
+    host = steps.recording.steps.host.spans
+    before = graph.before - (host & ranges).within(previous, np.maximum(start, previous))
+    return replace(graph, before=before, rest=graph.rest - (host & ranges).within(last, end))
+
+
+def without_operators(name: str) -> Change:
+    """Without an operator, or another named range, and the work that it launches.
+
+    Raises:
+        ConfigurationError: the steps have none of that name.
+    """
+
+    def change(steps: ReplaySteps) -> ReplaySteps:
+        trace, host = steps.recording.trace, steps.recording.steps.host
+        ranges = [spans_of(table, named(trace, table, name.__eq__)) for table in (trace.operators, trace.annotations)]
+        dropped = (ranges[0] | ranges[1]) & host.spans
+        if not len(dropped):
+            used = {trace.names[row] for row in np.unique(trace.operators.name[host.at(trace.operators.start) >= 0])}
+            alike = get_close_matches(name, used, cutoff=0.5)
+            meant = f"; did you mean {' or '.join(alike)}?" if alike else ""
+            raise ConfigurationError(f"no operator and no range in the recorded steps is called {name!r}{meant}")
+        return without(steps, dropped)
+
+    return change
+
+
+def without_region(name: str) -> Change:
+    """Without the host's time in a built-in region."""
+    return lambda steps: without(steps, host_spans(steps.recording)[name])
+
+
+def without_syncs(steps: ReplaySteps) -> ReplaySteps:
+    """Without waits for the GPU, but those of Lightning's own loop: the calls are made, and return at once."""
+    graph, trace = steps.graph, steps.recording.trace
+    syncs = (named(trace, trace.calls, WAITS) & ~is_lightning_call(steps.recording))[graph.call]
+    takes = np.where(syncs, np.minimum(graph.takes, _LAUNCH_NS), graph.takes)
+    return replace(steps, graph=replace(graph, takes=takes, awaited=np.where(syncs, -1, graph.awaited)))
+
+
+def without_allocations(steps: ReplaySteps) -> ReplaySteps:
+    """Without `cudaMalloc` and `cudaFree`."""
+    trace = steps.recording.trace
+    allocates = named(trace, trace.calls, ALLOCATES) | named(trace, trace.calls, FREES)
+    return without(steps, spans_of(trace.calls, allocates))
+
+
+def as_graphs(*regions: str) -> Change:
+    """With the launches of each of these regions as one, as by a CUDA graph.
+
+    What waits for the GPU stays, since a graph cannot contain it, and so does what autograd does with each parameter.
+    """
+
+    def change(steps: ReplaySteps) -> ReplaySteps:
+        spans, trace = host_spans(steps.recording), steps.recording.trace
+        ranges = Intervals.of([], [])
+        for name in regions:
+            ranges |= spans[name]
+        graph, begins = steps.graph, steps.graph.begins
+        inside = ranges.contains(trace.calls.start[graph.call]) & (graph.awaited < 0)
+        launched = inside[graph.launched_by]
+        stays = spans_of(trace.operators, named(trace, trace.operators, _PER_PARAMETER)) & ranges
+        shorter, parameters = _shortened(steps, ranges - steps.gone), _shortened(steps, stays - steps.gone)
+        left = _GRAPH_LEAVES * (graph.before - parameters.before)
+        return replace(
+            steps,
+            graph=replace(
+                shorter,
+                before=shorter.before + left,
+                takes=np.where(inside, np.minimum(graph.takes, _IN_GRAPH_LAUNCH_NS), graph.takes),
+                begins=replace(
+                    begins, behind=np.where(launched, np.minimum(begins.behind, _IN_GRAPH_NS), begins.behind)
+                ),
+            ),
+        )
+
+    return change
+
+
+def overlapped(steps: ReplaySteps) -> ReplaySteps:
+    """With communication that nothing waits for, although it takes its time on its own stream."""
+    graph, begins = steps.graph, steps.graph.begins
+    after = np.where(take(graph.collective.astype(np.int64), begins.after) == 1, -1, begins.after)
+    alone = np.where(graph.collective, begins.lane.max(initial=0) + 1, begins.lane)
+    return replace(steps, graph=replace(graph, begins=replace(begins, after=after, lane=alone)))
+
+
+def scaled(kinds: Collection[str], factor: float) -> Change:
+    """With GPU work of some kinds, or of all in a category, taking so many times as long.
+
+    Raises:
+        ConfigurationError: a kind is unknown.
+    """
+    known = {*KINDS, *CATEGORY_OF.values()}
+    for kind in kinds:
+        if kind not in known:
+            raise ConfigurationError(f"no kind of GPU work is called {kind!r}, but {', '.join(sorted(known))}")
+
+    def change(steps: ReplaySteps) -> ReplaySteps:
+        numbers = [number for number, kind in enumerate(KINDS) if kind in kinds or CATEGORY_OF[kind] in kinds]
+        chosen: NDArray[np.bool_] = np.isin(steps.recording.kind[steps.graph.work], numbers)
+        runs = np.where(chosen, np.rint(steps.graph.runs * factor).astype(np.int64), steps.graph.runs)
+        return replace(steps, graph=replace(steps.graph, runs=runs))
+
+    return change

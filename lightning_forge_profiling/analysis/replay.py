@@ -1,0 +1,415 @@
+"""Plays recorded steps again with something changed, to say how long a step would then take.
+
+A step is a chain of calls on the host, in order of time over its threads: between two calls the host takes as long as
+it did. A launch puts work on a stream. That work begins once the launch has reached the GPU, the work before it on its
+stream is done, and work on another stream that it waits for is done; which that is, is inferred from the times. A call
+that waits for the GPU returns once the work is done that was done when it returned. Of several ranks a collective
+begins once all of them are there, and takes as long as on the rank that waited least.
+
+The recorded steps are played over and over, and the time from one round to the next is what counts. Whether such a
+graph describes the steps is tested: means of every other step, played again, have to take as long as the rest did.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_forge_profiling.analysis.gpu_time import launch_latency
+from lightning_forge_profiling.analysis.intervals import take
+from lightning_forge_profiling.analysis.kernels import KINDS
+from lightning_forge_profiling.analysis.launches import ALLOCATES, FREES, WAITS, named
+from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.kineto.trace import Ints
+
+ROUNDS: Final = 4  # of the recorded steps; those before the last let host and GPU settle
+_CLOSE_NS: Final = 10_000  # work that begins so soon after other work has waited for it
+_BLOCKED_NS: Final = 100_000  # a launch takes 3 to 20 us; one that takes so long waits for room in the queue
+_SHORTEST_GAP_NS: Final = 1_000  # between kernels of one stream, where it cannot be measured
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """Calls and GPU work of consecutive steps of one rank, in the order of the calls. Times in nanoseconds.
+
+    Attributes:
+        steps: number of steps.
+        recorded_ns: each step as recorded.
+        call: rows of `Trace.calls`.
+        call_step: for each call the position of its step.
+        before: host time from the end of the previous call, or from the beginning of the step.
+        takes: host time of the call, without waiting.
+        awaited: position of the work that the call waits for; -1 for none.
+        returns: how long after that work's end it returns.
+        rest: for each step the host time from its last call to its end.
+        work: rows of `Trace.gpu`.
+        launched_by: for each of them the position of its call.
+        begins: what each of them waits for.
+        runs: duration.
+        collective: mask of communication, in which ranks wait for each other.
+    """
+
+    steps: int
+    recorded_ns: Ints
+    call: Ints
+    call_step: Ints
+    before: Ints
+    takes: Ints
+    awaited: Ints
+    returns: Ints
+    rest: Ints
+    work: Ints
+    launched_by: Ints
+    begins: "Beginnings"
+    runs: Ints
+    collective: NDArray[np.bool_]
+
+    def calls_of(self, step: int) -> slice:
+        """Positions of a step's calls."""
+        return slice(*np.searchsorted(self.call_step, (step, step + 1)).tolist())
+
+    def works_of(self, step: int) -> slice:
+        """Positions of the GPU work that a step launched."""
+        calls = self.calls_of(step)
+        return slice(*np.searchsorted(self.launched_by, (calls.start, calls.stop)).tolist())
+
+    def key(self, step: int, names: Ints) -> bytes:
+        """What two steps have in common that do the same."""
+        calls, works = self.calls_of(step), self.works_of(step)
+        columns = (names[self.call[calls]], self.launched_by[works] - calls.start, self.begins.lane[works])
+        return b"".join(column.tobytes() for column in columns)
+
+    def with_means(self, step: int, others: Sequence[int]) -> Self:
+        """The graph with one step's times replaced by the means of other steps that do the same."""
+        here, there = self.calls_of(step), [self.calls_of(other) for other in others]
+        before, takes, returns = (_mean(column, here, there) for column in (self.before, self.takes, self.returns))
+        rest = self.rest.copy()
+        rest[step] = self.rest[list(others)].mean()
+        here, there = self.works_of(step), [self.works_of(other) for other in others]
+        latency, behind, runs = (
+            _mean(column, here, there) for column in (self.begins.latency, self.begins.behind, self.runs)
+        )
+        begins = replace(self.begins, latency=latency, behind=behind)
+        return replace(self, before=before, takes=takes, returns=returns, rest=rest, runs=runs, begins=begins)
+
+    def only(self, chosen: NDArray[np.bool_]) -> Self:
+        """Some of the steps."""
+        calls = chosen[self.call_step]
+        works = calls[self.launched_by]
+        place = np.append(np.where(calls, np.cumsum(calls) - 1, -1), -1)
+        work_place = np.append(np.where(works, np.cumsum(works) - 1, -1), -1)
+        return replace(
+            self,
+            steps=int(chosen.sum()),
+            recorded_ns=self.recorded_ns[chosen],
+            call_step=(np.cumsum(chosen) - 1)[self.call_step[calls]],
+            awaited=work_place[self.awaited[calls]],
+            rest=self.rest[chosen],
+            call=self.call[calls],
+            before=self.before[calls],
+            takes=self.takes[calls],
+            returns=self.returns[calls],
+            launched_by=place[self.launched_by[works]],
+            begins=self.begins.only(works),
+            work=self.work[works],
+            runs=self.runs[works],
+            collective=self.collective[works],
+        )
+
+    def with_host(self, factor: float) -> Self:
+        """The graph of a host that takes so many times as long."""
+        before, takes, returns, rest = (
+            np.rint(column * factor).astype(np.int64) for column in (self.before, self.takes, self.returns, self.rest)
+        )
+        return replace(self, before=before, takes=takes, returns=returns, rest=rest)
+
+    @classmethod
+    def of(cls, recording: Recording) -> Self:
+        """The graph of the steps of a recording."""
+        trace, links, steps = recording.trace, recording.links, recording.steps
+        calls, gpu = trace.calls, trace.gpu
+        launched = np.zeros(len(calls) + 1, bool)
+        launched[links.call[recording.step >= 0]] = True
+        threads = np.unique(calls.thread[launched[:-1]])
+        waiting = np.any([named(trace, calls, kind) for kind in (WAITS, FREES, ALLOCATES)], axis=0)
+        chosen = launched[:-1] | (waiting & np.isin(calls.thread, threads))
+        row = np.flatnonzero(chosen & (steps.host.at(calls.start) >= 0))  # in order of time
+        step, start, end = steps.host.at(calls.start[row]), calls.start[row], calls.end[row]
+        place = np.full(len(calls) + 1, -1)
+        place[row] = np.arange(len(row))
+        # of all work, since what comes before the steps is not to be taken for a slow launch
+        every = np.flatnonzero(links.call >= 0)
+        every = every[np.lexsort((gpu.start[every], links.time[every]))]
+        begins = _beginnings(
+            gpu.start[every], gpu.end[every], gpu.lane[every], links.time[every], launch_latency(recording)
+        )
+        inside = place[links.call[every]] >= 0
+        begins, work = begins.only(inside), every[inside]
+        launched_by = place[links.call[work]]
+
+        previous, _, last, finish = bounds(recording, row, step)
+        host = steps.host.spans
+        before = np.where(start > previous, host.within(previous, np.maximum(start, previous)), start - previous)
+        awaited, returns = _awaited(start, end, waiting[row], gpu.end[work], launched_by)
+        waited = take(gpu.end[work], awaited) > start
+        takes = np.where(waited, np.minimum(end - start, _SHORTEST_GAP_NS), end - start)
+        return cls(
+            steps=len(steps),
+            recorded_ns=steps.gpu.length(),
+            call=row,
+            call_step=step,
+            before=before,
+            takes=takes,
+            awaited=awaited,
+            returns=returns,
+            rest=host.within(last, finish),
+            work=work,
+            launched_by=launched_by,
+            begins=begins,
+            runs=gpu.end[work] - gpu.start[work],
+            collective=recording.kind[work] == KINDS.index("comm"),
+        )
+
+
+def bounds(recording: Recording, row: Ints, step: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Instants between which the host makes none of some calls, which are in order of time.
+
+    Returns:
+        For each call the end of the one before it or the beginning of its step, and its start; for each step the end of
+        its last call, or its own beginning, and its end.
+    """
+    calls, steps = recording.trace.calls, recording.steps
+    start, end = calls.start[row], calls.end[row]
+    first = np.diff(step, prepend=-1) > 0
+    previous = np.where(first, steps.host_start[step], np.concatenate(([0], end))[:-1] if len(end) else end)
+    last = steps.host_start.copy()
+    last[step] = end  # the last call of each step is the last to be written
+    return previous, start, last, np.maximum(steps.host_end, last)
+
+
+def _mean(column: Ints, here: slice, there: Sequence[slice]) -> Ints:
+    changed = column.copy()
+    changed[here] = np.rint(np.mean([column[other] for other in there], axis=0))
+    return changed
+
+
+def _awaited(
+    start: Ints, end: Ints, waiting: NDArray[np.bool_], work_end: Ints, launched_by: Ints
+) -> tuple[Ints, Ints]:
+    """For each call the work that was done last when it returned, if it waited for it, and how long after it did."""
+    awaited, returns = np.full(len(start), -1), np.zeros(len(start), np.int64)
+    order = np.argsort(work_end, kind="stable")
+    for call in np.flatnonzero(waiting | (end - start > _BLOCKED_NS)).tolist():
+        done = order[: np.searchsorted(work_end[order], end[call], side="right")]
+        done = done[launched_by[done] <= call]
+        if len(done) and (work_end[done[-1]] > start[call] or waiting[call]):
+            awaited[call] = done[-1]
+            returns[call] = end[call] - max(work_end[done[-1]], start[call])
+    return awaited, returns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beginnings:
+    """What GPU work waits for before it begins. Times in nanoseconds.
+
+    Attributes:
+        lane: number of its stream.
+        latency: from the launch to the earliest start.
+        behind: least time between the previous work of the stream and this.
+        after: position of work on another stream that it waits for; -1 for none.
+        lag: how long after that work's end it begins at the earliest.
+    """
+
+    lane: Ints
+    latency: Ints
+    behind: Ints
+    after: Ints
+    lag: Ints
+
+    def only(self, chosen: NDArray[np.bool_]) -> Self:
+        """Some of the work."""
+        position = np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)
+        columns = {column.name: getattr(self, column.name)[chosen] for column in fields(self)}
+        return type(self)(**{**columns, "after": position[columns["after"]]})
+
+
+def _beginnings(start: Ints, end: Ints, lane: Ints, launch: Ints, usual_ns: int) -> Beginnings:
+    """Why each work began when it did; of works in the order of their launches."""
+    before = _before_on_lane(lane)
+    free = np.where(before >= 0, take(end, before), np.iinfo(np.int64).min // 2)
+    late = start - np.maximum(free, launch + usual_ns)
+    after = _other_streams(start, end, lane, np.flatnonzero(late > _CLOSE_NS))
+    queued = (free >= launch + usual_ns) & (after < 0)
+    return Beginnings(
+        lane=lane,
+        latency=np.where(queued | (after >= 0), usual_ns, start - launch),
+        behind=np.where(queued, start - free, np.minimum(_SHORTEST_GAP_NS, start - free)),
+        after=after,
+        lag=np.where(after >= 0, start - take(end, after), 0),
+    )
+
+
+def _other_streams(start: Ints, end: Ints, lane: Ints, late: Ints) -> Ints:
+    """For late work the last work of another stream that was launched before it and ended right before it began."""
+    after = np.full(len(start), -1)
+    by_end = np.argsort(end, kind="stable")
+    first, last = (np.searchsorted(end[by_end], start[late] + at, "left") for at in (-_CLOSE_NS, _SHORTEST_GAP_NS))
+    for work, low, high in zip(late.tolist(), first.tolist(), last.tolist(), strict=True):
+        others = by_end[low:high]
+        others = others[(lane[others] != lane[work]) & (others < work)]
+        if len(others):
+            after[work] = others[-1]
+    return after
+
+
+def _before_on_lane(lane: Ints) -> Ints:
+    """For each work the one before it on its stream; -1 for the first."""
+    order = np.argsort(lane, kind="stable")
+    before = np.full(len(lane), -1)
+    same = np.diff(lane[order]) == 0
+    before[order[1:][same]] = order[:-1][same]
+    return before
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Played:
+    """When a rank does what, in the last of several rounds. Times in nanoseconds.
+
+    Attributes:
+        call_start: begin of each call.
+        call_end: its end.
+        work_start: begin of each GPU work.
+        rounds: when all work of each round is done.
+    """
+
+    call_start: Ints
+    call_end: Ints
+    work_start: Ints
+    rounds: tuple[int, ...]
+
+
+def step_ns(graphs: Sequence[Graph]) -> float:
+    """How long a step takes, in nanoseconds, if the steps of these ranks are played again and again."""
+    played = play(graphs)
+    before, last = (max(rank.rounds[number] for rank in played) for number in (-2, -1))
+    return (last - before) / max(graph.steps for graph in graphs)
+
+
+def play(graphs: Sequence[Graph]) -> list[Played]:
+    """Play the steps of all ranks again and again."""
+    plays, ended = [_rank(graph) for graph in graphs], dict[int, Played]()
+
+    def proceed(rank: int, start: int | None) -> int | None:
+        try:
+            return next(plays[rank]) if start is None else plays[rank].send(start)
+        except StopIteration as done:
+            ended[rank] = done.value
+            return None
+
+    ready = [proceed(rank, None) for rank in range(len(plays))]
+    while some := [time for time in ready if time is not None]:
+        ready = [None if time is None else proceed(rank, max(some)) for rank, time in enumerate(ready)]
+    return [ended[rank] for rank in range(len(plays))]
+
+
+def _rank(graph: Graph) -> Generator[int, int, Played]:
+    """Play the steps of a rank: yields when it is ready for a collective and is told when that begins."""
+    begins = graph.begins
+    calls = _rows(graph.call_step, graph.before, graph.takes, graph.awaited, graph.returns)
+    waits = (begins.latency, begins.lane, begins.behind, begins.after, begins.lag)
+    works, rest = _rows(*waits, graph.runs, graph.collective), graph.rest.tolist()
+    first = np.searchsorted(graph.launched_by, np.arange(len(calls) + 1)).tolist()
+    began, returned, starts, done = [0] * len(calls), [0] * len(calls), [0] * len(works), [0] * len(works)
+    free: dict[int, int] = {}
+    now, rounds = 0, []
+    for _ in range(ROUNDS):
+        under_way = 0
+        for call, (step, before, takes, awaited, returns) in enumerate(calls):
+            while under_way < step:
+                now += rest[under_way]
+                under_way += 1
+            began[call] = now = now + before
+            for work in range(first[call], first[call + 1]):
+                latency, lane, behind, after, lag, runs, collective = works[work]
+                start = max(now + latency, free.get(lane, 0) + behind)
+                if after >= 0:
+                    start = max(start, done[after] + lag)
+                if collective:
+                    start = yield start
+                starts[work], done[work] = start, start + runs
+                free[lane] = start + runs
+            now += takes
+            if awaited >= 0:
+                now = max(now, done[awaited] + returns)
+            returned[call] = now
+        now += sum(rest[under_way:])
+        rounds.append(max(free.values(), default=now))
+    return Played(np.array(began), np.array(returned), np.array(starts), tuple(rounds))
+
+
+def _rows(*columns: Ints | NDArray[np.bool_]) -> list[tuple[Any, ...]]:
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def together(graphs: Sequence[Graph]) -> list[Graph]:
+    """The graphs of all ranks, with each collective as long as on the rank that waited least; none if they differ."""
+    collectives = [graph.runs[graph.collective] for graph in graphs]
+    if len({len(runs) for runs in collectives}) != 1:
+        return []
+    shortest = np.min(collectives, axis=0)
+    shared = []
+    for graph in graphs:
+        runs = graph.runs.copy()
+        runs[graph.collective] = shortest
+        shared.append(replace(graph, runs=runs))
+    return shared
+
+
+def error_pct(graph: Graph, names: Ints) -> float | None:
+    """How far the rest of the steps, played with the means of every other step, are from what those took.
+
+    How the steps differ by themselves does not count: only whether a step that is played takes its time.
+
+    Args:
+        graph: the graph of some steps.
+        names: names of the calls, for each row of `Trace.calls`.
+
+    Returns:
+        In percent; None if no steps do the same.
+    """
+    of_key: dict[bytes, list[int]] = {}
+    for step in range(0, graph.steps, 2):
+        of_key.setdefault(graph.key(step, names), []).append(step)
+    tested = [step for step in range(1, graph.steps, 2) if graph.key(step, names) in of_key]
+    if not tested:
+        return None
+    fitted = graph
+    for step in tested:
+        fitted = fitted.with_means(step, of_key[graph.key(step, names)])
+    chosen = np.isin(np.arange(graph.steps), tested)
+    took = np.mean([graph.recorded_ns[of_key[graph.key(step, names)]].mean() for step in tested])
+    return float(100 * (step_ns([fitted.only(chosen)]) / took - 1))
+
+
+_FASTEST: Final = 0.4  # recording makes hosts up to 2.3 times slower
+_CLOSE: Final = 1.01
+
+
+def live_host(graphs: Sequence[Graph], live_ns: float) -> float:
+    """What the host takes of its recorded time without recording, by how long a step takes then.
+
+    Returns:
+        A factor; 1 where recorded steps are no longer than others, or where a faster host would not explain that.
+    """
+    if step_ns(graphs) <= _CLOSE * live_ns:
+        return 1.0
+    low, high = _FASTEST, 1.0
+    if step_ns([graph.with_host(low) for graph in graphs]) > _CLOSE * live_ns:
+        return 1.0
+    while high - low > 0.005:  # noqa: PLR2004
+        middle = (low + high) / 2
+        shorter = step_ns([graph.with_host(middle) for graph in graphs]) <= live_ns
+        low, high = (middle, high) if shorter else (low, middle)
+    return (low + high) / 2

@@ -1,0 +1,183 @@
+"""How long a step of a trace would take with something changed, and what would bound it then: `predict`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from lightning_forge_profiling.analysis.collectives import collectives_of
+from lightning_forge_profiling.analysis.fixes import Change, ReplaySteps
+from lightning_forge_profiling.analysis.light_steps import prepared
+from lightning_forge_profiling.analysis.rank_analysis import summarize
+from lightning_forge_profiling.analysis.recording import with_steps
+from lightning_forge_profiling.analysis.replay import Graph, error_pct, live_host, play, step_ns, together
+from lightning_forge_profiling.analysis.replayed_trace import replayed_trace
+from lightning_forge_profiling.analysis.timeline_lanes import draw
+from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN
+from lightning_forge_profiling.errors import TraceError
+from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
+from lightning_forge_profiling.kineto.join import join_traces
+from lightning_forge_profiling.kineto.reader import read_trace
+from lightning_forge_profiling.kineto.trace import Trace
+from lightning_forge_profiling.pipeline import conclude, counted_steps
+from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.rank_result import PACKAGE, UNKNOWN_RANK, RankResult
+
+MOST_ERROR_PCT: Final = 3.0
+"""Steps that are played unchanged have to take as long as recorded, within this: else nothing is predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A step with something changed.
+
+    Attributes:
+        steps: how many recorded steps were played, of each rank.
+        ranks: how many ranks.
+        recorded_ms: the mean recorded step, on the slowest rank.
+        replayed_ms: the step when the recorded ones are played again unchanged.
+        live_ms: the step without recording, for which the host is made faster; None if unknown.
+        before_ms: the step that the change is made to: that without recording, if it is known and explained by a faster
+            host, or else the one that is played.
+        error_pct: how far means of every other step, played again, are from what those took; None with a single step.
+        after_ms: the step with the change.
+        low_ms: lower end of the interval that the scatter of the recorded steps gives it.
+        high_ms: its upper end.
+        analysis: what would bound the step then.
+    """
+
+    steps: int
+    ranks: int
+    recorded_ms: float
+    replayed_ms: float
+    live_ms: float | None
+    before_ms: float
+    error_pct: float | None
+    after_ms: float
+    low_ms: float
+    high_ms: float
+    analysis: Analysis
+
+
+def predict(
+    path: Path,
+    changes: Sequence[Change],
+    *,
+    equal_ranks: bool = False,
+    rank: int | None = None,
+    live_ms: float | None = None,
+) -> Prediction:
+    """Predict a step of a trace, or of the traces of all ranks in a folder, with something changed.
+
+    Args:
+        path: a trace that `torch.profiler` exported, or a folder with one per rank.
+        changes: see `analysis.fixes`; made one after the other, on each rank.
+        equal_ranks: each rank does what the one does whose own work takes least.
+        rank: only this rank.
+        live_ms: how long a step takes without recording, which slows the host; None to play what was recorded.
+
+    Raises:
+        TraceError: there is no trace, or its steps cannot be played again: no GPU work, more than 16 ranks, or a replay
+            that takes longer or shorter than the recorded steps.
+        OSError: a file could not be read.
+
+    Examples:
+        >>> from lightning_forge_profiling.analysis.fixes import without_region
+        >>> found = predict(Path("tests/data/traces/input_bound"), [without_region("data")])
+        >>> f"{found.recorded_ms:.1f} ms, then {found.after_ms:.1f} ms"
+        '40.2 ms, then 15.0 ms'
+    """
+    ranks = _recorded(path, rank)
+    graphs = _of_all([steps.graph for steps in ranks])
+    replayed_ns, recorded_ns = step_ns(graphs), max(float(steps.graph.recorded_ns.mean()) for steps in ranks)
+    errors = [error_pct(steps.graph, steps.recording.trace.calls.name) for steps in ranks]
+    error = max((each for each in errors if each is not None), key=abs, default=None)
+    off_pct = max(100 * abs(replayed_ns / recorded_ns - 1), abs(error or 0.0))
+    if off_pct > MOST_ERROR_PCT:
+        raise TraceError(
+            f"{path}: its steps cannot be played again, so nothing is predicted: unchanged they take {off_pct:.0f} % "
+            f"more or less than recorded, and at most {MOST_ERROR_PCT:.0f} % would be"
+        )
+    changed = [_changed(replace(steps, graph=graph), changes) for steps, graph in zip(ranks, graphs, strict=True)]
+    factor = 1.0 if live_ms is None else live_host(graphs, live_ms * 1e6)
+    changed = [replace(steps, graph=steps.graph.with_host(factor)) for steps in changed]
+    if equal_ranks:  # which then wait for each other no more
+        changed = [min(changed, key=lambda steps: step_ns([steps.graph]))] * len(changed)
+    after = [steps.graph for steps in changed]
+    after_ns = step_ns(after)
+    scatter = _scatter(ranks[0].graph)
+    results = [
+        _result(replayed_trace(steps, played), of.recording.trace.rank)
+        for steps, played, of in zip(changed, play(after), ranks, strict=True)
+    ]
+    return Prediction(
+        steps=ranks[0].graph.steps,
+        ranks=len(ranks),
+        recorded_ms=recorded_ns / 1e6,
+        replayed_ms=replayed_ns / 1e6,
+        live_ms=live_ms,
+        before_ms=step_ns([graph.with_host(factor) for graph in graphs]) / 1e6,
+        error_pct=error,
+        after_ms=after_ns / 1e6,
+        low_ms=after_ns * (1 - scatter) / 1e6,
+        high_ms=after_ns * (1 + scatter) / 1e6,
+        analysis=conclude(results, source=str(path)).analysis,
+    )
+
+
+def _recorded(path: Path, rank: int | None) -> list[ReplaySteps]:
+    files, _ = find_traces(path)
+    groups = [group for group in windows_by_rank(files) if rank is None or rank_in_name(group[0]) in {None, rank}]
+    if not groups:
+        raise TraceError(f"{path}: no trace of rank {rank}")
+    if len(groups) > MOST_SHOWN:
+        raise TraceError(
+            f"{path}: {len(groups)} ranks, and at most {MOST_SHOWN} are played together: choose one (--rank)"
+        )
+    ranks = []
+    for group in groups:
+        recording = prepared(join_traces([read_trace(file) for file in group]))
+        recording = with_steps(recording, counted_steps(recording, from_the_start=True))
+        if not recording.links.linked.any():
+            raise TraceError(f"{group[0]}: no GPU work whose launch is known, so its steps cannot be played again")
+        trace = recording.trace
+        number = trace.rank if trace.rank is not None else rank_in_name(group[0])
+        ranks.append(ReplaySteps.of(replace(recording, trace=replace(trace, rank=number))))
+    return ranks
+
+
+def _of_all(graphs: list[Graph]) -> list[Graph]:
+    """All ranks together, if they make the same collectives; else each waits as long in them as it was recorded."""
+    return together(graphs) or graphs
+
+
+def _changed(steps: ReplaySteps, changes: Sequence[Callable[[ReplaySteps], ReplaySteps]]) -> ReplaySteps:
+    for change in changes:
+        steps = change(steps)
+    return steps
+
+
+def _scatter(graph: Graph) -> float:
+    """The standard error of the mean recorded step, twice, as a share of it."""
+    if graph.steps < 2:  # noqa: PLR2004
+        return 0.0
+    return float(2 * graph.recorded_ns.std(ddof=1) / np.sqrt(graph.steps) / graph.recorded_ns.mean())
+
+
+def _result(trace: Trace, rank: int | None) -> RankResult:
+    recording = prepared(trace)
+    number = UNKNOWN_RANK if rank is None else rank
+    counted = counted_steps(recording, from_the_start=True)
+    return RankResult(
+        package=PACKAGE,
+        rank=number,
+        world_size=trace.world_size,
+        base_ns=None,
+        traces=(),
+        cut_off="",
+        summary=summarize(recording, number, counted),
+        collectives=collectives_of(with_steps(recording, counted)),
+        timeline=draw(recording, number, most_spans=1),
+    )

@@ -1,0 +1,206 @@
+"""Recorded steps played again: unchanged they take their time, and changed what the change leaves."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lightning_forge_profiling.analysis import fixes
+from lightning_forge_profiling.analysis.fixes import ReplaySteps
+from lightning_forge_profiling.analysis.light_steps import prepared
+from lightning_forge_profiling.analysis.recording import with_steps
+from lightning_forge_profiling.analysis.replay import error_pct, play, step_ns, together
+from lightning_forge_profiling.analysis.replayed_trace import replayed_trace
+from lightning_forge_profiling.cli.main import main
+from lightning_forge_profiling.errors import TraceError
+from lightning_forge_profiling.kineto.reader import read_trace
+from lightning_forge_profiling.pipeline import counted_steps
+from lightning_forge_profiling.what_if import MOST_ERROR_PCT, predict
+from tests.synthetic import Synthetic
+
+TRACES = Path(__file__).parent / "data/traces"
+CASES = sorted(
+    path.name for path in TRACES.iterdir() if path.is_dir() and path.name not in {"blocking_call", "cpu_mlp"}
+)
+
+
+def recorded(path):
+    recording = prepared(read_trace(path))
+    return ReplaySteps.of(with_steps(recording, counted_steps(recording, from_the_start=True)))
+
+
+def ranks_of(case):
+    return [recorded(path) for path in sorted((TRACES / case).glob("rank*.gz"))]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps_that_are_played_unchanged_take_as_long_as_recorded(case):
+    ranks = ranks_of(case)
+    recorded_ns = [steps.graph.recorded_ns.mean() for steps in ranks]
+    assert [step_ns([steps.graph]) for steps in ranks] == pytest.approx(recorded_ns, rel=MOST_ERROR_PCT / 100)
+    # of several ranks together, with the collectives of the one that waited least
+    together_ns = step_ns(together([steps.graph for steps in ranks]))
+    assert together_ns == pytest.approx(max(recorded_ns), rel=MOST_ERROR_PCT / 100)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_means_of_every_other_step_take_as_long_as_those_did(case):
+    errors = [error_pct(steps.graph, steps.recording.trace.calls.name) for steps in ranks_of(case)]
+    assert all(error is None or abs(error) <= MOST_ERROR_PCT for error in errors)
+    assert case == "sync_stack" or None not in errors, "which has a single step that counts"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_played_step_is_a_trace_with_the_same_work(case):
+    [steps, *_] = ranks_of(case)
+    [played] = play([steps.graph])
+    trace = replayed_trace(steps, played)
+    again = ReplaySteps.of(prepared(trace))
+    assert len(again.graph.call) == len(steps.graph.call)
+    assert len(again.graph.work) == len(steps.graph.work)
+    assert again.graph.runs.sum() == steps.graph.runs.sum()
+    assert step_ns([again.graph]) == pytest.approx(step_ns([steps.graph]), rel=0.02)
+
+
+# -- what a change leaves, by hand -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def host_bound(tmp_path):
+    """Steps of 10 ms: `slow` takes 4 ms and launches 1 ms of work, `mine` takes 3, launches 1 ms and waits for it."""
+    trace = Synthetic()
+    for step in range(4):
+        start = 10 * step
+        trace.step(step, start, start + 10)
+        trace.operator("slow", start + 0.5, start + 4.5)
+        trace.kernel(start + 4.1, start + 5.1, launched=start + 4, name="gemm_a")
+        trace.operator("mine", start + 5, start + 8)
+        trace.kernel(start + 6.1, start + 7.1, launched=start + 6, name="elementwise_kernel")
+        trace.call("cudaStreamSynchronize", start + 6.2, start + 7.2)
+    return trace.write(tmp_path)
+
+
+def after_ms(path, *changes):
+    return predict(path, changes).after_ms
+
+
+def test_an_operator_that_is_dropped_takes_its_time_and_its_work_along(host_bound):
+    assert after_ms(host_bound) == pytest.approx(10, abs=0.01)
+    assert after_ms(host_bound, fixes.without_operators("slow")) == pytest.approx(6, abs=0.05)
+    found = predict(host_bound, [fixes.without_operators("mine")])
+    assert found.after_ms == pytest.approx(7, abs=0.05)
+    [rank] = found.analysis.ranks
+    assert rank.gpu.kernels_per_step == 1
+    assert "mine" not in {operator.name for operator in rank.operators}
+
+
+def test_without_its_wait_the_host_goes_on(host_bound):
+    # the wait of 1 ms is gone; the last launch, 6 ms after the step's begin, sets the pace
+    assert after_ms(host_bound, fixes.without_syncs) == pytest.approx(9, abs=0.05)
+
+
+def test_work_that_takes_longer_than_the_host_sets_the_pace(host_bound):
+    # 4.1 ms until it begins, 30 of it, 1 of the other work, 0.1 until the wait for that returns, 2.8 to the step's end
+    assert after_ms(host_bound, fixes.scaled(["matmul"], 30.0)) == pytest.approx(38, abs=0.05)
+    assert after_ms(host_bound, fixes.without_syncs, fixes.scaled(["matmul"], 30.0)) == pytest.approx(31, abs=0.05)
+
+
+def test_a_wait_for_data_is_taken_out(tmp_path):
+    trace = Synthetic()
+    for step in range(4):
+        start = 10 * step
+        trace.step(step, start, start + 10)
+        trace.mark("forge.data", start, start + 6)
+        trace.kernel(start + 7, start + 9, launched=start + 6.9)
+    found = predict(trace.write(tmp_path), [fixes.without_region("data")])
+    assert found.after_ms == pytest.approx(4, abs=0.05)
+    assert found.low_ms <= found.after_ms <= found.high_ms
+
+
+# -- real ranks --------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_are_equal_no_longer_wait_for_each_other():
+    found = predict(TRACES / "slow_rank_host", [], equal_ranks=True)
+    assert found.ranks == 2
+    # rank 1 computes in Python for 15 ms of each step; on its own rank 0 would take 12 to 15
+    assert found.recorded_ms - found.after_ms == pytest.approx(13, abs=2)
+    assert "straggler" not in {finding.code for finding in found.analysis.findings}
+
+
+def test_communication_that_is_overlapped_is_not_waited_for():
+    found = predict(TRACES / "ddp_big_grads", [fixes.overlapped])
+    [rank, _] = found.analysis.ranks
+    assert found.after_ms < found.recorded_ms - 2
+    assert rank.comm.exposed_ms_per_step < 1.5
+
+
+def test_the_update_as_one_launch_saves_what_was_measured():
+    """8.8 ms before and 4.8 with a fused optimizer, on an H200 (docs/findings.md)."""
+    found = predict(TRACES / "slow_optimizer", [fixes.as_graphs("optimizer")])
+    assert found.after_ms == pytest.approx(4.8, rel=0.1)
+
+
+# -- what the host takes without recording -----------------------------------------------------------------------------
+
+
+def test_a_host_that_recording_slowed_is_played_as_fast_as_the_run(host_bound):
+    # 9 of 10 ms are the host's own, and 1 ms waits for the GPU
+    found = predict(host_bound, [fixes.without_operators("slow")], live_ms=5.5)
+    assert found.before_ms == pytest.approx(5.5, rel=0.02)
+    assert found.after_ms == pytest.approx(1 + 0.5 * 5, abs=0.1)
+
+
+@pytest.mark.parametrize("live_ms", [10.05, 12.0, 1.0])
+def test_a_step_that_the_host_does_not_explain_is_played_as_recorded(host_bound, live_ms):
+    found = predict(host_bound, [fixes.without_operators("slow")], live_ms=live_ms)
+    assert (found.before_ms, found.after_ms) == (pytest.approx(10, abs=0.01), pytest.approx(6, abs=0.05))
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_the_step_and_what_bounds_it_then(capsys):
+    assert main(["what-if", str(TRACES / "input_bound"), "--without", "data"]) == 0
+    out = capsys.readouterr().out
+    assert "recorded   40.22 ms a step, mean of 2; played again unchanged 40.25 ms\n" in out
+    assert "changed    without waits for data\n" in out
+    assert "then       15.00 ms" in out
+    assert "and then   launch-bound: " in out
+
+
+def test_the_command_as_json(capsys):
+    arguments = ["--drop", "aten::item", "--graphs", "backward", "--scale", "matmul=0.5", "--overlap-comm", "--json"]
+    assert main(["what-if", str(TRACES / "sync_item"), *arguments]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["changes"]) == 4
+    assert found["after_ms"] < found["recorded_ms"]
+    assert found["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compute_bound"], "nothing is changed"),
+        (["sync_item", "--drop", "aten::itm"], "did you mean aten::item"),
+        (["compute_bound", "--scale", "foo=0.5"], "no kind of GPU work is called 'foo'"),
+        (["compute_bound", "--scale", "matmul=-1"], "is not KIND=X"),
+        (["compute_bound", "--graphs", "data"], "is not some of forward"),
+        (["cpu_mlp", "--without", "syncs"], "no GPU work"),
+        (["ddp", "--equal-ranks", "--rank", "7"], "no trace of rank 7"),
+        (["none", "--without", "syncs"], "no such file"),
+    ],
+)
+def test_what_cannot_be_played_is_said(capsys, arguments, message):
+    try:
+        code = main(["what-if", str(TRACES / arguments[0]), *arguments[1:]])
+    except SystemExit as exc:
+        code = exc.code
+    assert code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_steps_that_take_longer_when_played_predict_nothing(monkeypatch):
+    monkeypatch.setattr("lightning_forge_profiling.what_if.MOST_ERROR_PCT", 0.1)
+    with pytest.raises(TraceError, match="cannot be played again, so nothing is predicted"):
+        predict(TRACES / "sync_item", [fixes.without_syncs])

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
-
-import numpy as np
 
 from lightning_forge_profiling.analysis.collectives import collectives_of
 from lightning_forge_profiling.analysis.fixes import Change, ReplaySteps
 from lightning_forge_profiling.analysis.light_steps import prepared
+from lightning_forge_profiling.analysis.predictions import MOST_ERROR_PCT, can_be_played, scatter_pct
 from lightning_forge_profiling.analysis.rank_analysis import summarize
 from lightning_forge_profiling.analysis.recording import with_steps
 from lightning_forge_profiling.analysis.replay import Graph, error_pct, live_host, play, step_ns, together
@@ -24,9 +22,6 @@ from lightning_forge_profiling.kineto.trace import Trace
 from lightning_forge_profiling.pipeline import conclude, counted_steps
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.rank_result import PACKAGE, UNKNOWN_RANK, RankResult
-
-MOST_ERROR_PCT: Final = 3.0
-"""Steps that are played unchanged have to take as long as recorded, within this: else nothing is predicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +102,7 @@ def predict(
         changed = [min(changed, key=lambda steps: step_ns([steps.graph]))] * len(changed)
     after = [steps.graph for steps in changed]
     after_ns = step_ns(after)
-    scatter = _scatter(ranks[0].graph)
+    scatter = scatter_pct(ranks[0].graph) / 100
     results = [
         _result(replayed_trace(steps, played), of.recording.trace.rank)
         for steps, played, of in zip(changed, play(after), ranks, strict=True)
@@ -140,11 +135,12 @@ def _recorded(path: Path, rank: int | None) -> list[ReplaySteps]:
     for group in groups:
         recording = prepared(join_traces([read_trace(file) for file in group]))
         recording = with_steps(recording, counted_steps(recording, from_the_start=True))
-        if not recording.links.linked.any():
+        steps = ReplaySteps.of(recording)
+        if not can_be_played(steps.graph):
             raise TraceError(f"{group[0]}: no GPU work whose launch is known, so its steps cannot be played again")
         trace = recording.trace
         number = trace.rank if trace.rank is not None else rank_in_name(group[0])
-        ranks.append(ReplaySteps.of(replace(recording, trace=replace(trace, rank=number))))
+        ranks.append(replace(steps, recording=replace(recording, trace=replace(trace, rank=number))))
     return ranks
 
 
@@ -157,13 +153,6 @@ def _changed(steps: ReplaySteps, changes: Sequence[Callable[[ReplaySteps], Repla
     for change in changes:
         steps = change(steps)
     return steps
-
-
-def _scatter(graph: Graph) -> float:
-    """The standard error of the mean recorded step, twice, as a share of it."""
-    if graph.steps < 2:  # noqa: PLR2004
-        return 0.0
-    return float(2 * graph.recorded_ns.std(ddof=1) / np.sqrt(graph.steps) / graph.recorded_ns.mean())
 
 
 def _result(trace: Trace, rank: int | None) -> RankResult:

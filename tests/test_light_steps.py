@@ -18,6 +18,7 @@ from lightning_forge_profiling.analysis.rank_analysis import summarize
 from lightning_forge_profiling.analysis.recording import prepare
 from lightning_forge_profiling.analysis.steps import step_marks
 from lightning_forge_profiling.kineto.reader import read_trace
+from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.profiler import ProfilingConfig
 from lightning_forge_profiling.profiler.config import StepWindow
 from lightning_forge_profiling.profiler.session import TraceSession
@@ -27,6 +28,7 @@ CASES = sorted(
     path.parent.name
     for path in TRACES.glob("*/rank0*.gz")
     if path.parent.name not in {"blocking_call", "cpu_mlp", "sync_stack"}  # without GPU work, or of two steps
+    and not path.parent.name.startswith("light_")
 )
 SECOND = 1
 
@@ -128,6 +130,44 @@ def test_a_step_that_launched_something_else_is_not_explained(changed):
     recording = explain(prepare(replace(trace, gpu=gpu)))
     assert not recording.steps.explained.any()
     assert recording.steps.light[SECOND]
+
+
+LIGHT = ("light_launch_bound", "light_slow_optimizer", "light_straggler")
+
+
+@pytest.mark.parametrize("case", LIGHT)
+def test_light_steps_that_were_recorded_are_explained_and_count(case):
+    for rank in analyze(TRACES / case).analysis.ranks:
+        assert [step.light for step in rank.per_step] == [True] * 6 + [False] * 2
+        assert [step.counted for step in rank.per_step] == [False] + [True] * 5 + [False] * 2
+        light, named = ([step.ms for step in rank.per_step[1:] if step.light is part] for part in (True, False))
+        assert np.mean(light) < 0.85 * np.mean(named), "operators were recorded at a price"
+        assert rank.step_ms.mean == pytest.approx(np.mean(light), rel=0.01)
+        assert {region.name for region in rank.regions} >= {"data", "forward", "backward", "optimizer"}
+        assert "aten::addmm" in {operator.name for operator in rank.operators}
+
+
+def test_the_note_says_which_steps_the_figures_are_of():
+    note = analyze(TRACES / "light_launch_bound").analysis.findings_note
+    assert "step 15 (the first recorded step" in note
+    assert (
+        "step 21, 22 (with operators, which slows the host and names what the others did; 25.17 ms and 17.13 ms)"
+        in note
+    )
+
+
+def test_if_the_light_steps_launched_something_else_the_others_count(tmp_path):
+    trace = json.loads(gzip.decompress((TRACES / "light_launch_bound/rank0.trace.json.gz").read_bytes()))
+    [named_from] = [event["ts"] for event in trace["traceEvents"] if event.get("name") == "ProfilerStep#21"]
+    for event in trace["traceEvents"]:
+        if event.get("cat") == "kernel" and event["ts"] > named_from:
+            event["name"] += "_of_another_shape"
+    (tmp_path / "rank0.trace.json").write_text(json.dumps(trace))
+    analysis = analyze(tmp_path).analysis
+    [rank] = analysis.ranks
+    assert [step.number for step in rank.per_step if step.counted] == [21, 22]
+    assert rank.step_ms.mean == pytest.approx(25.2, abs=0.1)
+    assert "without operators; the others launched something else" in analysis.findings_note
 
 
 # -- recording ---------------------------------------------------------------------------------------------------------

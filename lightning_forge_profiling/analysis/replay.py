@@ -27,6 +27,7 @@ from lightning_forge_profiling.kineto.trace import Ints
 ROUNDS: Final = 4  # of the recorded steps; those before the last let host and GPU settle
 _CLOSE_NS: Final = 10_000  # work that begins so soon after other work has waited for it
 _BLOCKED_NS: Final = 100_000  # a launch takes 3 to 20 us; one that takes so long waits for room in the queue
+_MOST_LOOKED_AT: Final = 1_000  # works that ended last, among which the one that is waited for is looked for
 _SHORTEST_GAP_NS: Final = 1_000  # between kernels of one stream, where it cannot be measured
 
 
@@ -201,8 +202,10 @@ def _awaited(
     """For each call the work that was done last when it returned, if it waited for it, and how long after it did."""
     awaited, returns = np.full(len(start), -1), np.zeros(len(start), np.int64)
     order = np.argsort(work_end, kind="stable")
+    by_end = work_end[order]
     for call in np.flatnonzero(waiting | (end - start > _BLOCKED_NS)).tolist():
-        done = order[: np.searchsorted(work_end[order], end[call], side="right")]
+        ended = int(np.searchsorted(by_end, end[call], side="right"))
+        done = order[max(ended - _MOST_LOOKED_AT, 0) : ended]
         done = done[launched_by[done] <= call]
         if len(done) and (work_end[done[-1]] > start[call] or waiting[call]):
             awaited[call] = done[-1]
@@ -257,7 +260,7 @@ def _other_streams(start: Ints, end: Ints, lane: Ints, late: Ints) -> Ints:
     by_end = np.argsort(end, kind="stable")
     first, last = (np.searchsorted(end[by_end], start[late] + at, "left") for at in (-_CLOSE_NS, _SHORTEST_GAP_NS))
     for work, low, high in zip(late.tolist(), first.tolist(), last.tolist(), strict=True):
-        others = by_end[low:high]
+        others = by_end[max(low, high - _MOST_LOOKED_AT) : high]
         others = others[(lane[others] != lane[work]) & (others < work)]
         if len(others):
             after[work] = others[-1]

@@ -20,6 +20,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     as_finding,
     in_ms,
     in_s,
+    replayed_saving,
 )
 from lightning_forge_profiling.diagnosis.where import located
 from lightning_forge_profiling.results.analysis import Finding, RankWait, RunEvidence
@@ -77,7 +78,7 @@ def _worst(rule: Rule[RuleContext], contexts: Sequence[RuleContext], *, on_gpu: 
     finding = as_finding(
         rule, context, step_ms=rank.step_ms.mean, share_pct=mean_pct, source="trace", rank=rank.rank if alone else None
     )
-    finding = located(finding, rank)
+    finding = replace(located(finding, rank), saves=replayed_saving(rank.replay, rule.code) or finding.saves)
     where = "" if alone or len(contexts) == 1 else f"on rank {rank.rank} "
     differ = ""
     if worst_pct - mean_pct > _RANKS_DIFFER_PCT:  # the sentence is of one rank, the share is not

@@ -21,6 +21,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     RuleContext,
     as_finding,
     of_step,
+    replayed_saving,
     saving,
     share_pct,
 )
@@ -162,7 +163,7 @@ def _of_live_step(finding: Finding, steps: RecordedSteps) -> Finding:
         share_pct=min(share, 100.0),
         title=title,
         evidence={**finding.evidence, "share_of_recorded_step_pct": round(finding.share_pct, 3)},
-        saves=saves,
+        saves=replayed_saving(steps.rank.replay, finding.code, live_ms) or saves,
     )
 
 

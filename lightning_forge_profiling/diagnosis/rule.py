@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Generic, Literal, TypeVar
 
+import numpy as np
+
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunRegion, Saving
-from lightning_forge_profiling.results.rank import RankSummary
+from lightning_forge_profiling.results.rank import RankSummary, Replay
 from lightning_forge_profiling.results.run import CpuTime
 
 NAMED_FROM_PCT: Final = 5.0  # what costs less of a step is not named: run-to-run variation is of that size
@@ -114,6 +116,32 @@ def saving(ms: float | None, step_ms: float, *, at_most: bool, cost_ms: float | 
     if cost_ms is not None and ms > _BEYOND * cost_ms:
         text = f"{text[:-1]}, other waits for the host included: without this delay, the host runs ahead of the GPU."
     return Saving(ms_per_step=ms, pct=pct, at_most=at_most, text=text)
+
+
+def replayed_saving(replay: Replay | None, code: str, live_ms: float | None = None) -> Saving | None:
+    """The saving by the recorded steps, played again with a finding's fix; None where there is no such prediction.
+
+    Args:
+        replay: of the rank.
+        code: of the finding.
+        live_ms: the step without recording, for which the host is played as much faster; None for the recorded step.
+    """
+    after = None if replay is None else replay.after_ms.get(code)
+    if replay is None or after is None:
+        return None
+    step_ms = replay.step_ms[0]
+    place = 0.0
+    if live_ms is not None and live_ms < step_ms:
+        # steps get shorter along the entries; where a faster host does not shorten them, the first one counts
+        place = float(np.interp(-live_ms, [-ms for ms in replay.step_ms], range(len(after))))
+        step_ms = live_ms
+    left_ms = min(float(np.interp(place, range(len(after)), after)), step_ms)
+    pct, off_pct = 100 * (1 - left_ms / step_ms), replay.uncertain_pct * left_ms / step_ms
+    low_pct, high_pct = max(pct - off_pct, 0.0), min(pct + off_pct, 100.0)
+    ms = step_ms - left_ms
+    interval = f", {low_pct:.0f} to {high_pct:.0f} %" if f"{low_pct:.0f}" != f"{high_pct:.0f}" else ""
+    text = f"That saves about {in_ms(ms)} a step ({pct:.0f} %{interval})."
+    return Saving(ms_per_step=ms, pct=pct, at_most=False, text=text, low_pct=low_pct, high_pct=high_pct) if ms else None
 
 
 def saving_of_fit(seconds: float, whole_s: float, steps: int, *, at_most: bool, whole: str = "fit") -> Saving:

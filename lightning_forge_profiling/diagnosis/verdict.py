@@ -29,6 +29,8 @@ def by_gain(findings: Iterable[Finding], *, in_steps_pct: float = 100.0) -> tupl
 
     def gain(finding: Finding) -> float:
         in_run = in_steps_pct / 100 if finding.of == "step" else 1.0
+        if finding.saves is not None and finding.saves.low_pct is not None:
+            return finding.saves.pct * in_run
         return finding.share_pct * RECOVERABLE.get(finding.code, 1.0) * in_run
 
     return tuple(sorted(findings, key=gain, reverse=True))
@@ -43,8 +45,10 @@ def order_note(findings: Sequence[Finding]) -> str:
         return f"Findings are ordered {after}by what a fix can be expected to save of the whole fit's wall time."
     if shares == sorted(shares, reverse=True):
         return ""
-    codes = dict.fromkeys(finding.code for finding in findings)
+    played = [finding.code for finding in findings if finding.saves is not None and finding.saves.low_pct is not None]
+    codes = dict.fromkeys(finding.code for finding in findings if finding.code not in played)
     counted = [f"{100 * RECOVERABLE[code]:.0f} % of {code}'s share" for code in codes if code in RECOVERABLE]
+    counted += [f"what {code} was predicted to save" for code in dict.fromkeys(played)]
     saved = f"{', '.join(counted)}, all of the others'"
     return f"Findings are ordered {after}by what a fix can be expected to save: {saved}."
 

@@ -32,12 +32,16 @@ class Saving:
         pct: the same in percent of the step.
         at_most: whether it is an upper bound; else the expected value.
         text: the same as a sentence.
+        low_pct: lower end of the interval of `pct`; None where the steps were not played again.
+        high_pct: its upper end.
     """
 
     ms_per_step: float
     pct: float
     at_most: bool
     text: str
+    low_pct: float | None = None
+    high_pct: float | None = None
 
 
 SCHEMA_VERSION: Final = 1

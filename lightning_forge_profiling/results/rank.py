@@ -411,6 +411,23 @@ class IdlePart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """Steps as they would be with a fix: the recorded ones, played again.
+
+    Attributes:
+        host: for each entry of the others what the host takes of its recorded time, from 1 down: recording slows it.
+        step_ms: the step without any fix.
+        after_ms: the step with the fix of each finding, by its code.
+        uncertain_pct: how far steps that are played unchanged are from the recorded ones, and what these scatter.
+    """
+
+    host: tuple[float, ...]
+    step_ms: tuple[float, ...]
+    after_ms: Mapping[str, tuple[float, ...]]
+    uncertain_pct: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
     """The recorded window of one rank.
 
@@ -444,6 +461,7 @@ class RankSummary:
         loader: settings of the DataLoader; None if the trace has none.
         python: Python functions of the steps; None if no stacks were recorded.
         cut_off: whether its file is cut off, so that its steps may be incomplete.
+        replay: what fixes would leave of a step; None where none was looked for, or the steps cannot be played again.
     """
 
     rank: int
@@ -472,3 +490,4 @@ class RankSummary:
     cpu: CpuTime | None = None
     python: PythonFunctions | None = None
     cut_off: bool = False
+    replay: Replay | None = None

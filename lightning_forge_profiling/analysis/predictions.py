@@ -1,0 +1,84 @@
+"""What the fixes of a rank's findings would leave of a step: its recorded steps, played again with each of them."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from lightning_forge_profiling.analysis.fixes import Change, ReplaySteps, as_graphs, without_allocations, without_region
+from lightning_forge_profiling.analysis.intervals import Intervals
+from lightning_forge_profiling.analysis.launches import ALLOCATES, FREES, WAITS, named
+from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.analysis.regions import host_spans
+from lightning_forge_profiling.analysis.replay import Graph, error_pct, step_ns
+from lightning_forge_profiling.results.rank import RankSummary, Replay
+
+MOST_ERROR_PCT: Final = 3.0
+"""Steps that are played unchanged have to take as long as recorded, within this: else nothing is predicted."""
+
+HOST: Final = (1.0, 0.85, 0.7, 0.55, 0.4)  # of its recorded time: recording makes hosts up to 2.3 times slower
+_NAMED_FROM: Final = 0.05  # of the step; what costs less is no finding
+_MOST_WORK: Final = 50_000  # GPU work that is played, which takes some 10 s
+
+
+def predictions(recording: Recording, summary: RankSummary) -> Replay | None:
+    """What the fixes would leave; None where none is looked for, or where the steps cannot be played again."""
+    changes = dict(_changes(recording, summary))
+    if not changes or not recording.links.linked.any():
+        return None
+    if int((recording.step >= 0).sum()) > _MOST_WORK:
+        return None
+    steps = ReplaySteps.of(recording)
+    graph = steps.graph
+    if not can_be_played(graph):
+        return None
+    recorded_ns = float(graph.recorded_ns.mean())
+    off_pct = [100 * (step_ns([graph]) / recorded_ns - 1), error_pct(graph, recording.trace.calls.name) or 0.0]
+    if max(map(abs, off_pct)) > MOST_ERROR_PCT:
+        return None
+    changed = {code: change(steps).graph for code, change in changes.items()}
+    return Replay(
+        host=HOST,
+        step_ms=_with_each_host(graph),
+        after_ms={code: _with_each_host(graph) for code, graph in changed.items()},
+        uncertain_pct=max(map(abs, off_pct)) + scatter_pct(graph),
+    )
+
+
+def can_be_played(graph: Graph) -> bool:
+    """Whether there is GPU work whose launch is known, and time in each step."""
+    return bool(len(graph.work)) and int(graph.recorded_ns.min()) > 0
+
+
+def scatter_pct(graph: Graph) -> float:
+    """Twice the standard error of the mean recorded step, in percent of it; 0 for a single step."""
+    if graph.steps == 1:
+        return 0.0
+    ms = graph.recorded_ns
+    return float(200 * ms.std(ddof=1) / np.sqrt(graph.steps) / ms.mean())
+
+
+def _with_each_host(graph: Graph) -> tuple[float, ...]:
+    return tuple(step_ns([graph.with_host(factor)]) / 1e6 for factor in HOST)
+
+
+def _changes(recording: Recording, summary: RankSummary) -> Iterator[tuple[str, Change]]:
+    """By the code of a finding what its fix changes, for causes that cost enough to be one."""
+    least_ms = _NAMED_FROM * summary.step_ms.mean
+    update_ms = sum(region.idle_ms_per_step for region in summary.regions if region.name == "optimizer")
+    if summary.idle["data"].ms_per_step >= least_ms:
+        yield "input-bound", without_region("data")
+    if summary.host.idle_after_allocator_ms_per_step >= least_ms:
+        yield "allocator-churn", without_allocations
+    if update_ms >= least_ms:
+        yield "slow-optimizer", as_graphs("optimizer")
+    if summary.host.idle_launching_ms_per_step >= least_ms and _can_be_graphs(recording):
+        yield "launch-bound", as_graphs("forward", "backward")
+
+
+def _can_be_graphs(recording: Recording) -> bool:
+    """Whether forward and backward neither wait for the GPU nor ask for memory, which a CUDA graph cannot contain."""
+    trace, spans = recording.trace, host_spans(recording)
+    passes: Intervals = (spans["forward"] | spans["backward"]) & recording.steps.host.spans
+    excluded = np.any([named(trace, trace.calls, kind) for kind in (WAITS, ALLOCATES, FREES)], axis=0)
+    return not passes.contains(trace.calls.start[excluded]).any()

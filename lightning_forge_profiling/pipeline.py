@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.collectives import collectives_of, match_collectives
 from lightning_forge_profiling.analysis.light_steps import prepared
 from lightning_forge_profiling.analysis.operators import SORTS
-from lightning_forge_profiling.analysis.predictions import predictions
+from lightning_forge_profiling.analysis.predictions import path_of, predictions
 from lightning_forge_profiling.analysis.rank_analysis import summarize
 from lightning_forge_profiling.analysis.recording import Recording, where_cut, with_steps
 from lightning_forge_profiling.analysis.timeline_lanes import MOST_SPANS, draw
@@ -301,7 +301,8 @@ def _measure(
     rank = trace.rank if trace.rank is not None else rank_in_name(files[0])
     counted = counted_steps(recording, from_the_start=recording.steps.number[0] == first)
     summary = summarize(recording, UNKNOWN_RANK if rank is None else rank, counted, sort=sort, top=top)
-    summary = replace(summary, replay=predictions(with_steps(recording, counted), summary))
+    played = with_steps(recording, counted)
+    summary = replace(summary, replay=predictions(played, summary))
     cut_off = all(trace.cuts) and not recording.steps.whole[counted].all()
     summary = replace(summary, warnings=(*map(encodable, problems), *summary.warnings), cut_off=bool(cut_off))
     return RankResult(
@@ -312,8 +313,13 @@ def _measure(
         traces=described(files),
         cut_off=where_cut(trace, recording.steps),
         summary=summary,
-        collectives=collectives_of(with_steps(recording, counted)),
-        timeline=draw(recording, summary.rank, most_spans=spans_for(trace.world_size or 1) if spans is None else spans),
+        collectives=collectives_of(played),
+        timeline=draw(
+            recording,
+            summary.rank,
+            most_spans=spans_for(trace.world_size or 1) if spans is None else spans,
+            path=path_of(played),
+        ),
     )
 
 

@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from lightning_forge_profiling.analysis.critical_path import CriticalPath, critical_path
 from lightning_forge_profiling.analysis.fixes import Change, ReplaySteps, as_graphs, without_allocations, without_region
 from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.launches import ALLOCATES, FREES, WAITS, named
@@ -26,12 +27,10 @@ def predictions(recording: Recording, summary: RankSummary) -> Replay | None:
     changes = dict(_changes(recording, summary))
     if not changes or not recording.links.linked.any():
         return None
-    if int((recording.step >= 0).sum()) > _MOST_WORK:
+    graph = _graph(recording)
+    if graph is None:
         return None
-    steps = ReplaySteps.of(recording)
-    graph = steps.graph
-    if not can_be_played(graph):
-        return None
+    steps = ReplaySteps(recording, graph, Intervals.of([], []))
     recorded_ns = float(graph.recorded_ns.mean())
     off_pct = [100 * (step_ns([graph]) / recorded_ns - 1), error_pct(graph, recording.trace.calls.name) or 0.0]
     if max(map(abs, off_pct)) > MOST_ERROR_PCT:
@@ -43,6 +42,19 @@ def predictions(recording: Recording, summary: RankSummary) -> Replay | None:
         after_ms={code: _with_each_host(graph) for code, graph in changed.items()},
         uncertain_pct=max(map(abs, off_pct)) + scatter_pct(graph),
     )
+
+
+def path_of(recording: Recording) -> CriticalPath | None:
+    """The critical path of a rank's steps; None where they cannot be played."""
+    graph = _graph(recording)
+    return None if graph is None else critical_path(recording, graph)
+
+
+def _graph(recording: Recording) -> Graph | None:
+    if int((recording.step >= 0).sum()) > _MOST_WORK:
+        return None
+    graph = Graph.of(recording)
+    return graph if can_be_played(graph) else None
 
 
 def can_be_played(graph: Graph) -> bool:

@@ -6,23 +6,27 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_forge_profiling.analysis.critical_path import HOST, CriticalPath, by_region
 from lightning_forge_profiling.analysis.intervals import Intervals, Nesting
 from lightning_forge_profiling.analysis.kernels import KINDS
 from lightning_forge_profiling.analysis.launches import named, spans_of
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.steps import step_marks
 from lightning_forge_profiling.kineto.trace import GpuWork, Ints, Spans, Trace
-from lightning_forge_profiling.names import MARK_PREFIX
+from lightning_forge_profiling.names import MARK_PREFIX, REGIONS
 from lightning_forge_profiling.results.timeline import Lane, Timeline
 
 MOST_SPANS: Final = 20_000  # about 600 kB of HTML
 _KINDS: Final = (*KINDS, "region")
 _NAME_LENGTH: Final = 300
+_TOGETHER_NS: Final = 10_000
 _OPTIMIZER: Final = f"{MARK_PREFIX}optimizer"
 
 
-def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Timeline:
-    """Lay out the recorded steps of a rank as lanes."""
+def draw(
+    recording: Recording, rank: int, *, most_spans: int = MOST_SPANS, path: CriticalPath | None = None
+) -> Timeline:
+    """Lay out the recorded steps of a rank, and their critical path, as lanes."""
     trace, steps = recording.trace, recording.steps
     gpu, annotations = trace.gpu, trace.annotations
     if not len(steps):
@@ -39,8 +43,9 @@ def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Ti
         kept[rows[np.argsort(-duration[rows], kind="stable")[:most_spans]]] = True
         shown, work = kept[: len(annotations)], kept[len(annotations) :]
     names = np.unique(np.concatenate((annotations.name[shown], gpu.name[work])))
-    place = np.zeros(len(trace.names) + 1, np.int64)
+    place = np.zeros(len(trace.names) + len(REGIONS) + 1, np.int64)
     place[names] = np.arange(len(names))
+    place[len(trace.names) : -1] = len(names) + np.arange(len(REGIONS))
 
     def lane(name: str, group: str, spans: Spans | GpuWork, kind: Ints) -> Lane:
         start, stop = np.maximum(spans.start, begin), np.minimum(spans.end, end)
@@ -57,6 +62,8 @@ def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Ti
         lane(f"host: {label}", "host", spans, np.full(len(spans), len(KINDS)))
         for label, spans in _host_lanes(recording, shown)
     ]
+    if path is not None:
+        lanes.append(lane("critical path", "path", *_pieces(recording, path, most_spans)))
     comm = recording.kind == KINDS.index("comm")
     several = len({device for device, _ in trace.lanes}) > 1
     rows = np.flatnonzero(work)
@@ -76,7 +83,10 @@ def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Ti
             (int(number), (int(start) - begin) / 1e3, (int(stop) - begin) / 1e3)
             for number, start, stop in zip(steps.number, steps.start, steps.end, strict=True)
         ),
-        names=tuple(trace.names[name][:_NAME_LENGTH] for name in names.tolist()),
+        names=(
+            *(trace.names[name][:_NAME_LENGTH] for name in names.tolist()),
+            *(f"{MARK_PREFIX}{name}" for name in REGIONS),
+        ),
         kinds=_KINDS,
         lanes=tuple(lanes),
         omitted=omitted,
@@ -85,6 +95,34 @@ def draw(recording: Recording, rank: int, *, most_spans: int = MOST_SPANS) -> Ti
             for start, stop in zip(left_out.start.tolist(), left_out.end.tolist(), strict=True)
         ),
     )
+
+
+def _pieces(recording: Recording, path: CriticalPath, most: int) -> tuple[Spans, Ints]:
+    """The pieces of a path as spans, named by region on the host and by kernel on the GPU, and their kinds.
+
+    Work of one kind that follows upon each other is one piece, named by the longest of it.
+    """
+    gpu = path.work != HOST
+    kind = np.where(gpu, np.append(recording.kind, -1)[path.work], -1)
+    name = np.append(recording.trace.gpu.name, 0)[path.work]
+    joins = np.zeros(len(path), bool)
+    joins[1:] = (kind[1:] == kind[:-1]) & gpu[1:] & (path.start[1:] - path.end[:-1] < _TOGETHER_NS)
+    group = np.cumsum(~joins) - 1
+    first = np.flatnonzero(~joins)
+    by_length = np.lexsort((path.end - path.start, group))
+    longest = by_length[np.searchsorted(group[by_length], np.arange(len(first)), side="right") - 1]
+    start, end = path.start[first], np.maximum.reduceat(path.end, first) if len(first) else path.end
+    of_gpu = gpu[first]
+    columns = [(start[of_gpu], end[of_gpu], name[longest][of_gpu], kind[first][of_gpu])]
+    for region, spans in by_region(recording, path):
+        number = len(recording.trace.names) + REGIONS.index(region)
+        columns.append(
+            (spans.start, spans.end, np.full(len(spans), number), np.full(len(spans), _KINDS.index("region")))
+        )
+    start, end, name, kind = (np.concatenate(column) for column in zip(*columns, strict=True))
+    kept = np.sort(np.argsort(start - end, kind="stable")[:most])
+    kept = kept[np.argsort(start[kept], kind="stable")]
+    return Spans(start=start[kept], end=end[kept], name=name[kept], thread=np.zeros(len(kept), np.int64)), kind[kept]
 
 
 def _host_lanes(recording: Recording, shown: NDArray[np.bool_]) -> list[tuple[str, Spans]]:

@@ -9,7 +9,7 @@ class Lane:
 
     Attributes:
         name: `host: regions`, `stream 7`, `communication`, ...
-        group: `host`, `stream` or `comm`.
+        group: `host`, `path` for the critical path, `stream` or `comm`.
         start_us: when each span begins, in microseconds from the timeline's start.
         duration_us: duration of each span.
         name_index: position of its name in `Timeline.names`.

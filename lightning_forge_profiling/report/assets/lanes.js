@@ -25,9 +25,9 @@ function alignedTimelines(timelines) {
   });
 }
 
-// The host's lanes, then streams, then communication, so that the ranks' lanes can be compared.
+// The host's lanes, then the critical path, streams, and communication, so that the ranks' lanes can be compared.
 function orderedLanes(lanes) {
-  const groups = ["host", "stream", "comm"];
+  const groups = ["host", "path", "stream", "comm"];
   const place = (lane) => groups.indexOf(lane.group);
   const byName = (a, b) => (a.group === "host" ? 0 : a.name.localeCompare(b.name, "en", { numeric: true }));
   return [...lanes].sort((a, b) => place(a) - place(b) || byName(a, b));
@@ -53,8 +53,9 @@ function preparedLane(lane, { rank, names, kinds }, later) {
   const depths = 1 + depth.reduce((deepest, each) => Math.max(deepest, each), 0);
   const nameAt = (index) => names[lane.name_index[index]] ?? "";
   const kindAt = (index) => kinds[lane.kind_index[index]] ?? "";
-  const colours = starts.map((_, index) => (lane.group === "host" ? regionColour(nameAt(index)) : kindColour(kindAt(index))));
-  return { ...lane, rank, start_us: starts, ends, reach, depth, depths, colours, nameAt, kindAt };
+  const onHost = (index) => lane.group === "host" || (lane.group === "path" && kindAt(index) === "region");
+  const colours = starts.map((_, index) => (onHost(index) ? regionColour(nameAt(index)) : kindColour(kindAt(index))));
+  return { ...lane, rank, start_us: starts, ends, reach, depth, depths, colours, nameAt, kindAt, onHost };
 }
 
 // The first index whose value is greater than `limit`, in values that never fall.

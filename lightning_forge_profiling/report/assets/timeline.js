@@ -89,8 +89,8 @@ class TimelineView {
   // What is drawn, and in which colour: kinds of work, then regions of the host.
   colours() {
     const seen = new Map();
-    for (const lane of this.lanes.filter((each) => each.group !== "host")) {
-      lane.colours.forEach((colour, index) => seen.set(lane.kindAt(index), colour));
+    for (const lane of this.lanes) {
+      lane.colours.forEach((colour, index) => lane.onHost(index) || seen.set(lane.kindAt(index), colour));
     }
     const ordered = this.timelines.flatMap((timeline) => timeline.kinds).filter((kind) => seen.has(kind));
     const work = new Map(ordered.map((kind) => [kind, seen.get(kind)]));
@@ -328,7 +328,7 @@ class TimelineView {
   fillTip({ lane, index }) {
     this.tip.replaceChildren(
       element("div", { class: "tip-facts" }, swatch(lane.colours[index]), this.facts(lane.kindAt(index), lane, lane.start_us[index], lane.duration_us[index])),
-      element("div", { class: "tip-name" }, nameText(lane.nameAt(index), lane.group !== "host")));
+      element("div", { class: "tip-name" }, nameText(lane.nameAt(index), !lane.onHost(index))));
   }
 
   facts(kind, { rank, name }, begin, us) {

@@ -156,7 +156,7 @@ class TimelineCanvas {
     const y = lane.y + lane.depth[index] * lane.rowHeight;
     context.fillStyle = this.colours.get(lane.colours[index]);
     context.fillRect(left, y, end - left - (end - left > 4 ? 1 : 0), lane.rowHeight - (lane.depths > 1 ? 1 : 0));
-    const text = lane.group === "host" ? regionName(lane.nameAt(index)) : shortName(lane.nameAt(index));
+    const text = lane.onHost(index) ? regionName(lane.nameAt(index)) : shortName(lane.nameAt(index));
     if (end - left > 30) this.write(context, visible(text), Math.max(0, left) + 4, y + lane.rowHeight / 2, end - Math.max(0, left) - 8, "--on-colour");
   }
 

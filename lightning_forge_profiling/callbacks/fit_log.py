@@ -30,6 +30,7 @@ from lightning_forge_profiling.callbacks.window_flops import (
     with_advice,
     with_problem,
 )
+from lightning_forge_profiling.diagnosis.compilations import recompiled
 from lightning_forge_profiling.names import (
     MFU,
     MFU_MEASURED,
@@ -48,6 +49,7 @@ from lightning_forge_profiling.record.ranks import read_works
 from lightning_forge_profiling.report.run_page import write_run_page
 from lightning_forge_profiling.results.analysis import Analysis, RankWork
 from lightning_forge_profiling.results.pulse import RanksStatus
+from lightning_forge_profiling.results.run import Recompilation
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
@@ -168,6 +170,12 @@ class FitLog(Guarded):
             hangs=hangs,
             windows=windows,
         )
+
+    def note_recompilations(self, found: Sequence[Recompilation]) -> None:
+        """Write them as events of the record."""
+        if self._run_record is not None:
+            for one in found:
+                self._run_record.note("recompilation" if one.kind == "recompiled" else "graph-break", recompiled(one))
 
     def _sensors(self) -> dict[str, float]:
         return {} if self._telemetry is None else self._telemetry.latest()

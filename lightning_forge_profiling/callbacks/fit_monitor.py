@@ -24,6 +24,7 @@ from lightning_forge_profiling.callbacks.wrapped_methods import watch_failure, w
 from lightning_forge_profiling.gpu.nsight import nsight_ranges
 from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.record.histogram import bucket
+from lightning_forge_profiling.results.run import Recompilation
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
@@ -194,6 +195,15 @@ class FitMonitor(Guarded):
         )
         if self._ledger_parts.compiling:
             self._ledger_parts.end_compilation()
+        if self._ledger_parts.compilations.pending:
+            found = self._ledger_parts.compilations.look(step_timer.step - 1)
+            if self.log is not None:
+                self.log.note_recompilations(found)
+
+    @property
+    def recompilations(self) -> tuple[Recompilation, ...]:
+        """What `torch.compile` compiled again in this fit."""
+        return () if self._ledger_parts is None else self._ledger_parts.compilations.recompilations
 
     @guarded
     def _between_steps(self, trainer: Trainer, kind: tuple[bool, bool], now_s: float) -> None:

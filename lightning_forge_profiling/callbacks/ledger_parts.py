@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, Final
 
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler, ProfilerProxy
+from lightning_forge_profiling.callbacks.compilations import Compilations
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer, implemented_hooks
 from lightning_forge_profiling.callbacks.wrapped_methods import (
     WrappedLoggerMethod,
@@ -60,6 +61,7 @@ class LedgerParts:
         self._clock = clock
         self._warming_up = warming_up
         self._thread = get_ident()
+        self.compilations = Compilations()
         self.compiling = ""  # the part of a compilation that has begun; end it with `end_compilation`
         self._trainer = trainer
         self._computed: int | None = None  # the epoch
@@ -115,6 +117,7 @@ class LedgerParts:
         if get_ident() == self._thread and self.compiling:
             part, self.compiling = self.compiling, ""
             self._clock.exit(part)
+            self.compilations.pending = True
 
 
 _SET_UP: Final = "startup/fit"

@@ -237,6 +237,7 @@ def run_report(
             lines=monitor.readings.lines(),
             cpu=monitor.readings.cpu_use(max(int(trainer.num_devices), 1)),
             switches=monitor.readings.switches,
+            recompilations=monitor.recompilations,
             rank=trainer.global_rank,
         )
         if trainer.world_size > 1:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from lightning_forge_profiling.diagnosis.compilations import recompiled
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
 from lightning_forge_profiling.diagnosis.rule import (
     MEASURE,
@@ -30,6 +31,7 @@ from lightning_forge_profiling.names import (
     part_kind,
 )
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence, Saving
+from lightning_forge_profiling.results.run import Recompilation
 
 # starting and ending one to four forked workers took 30 to 60 ms on two free cores, 220 to 480 ms on busy ones (torch
 # 2.13, `python -m benchmarks.handover`): in a validation of so many seconds that is at most 5 %
@@ -120,6 +122,40 @@ def _checkpoint(run: LedgerCosts, _: str) -> Explanation:
     )
 
 
+def _compile(run: LedgerCosts, part: str) -> Explanation:
+    whole = f"torch.compile {run.takes(part, 'compilations')}"
+    found = next(iter(run.evidence.recompilations), None)
+    if found is None:
+        advice = "TORCH_LOGS=recompiles,graph_breaks prints the reason of each compilation."
+        return Explanation(whole, run.times(part), f"{advice} {_SHAPES}")
+    where = f"{found.file}:{found.line}"
+    evidence: Evidence = {
+        **run.times(part),
+        "kind": found.kind,
+        "function": found.function,
+        "where": where,
+        "recompiled": found.times,
+        **({"reason": found.reason} if found.reason else {}),
+    }
+    return Explanation(f"{whole}, most of it for {recompiled(found, timed=False)}", evidence, _against(found))
+
+
+def _against(found: Recompilation) -> str:
+    """What to do about a recompilation or a graph break."""
+    if found.kind == "graph break":
+        return (
+            f"TORCH_LOGS=graph_breaks prints why the graph ends at {found.file}:{found.line}: take that line out of "
+            "the compiled function, or replace it (print, .item(), numpy, a call that is not traced)."
+        )
+    if "size mismatch" in found.reason or "stride mismatch" in found.reason:
+        return _SHAPES
+    return (
+        "Keep what the guard names constant, or pass it as a tensor: a Python number, a flag, a list's length or an "
+        "object that changes from step to step compiles the function once for each value, and after eight of them "
+        "(torch._dynamo.config.recompile_limit) it runs uncompiled."
+    )
+
+
 def _startup_s(run: LedgerCosts) -> float:
     startup = sum(s for name, s in run.ledger.parts.items() if name.startswith("startup/"))
     return 0.0 if run.is_trial or run.of == "step" else startup
@@ -140,6 +176,10 @@ def _startup(run: LedgerCosts, _: str) -> Explanation:
     )
 
 
+_SHAPES: Final = (
+    "For batches of many shapes use torch.compile(dynamic=True) or torch._dynamo.mark_dynamic, or pad them to a few "
+    "sizes; DataLoader(drop_last=True) leaves out a last batch of another size."
+)
 _CACHE: Final = (
     "Look at what the script does there (downloads, tokenization, building the dataset) and cache it on disk; load "
     "large weights with mmap=True."
@@ -216,15 +256,7 @@ LEDGER_RULES: Final = {
     ),
     "logger": LedgerRule("slow-logger", _logger),
     "data_loader": LedgerRule("loader-startup", _loader),
-    "compile": LedgerRule(
-        "compile-bound",
-        _takes(
-            "torch.compile",
-            "compilations",
-            "TORCH_LOGS=recompiles prints the reason of each recompilation. For batches of many shapes use "
-            "torch._dynamo.mark_dynamic, or pad them to a few sizes.",
-        ),
-    ),
+    "compile": LedgerRule("compile-bound", _compile),
     "gc": LedgerRule("gc-bound", _garbage),
     "startup": LedgerRule("startup-bound", _startup),
 }

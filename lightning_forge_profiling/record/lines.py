@@ -116,7 +116,7 @@ class EventLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag
     Attributes:
         at: end of the event.
         step: number of the current step.
-        kind: `validation`, `checkpoint`, `epoch`, `window`, `slow-step`, `recompilation`, `exception`, ...
+        kind: `validation`, `checkpoint`, `epoch`, `window`, `slow-step`, `recompilation`, `graph-break`, ...
         text: one sentence.
         seconds: duration; 0 for an instant.
     """

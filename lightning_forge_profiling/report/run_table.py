@@ -21,6 +21,7 @@ from lightning_forge_profiling.report.run_wording import (
     fit_shares,
     goodput_words,
     rank_lines,
+    recompiled_lines,
     run_notes,
     slower_after,
     slowest_line,
@@ -222,6 +223,7 @@ def _rate_lines(report: RunReport) -> Iterator[Line]:
         yield from (Line(name, Text(line)) for name, line in rank_lines(evidence))
         if slowest := slowest_line(evidence):
             yield Line("slowest", Text(slowest))
+        yield from (Line("compile", Text(line)) for line in recompiled_lines(evidence))
     yield from _whole_fit_lines(report)
 
 

@@ -7,6 +7,7 @@ from operator import itemgetter
 from statistics import median
 from typing import Final
 
+from lightning_forge_profiling.diagnosis.compilations import recompiled
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms
 from lightning_forge_profiling.names import BEFORE_FIT, PROFILER, STARTUP_IMPORTS, STARTUP_PROCESS, STEPS
@@ -199,6 +200,18 @@ def slowest_line(run: RunEvidence) -> str:
     slow = [(one, cause(one, run)) for one in run.slowest if one.ms >= _SLOW * median > 0][:_NAMED]
     named = [f"step {one.step}: {digits(one.ms)} ms{why and f', {why}'}" for one, why in slow]
     return f"{'; '.join(named)} (median {digits(median)} ms)" if named else ""
+
+
+_OFTEN: Final = 3
+_LEAST_PCT: Final = 1.0
+
+
+def recompiled_lines(run: RunEvidence) -> Iterator[str]:
+    """What `torch.compile` compiled again often, or for long; not what it does once for a second shape."""
+    wall_s = run.ledger.wall_s if run.ledger is not None else 0.0
+    for one in run.recompilations[:_NAMED]:
+        if one.times >= _OFTEN or 100 * one.seconds >= _LEAST_PCT * wall_s > 0:
+            yield recompiled(one)
 
 
 def slowest_rows(run: RunEvidence) -> Iterator[tuple[int, float, float, str]]:

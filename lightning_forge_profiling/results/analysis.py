@@ -14,6 +14,7 @@ from lightning_forge_profiling.results.run import (
     CpuUse,
     LoaderSettings,
     OptimizerSettings,
+    Recompilation,
     SampledLine,
     ShareInterval,
     SlowStep,
@@ -407,6 +408,7 @@ class RunEvidence:
         lines: where the training thread was in each region or part of the ledger, by samples of its stack during some
             seconds of the run, most samples first; empty if it was not sampled, as where the GPU is behind.
         switches: switches that slow a run down, on rank 0; None if unknown.
+        recompilations: what `torch.compile` compiled again, at most five, what took most time first.
     """
 
     steps: int
@@ -437,6 +439,7 @@ class RunEvidence:
     intervals: Mapping[str, ShareInterval] = field(default_factory=dict)
     lines: Mapping[str, tuple[SampledLine, ...]] = field(default_factory=dict)
     switches: Switches | None = None
+    recompilations: tuple[Recompilation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

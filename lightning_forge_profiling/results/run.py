@@ -235,6 +235,31 @@ class SlowStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recompilation:
+    """What `torch.compile` compiled again during a fit, by function and line.
+
+    Attributes:
+        kind: `recompiled`, or `graph break`: what follows the line is compiled by itself.
+        function: name of the function.
+        file: its file.
+        line: its first line; of a graph break the line after which the graph ends.
+        reason: PyTorch's reason for the latest time: the guard that failed; "" for a graph break.
+        times: how often.
+        seconds: what all of these compilations took.
+        last_step: the latest step in which it happened.
+    """
+
+    kind: Literal["recompiled", "graph break"]
+    function: str
+    file: str
+    line: int
+    reason: str
+    times: int
+    seconds: float
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Switches:
     """Settings of PyTorch and of the process on rank 0, looked up once, after the first step.
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lightning_forge_profiling.analysis import fixes
@@ -97,6 +98,18 @@ def test_an_operator_that_is_dropped_takes_its_time_and_its_work_along(host_boun
 def test_without_its_wait_the_host_goes_on(host_bound):
     # the wait of 1 ms is gone; the last launch, 6 ms after the step's begin, sets the pace
     assert after_ms(host_bound, fixes.without_syncs) == pytest.approx(9, abs=0.05)
+
+
+def test_without_reads_the_operators_that_wait_are_gone_and_copies_to_the_gpu_stay():
+    [steps] = ranks_of("sync_item")
+    changed = fixes.without_reads(steps)
+    trace = replayed_trace(changed, play([changed.graph])[0])
+    names = {trace.names[name] for name in np.unique(trace.operators.name)}
+    assert not names & {"aten::item", "aten::_local_scalar_dense", "aten::nonzero"}
+    copies = [trace.names[name] for name in trace.gpu.name.tolist() if "Memcpy" in trace.names[name]]
+    assert copies
+    assert all("HtoD" in name or "DtoD" in name for name in copies)
+    assert step_ns([changed.graph]) < step_ns([fixes.without_syncs(steps).graph])
 
 
 def test_work_that_takes_longer_than_the_host_sets_the_pace(host_bound):

@@ -19,6 +19,7 @@ from lightning_forge_profiling.analysis.syncs import is_lightning_call
 from lightning_forge_profiling.errors import ConfigurationError
 
 _LAUNCH_NS: Final = 1_000
+_OPERATOR: Final = re.compile(r"(?!autograd::)\w+::.+")  # no autograd nodes, which are whole programs around a wait
 # Of the forward and the backward pass as a CUDA graph each (`cuda_graph` in tests/data/traces, H200): the time between
 # two small kernels, and what the launch of the whole takes on the host for each kernel, 0.43 and 0.87 us.
 _IN_GRAPH_NS: Final = 1_000
@@ -115,6 +116,22 @@ def without_syncs(steps: ReplaySteps) -> ReplaySteps:
     syncs = (named(trace, trace.calls, WAITS) & ~is_lightning_call(steps.recording))[graph.call]
     takes = np.where(syncs, np.minimum(graph.takes, _LAUNCH_NS), graph.takes)
     return replace(steps, graph=replace(graph, takes=takes, awaited=np.where(syncs, -1, graph.awaited)))
+
+
+def without_reads(steps: ReplaySteps) -> ReplaySteps:
+    """Without operators that wait for the GPU, as `.item()` and `.cpu()` do; other waits return at once.
+
+    What copies to the GPU stays, and what Lightning's own loop waits for.
+    """
+    recording, trace = steps.recording, steps.recording.trace
+    syncs = named(trace, trace.calls, WAITS) & ~is_lightning_call(recording)
+    outermost = recording.nesting.outermost(named(trace, trace.operators, _OPERATOR))
+    around = take(outermost, recording.links.call_operator)
+    rows = np.unique(around[syncs & (around >= 0)])
+    to_gpu = np.array(["HtoD" in name for name in trace.names], bool)[trace.gpu.name]
+    copying = np.unique(take(around, recording.links.call[to_gpu]))
+    reads = np.isin(np.arange(len(trace.operators)), np.setdiff1d(rows, copying))
+    return without(without_syncs(steps), spans_of(trace.operators, reads))
 
 
 def without_allocations(steps: ReplaySteps) -> ReplaySteps:

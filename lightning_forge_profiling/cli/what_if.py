@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _GRAPHS = ("forward", "backward", "optimizer")
 _SCALED = 0.99  # of the recorded step
-_WITHOUT = ("syncs", "allocations", "data")
+_WITHOUT = ("syncs", "reads", "allocations", "data")
 
 _EXAMPLES = """\
 examples:
@@ -52,7 +52,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         action="append",
         default=[],
         choices=_WITHOUT,
-        help="without waits for the GPU, without cudaMalloc and cudaFree, or without waits for data; may be repeated",
+        help="without waits for the GPU, without operators that wait for it (.item(), .cpu()), without cudaMalloc and "
+        "cudaFree, or without waits for data; may be repeated",
     )
     parser.add_argument(
         "--graphs",
@@ -135,6 +136,7 @@ def _changes(args: argparse.Namespace) -> "Iterator[tuple[str, Change]]":
 
     kinds = {
         "syncs": fixes.without_syncs,
+        "reads": fixes.without_reads,
         "allocations": fixes.without_allocations,
         "data": fixes.without_region("data"),
     }

@@ -11,7 +11,7 @@ import numpy as np
 from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.regions import host_spans
-from lightning_forge_profiling.analysis.replay import Graph
+from lightning_forge_profiling.analysis.replay import Graph, before_on_lane
 from lightning_forge_profiling.kineto.trace import Ints
 
 HOST: Final = -1
@@ -41,7 +41,7 @@ def critical_path(recording: Recording, graph: Graph) -> CriticalPath:
     calls, gpu = recording.trace.calls, recording.trace.gpu
     call_start, call_end = calls.start[graph.call].tolist(), calls.end[graph.call].tolist()
     work_start, work_end = gpu.start[graph.work].tolist(), gpu.end[graph.work].tolist()
-    before, launched_by = _before(graph), graph.launched_by.tolist()
+    before, launched_by = before_on_lane(graph.begins.lane).tolist(), graph.launched_by.tolist()
     begins = graph.begins
     columns = (begins.latency, begins.behind, begins.after, begins.lag)
     latency, behind, after, lag = (column.tolist() for column in columns)
@@ -83,16 +83,6 @@ _NONE: Final = np.zeros(0, np.int64)
 
 def _waited(call: int, start: list[int], work_end: list[int], awaited: list[int], returns: list[int]) -> bool:
     return work_end[awaited[call]] + returns[call] > start[call] and work_end[awaited[call]] > start[call]
-
-
-def _before(graph: Graph) -> list[int]:
-    """For each work the one before it on its stream; -1 for the first."""
-    latest: dict[int, int] = {}
-    before = []
-    for work, lane in enumerate(graph.begins.lane.tolist()):
-        before.append(latest.get(lane, -1))
-        latest[lane] = work
-    return before
 
 
 def by_region(recording: Recording, path: CriticalPath) -> list[tuple[str, Intervals]]:

@@ -9,6 +9,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_forge_profiling.analysis.gpu_time import DISPATCHED
 from lightning_forge_profiling.analysis.intervals import Intervals, take
 from lightning_forge_profiling.analysis.kernels import CATEGORY_OF, KINDS
 from lightning_forge_profiling.analysis.launches import ALLOCATES, FREES, WAITS, named, spans_of
@@ -19,7 +20,6 @@ from lightning_forge_profiling.analysis.syncs import is_lightning_call
 from lightning_forge_profiling.errors import ConfigurationError
 
 _LAUNCH_NS: Final = 1_000
-_OPERATOR: Final = re.compile(r"(?!autograd::)\w+::.+")  # no autograd nodes, which are whole programs around a wait
 # Of the forward and the backward pass as a CUDA graph each (`cuda_graph` in tests/data/traces, H200): the time between
 # two small kernels, and what the launch of the whole takes on the host for each kernel, 0.43 and 0.87 us.
 _IN_GRAPH_NS: Final = 1_000
@@ -125,7 +125,7 @@ def without_reads(steps: ReplaySteps) -> ReplaySteps:
     """
     recording, trace = steps.recording, steps.recording.trace
     syncs = named(trace, trace.calls, WAITS) & ~is_lightning_call(recording)
-    outermost = recording.nesting.outermost(named(trace, trace.operators, _OPERATOR))
+    outermost = recording.nesting.outermost(named(trace, trace.operators, DISPATCHED))
     around = take(outermost, recording.links.call_operator)
     rows = np.unique(around[syncs & (around >= 0)])
     to_gpu = np.array(["HtoD" in name for name in trace.names], bool)[trace.gpu.name]

@@ -80,7 +80,7 @@ _LATENCY_PERCENTILE: Final = 5
 # MI250 and MI300X).
 _LONG_LAUNCH_NS: Final = 100_000
 # Operators of the dispatcher, not autograd nodes or compiled regions, which are whole programs around a sync.
-_OPERATOR: Final = re.compile(r"(?!autograd::)\w+::.+")
+DISPATCHED: Final = re.compile(r"(?!autograd::)\w+::.+")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,7 +172,7 @@ def _waiting_for_gpu(recording: Recording, syncs: NDArray[np.bool_]) -> Interval
     """When a training thread is in these calls, or in the outermost operators that contain them: all of `.item()`."""
     calls, operators = recording.trace.calls, recording.trace.operators
     syncs = syncs & np.isin(calls.thread, _training_threads(recording))
-    outermost = recording.nesting.outermost(named(recording.trace, operators, _OPERATOR))
+    outermost = recording.nesting.outermost(named(recording.trace, operators, DISPATCHED))
     rows = take(outermost, recording.links.call_operator[syncs])
     within = np.isin(np.arange(len(operators)), rows)
     return spans_of(calls, syncs) | spans_of(operators, within)

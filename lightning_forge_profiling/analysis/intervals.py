@@ -92,6 +92,14 @@ def take(column: Ints, row: Ints) -> Ints:
     return np.append(column, -1)[row]
 
 
+def ascending(instants: Ints, moved: Ints) -> tuple[Ints, Ints]:
+    """Instants in order, each once, and to when they are moved, which never goes back: to interpolate between."""
+    order = np.lexsort((moved, instants))
+    instants, moved = instants[order], np.maximum.accumulate(moved[order])
+    kept = np.diff(instants, prepend=instants[0] - 1) > 0
+    return instants[kept], moved[kept]
+
+
 class Nesting:
     """How ranges lie in each other, thread by thread."""
 

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_forge_profiling.analysis.intervals import ascending
 from lightning_forge_profiling.analysis.launches import WAITS, named
 from lightning_forge_profiling.analysis.recording import Recording, prepare
 from lightning_forge_profiling.analysis.steps import region_marks, step_marks
@@ -136,7 +137,7 @@ class _Clock:
             pairs = [(_both(calls, theirs[of_thread]), _both(calls, own[of_thread]))]
             if thread == main:
                 pairs.append(marks)
-            self._anchors[thread] = _ascending(
+            self._anchors[thread] = ascending(
                 np.concatenate((self._bounds[0], *(pair[0] for pair in pairs))),
                 np.concatenate((self._bounds[1], *(pair[1] for pair in pairs))),
             )
@@ -156,14 +157,6 @@ class _Clock:
 
 def _both(spans: Spans, rows: Ints) -> Ints:
     return np.concatenate((spans.start[rows], spans.end[rows]))
-
-
-def _ascending(theirs: Ints, here: Ints) -> tuple[Ints, Ints]:
-    """Anchors in order, each instant of the step with operators once; times in the light step never go back."""
-    order = np.lexsort((here, theirs))
-    theirs, here = theirs[order], np.maximum.accumulate(here[order])
-    kept = np.diff(theirs, prepend=theirs[0] - 1) > 0
-    return theirs[kept], here[kept]
 
 
 def _paired_marks(recording: Recording, donor: int, step: int) -> tuple[Ints, Ints]:

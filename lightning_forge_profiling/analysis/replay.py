@@ -240,7 +240,7 @@ class Beginnings:
 
 def _beginnings(start: Ints, end: Ints, lane: Ints, launch: Ints, usual_ns: int) -> Beginnings:
     """Why each work began when it did; of works in the order of their launches."""
-    before = _before_on_lane(lane)
+    before = before_on_lane(lane)
     free = np.where(before >= 0, take(end, before), np.iinfo(np.int64).min // 2)
     late = start - np.maximum(free, launch + usual_ns)
     after = _other_streams(start, end, lane, np.flatnonzero(late > _CLOSE_NS))
@@ -267,7 +267,7 @@ def _other_streams(start: Ints, end: Ints, lane: Ints, late: Ints) -> Ints:
     return after
 
 
-def _before_on_lane(lane: Ints) -> Ints:
+def before_on_lane(lane: Ints) -> Ints:
     """For each work the one before it on its stream; -1 for the first."""
     order = np.argsort(lane, kind="stable")
     before = np.full(len(lane), -1)

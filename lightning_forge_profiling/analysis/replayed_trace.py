@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.fixes import ReplaySteps
+from lightning_forge_profiling.analysis.intervals import ascending
 from lightning_forge_profiling.analysis.replay import Played
 from lightning_forge_profiling.kineto.trace import Ints, Table, Trace
 
@@ -58,14 +58,7 @@ def _anchors(steps: ReplaySteps, played: Played) -> tuple[Ints, Ints]:
         played.call_end,
         played.call_end[last] + graph.rest[some] - 1,
     )
-    return _ascending(np.concatenate(recorded), np.concatenate(now))
-
-
-def _ascending(recorded: Ints, now: Ints) -> tuple[Ints, Ints]:
-    order = np.lexsort((now, recorded))
-    recorded, now = recorded[order], np.maximum.accumulate(now[order])
-    kept: NDArray[np.bool_] = np.diff(recorded, prepend=recorded[0] - 1) > 0
-    return recorded[kept], now[kept]
+    return ascending(np.concatenate(recorded), np.concatenate(now))
 
 
 def _in_order(table: _T) -> _T:

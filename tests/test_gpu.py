@@ -436,3 +436,23 @@ def test_a_steady_window_has_light_steps_that_steps_with_operators_explain(tmp_p
     light, named = ([step.host_ms for step in rank.per_step[1:] if step.light is part] for part in (True, False))
     print(f"{kind.__name__}: {statistics.median(light):.2f} ms light, {statistics.median(named):.2f} ms with operators")
     assert statistics.median(light) < statistics.median(named)
+
+
+def test_what_the_model_keeps_is_what_the_allocator_has(tmp_path):
+    class Reads(Callback):
+        allocated = 0
+
+        def on_train_batch_end(self, *_):
+            self.allocated = torch.cuda.memory_allocated()
+
+    reads, ours = Reads(), ThroughputCallback()
+    model = GPT(4, 512, 64, 8192)
+    trainer(tmp_path, 30, callbacks=[ours, reads]).fit(
+        model, random_tokens(30, batch_size=1, length=32, vocabulary=8192)
+    )
+    kept = ours.analysis().run.model_memory
+    parameters = sum(parameter.numel() * 4 for parameter in model.parameters())
+    assert kept.parameters_bytes == pytest.approx(parameters, rel=0.01)
+    assert kept.optimizer_bytes == pytest.approx(2 * parameters, rel=0.01)
+    # beside the batch, and blocks of 512 bytes
+    assert kept.bytes == pytest.approx(reads.allocated, rel=0.02)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from time import perf_counter_ns
@@ -18,13 +19,14 @@ from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_
 from lightning_forge_profiling.callbacks.host_readings import HostReadings
 from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, SetUpParts, TearDown, begin_ledger, hook_parts
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, StepProgress, Trainer
+from lightning_forge_profiling.callbacks.model_memory import model_memory
 from lightning_forge_profiling.callbacks.rank_waits import RankWaits
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.wrapped_methods import watch_failure, watch_validation
 from lightning_forge_profiling.gpu.nsight import nsight_ranges
 from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.record.histogram import bucket
-from lightning_forge_profiling.results.run import Recompilation
+from lightning_forge_profiling.results.run import ModelMemory, Recompilation
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
@@ -84,6 +86,8 @@ class FitMonitor(Guarded):
         self._counter: WorkCounter | None = None
         self.waits: RankWaits | None = None  # for other ranks; None for a single one
         self._ledger_parts: LedgerParts | None = None
+        self.model_memory: ModelMemory | None = None  # once the optimizer has stepped
+        self._looked_up_memory = False
         self.readings = HostReadings(self.step_timer)
         self._ended_batch = -1
         self._kind_of_step = (False, True)
@@ -209,6 +213,11 @@ class FitMonitor(Guarded):
     def _between_steps(self, trainer: Trainer, kind: tuple[bool, bool], now_s: float) -> None:
         """Do what comes seldom: a log entry, a line of the record, a reading of CPU times, steps of another kind."""
         self.readings.look_up_switches(trainer, recording=self.recording)
+        if not self._looked_up_memory and trainer.global_step and self.step_timer.timers.on_device:
+            self._looked_up_memory = True
+            with self.step_timer.own_work(), suppress(Exception):  # parameters of a kind that is not known here
+                device = trainer.strategy.root_device.type
+                self.model_memory = model_memory(trainer.lightning_module, trainer.optimizers, device)
         if self.log is not None and now_s >= self.log.due_s:
             self.log.end_step(trainer)
         counts = not any(kind)

@@ -238,6 +238,7 @@ def run_report(
             cpu=monitor.readings.cpu_use(max(int(trainer.num_devices), 1)),
             switches=monitor.readings.switches,
             recompilations=monitor.recompilations,
+            model_memory=monitor.model_memory,
             rank=trainer.global_rank,
         )
         if trainer.world_size > 1:

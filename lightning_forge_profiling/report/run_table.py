@@ -20,6 +20,7 @@ from lightning_forge_profiling.report.run_wording import (
     compute_lines,
     fit_shares,
     goodput_words,
+    memory_line,
     rank_lines,
     recompiled_lines,
     run_notes,
@@ -223,6 +224,8 @@ def _rate_lines(report: RunReport) -> Iterator[Line]:
         yield from (Line(name, Text(line)) for name, line in rank_lines(evidence))
         if slowest := slowest_line(evidence):
             yield Line("slowest", Text(slowest))
+        if memory := memory_line(evidence):
+            yield Line("memory", Text(memory))
         yield from (Line("compile", Text(line)) for line in recompiled_lines(evidence))
     yield from _whole_fit_lines(report)
 

@@ -202,6 +202,34 @@ def slowest_line(run: RunEvidence) -> str:
     return f"{'; '.join(named)} (median {digits(median)} ms)" if named else ""
 
 
+def memory_line(run: RunEvidence) -> str:
+    """What fills the GPU's memory, and how much larger a batch may be; "" if unknown."""
+    kept, gpu = run.model_memory, run.telemetry
+    if kept is None or gpu is None or not gpu.allocated_peak_gib or not gpu.memory_total_gib:
+        return ""
+    peak, total, fixed = gpu.allocated_peak_gib, gpu.memory_total_gib, kept.bytes / _GIB
+    parts = {
+        "parameters": kept.parameters_bytes / _GIB,
+        "gradients": kept.gradients_bytes / _GIB,
+        "optimizer": kept.optimizer_bytes / _GIB,
+        "buffers": kept.buffers_bytes / _GIB,
+        "activations and temporaries": peak - fixed,
+    }
+    named = ", ".join(f"{name} {digits(gib)}" for name, gib in parts.items() if gib >= _SMALL_GIB)
+    line = f"peak {digits(peak)} of {digits(total)} GiB: {named}"
+    if gpu.reserved_gib is None or gpu.memory_peak_gib is None:
+        return line
+    cached = max(gpu.reserved_gib - peak, 0.0)
+    # what is neither PyTorch's nor free: the driver's, and that of other processes
+    others = max(gpu.memory_peak_gib - gpu.reserved_gib, 0.0)
+    line += f"; {digits(cached)} more cached by the allocator" if cached >= _SMALL_GIB else ""
+    times = (total - others - fixed) / (peak - fixed) if peak - fixed >= _SMALL_GIB else 0.0
+    return f"{line}. Out of memory at about {times:.1f} times this batch" if 0 < times < _MANY_TIMES else line
+
+
+_GIB: Final = 2**30
+_SMALL_GIB: Final = 0.01
+_MANY_TIMES: Final = 10.0
 _OFTEN: Final = 3
 _LEAST_PCT: Final = 1.0
 

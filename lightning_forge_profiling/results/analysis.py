@@ -13,6 +13,7 @@ from lightning_forge_profiling.results.rank import Distribution, RankSummary
 from lightning_forge_profiling.results.run import (
     CpuUse,
     LoaderSettings,
+    ModelMemory,
     OptimizerSettings,
     Recompilation,
     SampledLine,
@@ -408,6 +409,7 @@ class RunEvidence:
         lines: where the training thread was in each region or part of the ledger, by samples of its stack during some
             seconds of the run, most samples first; empty if it was not sampled, as where the GPU is behind.
         switches: switches that slow a run down, on rank 0; None if unknown.
+        model_memory: what the model keeps on the GPU; None on a CPU, or if it was not looked up.
         recompilations: what `torch.compile` compiled again, at most five, what took most time first.
     """
 
@@ -439,6 +441,7 @@ class RunEvidence:
     intervals: Mapping[str, ShareInterval] = field(default_factory=dict)
     lines: Mapping[str, tuple[SampledLine, ...]] = field(default_factory=dict)
     switches: Switches | None = None
+    model_memory: ModelMemory | None = None
     recompilations: tuple[Recompilation, ...] = ()
 
 

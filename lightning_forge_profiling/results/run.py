@@ -235,6 +235,28 @@ class SlowStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelMemory:
+    """What a rank's model keeps on its GPU, once its optimizer has stepped. A storage counts once.
+
+    Attributes:
+        parameters_bytes: of parameters.
+        gradients_bytes: of gradients that are kept to the end of a batch.
+        optimizer_bytes: of the optimizers' state.
+        buffers_bytes: of buffers.
+    """
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    buffers_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.buffers_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recompilation:
     """What `torch.compile` compiled again during a fit, by function and line.
 

@@ -97,6 +97,16 @@ def test_a_light_step_has_the_figures_that_it_has_with_its_own_operators(case):
     assert own_collectives.tolist() == whole_collectives.tolist()
 
 
+def test_ranges_that_a_light_step_shows_itself_are_not_taken_from_another():
+    whole, light, _ = light_case("sync_item")
+    recording = explain(prepare(replace(light.trace, annotations=whole.trace.annotations)))
+    assert recording.steps.explained[SECOND]
+    annotations = recording.trace.annotations
+    assert np.array_equal(annotations.start, whole.trace.annotations.start)
+    # and those that it does not show are
+    assert len(explain(light).trace.annotations) > len(light.trace.annotations)
+
+
 def test_a_step_whose_host_is_faster_has_operators_as_much_shorter():
     _, light, _ = light_case("sync_bound")
     bounds = [int(side[SECOND]) for side in (light.steps.host_start, light.steps.host_end)]

@@ -42,6 +42,7 @@ def explain(recording: Recording) -> Recording:
     operators, annotations = [trace.operators], [trace.annotations]
     sequences = int(trace.operators.sequence.max(initial=0)) + 1
     marks = step_marks(trace) | named(trace, trace.annotations, _MARK)
+    annotated = steps.host.at(trace.annotations.start)
     for step in np.flatnonzero(steps.light).tolist():
         same = donors[works.key(step)]
         if not same:
@@ -51,7 +52,9 @@ def explain(recording: Recording) -> Recording:
         moved = clock.moved(trace.operators, np.ones(len(trace.operators), bool))
         sequence = np.where(moved.sequence >= 0, moved.sequence + len(operators) * sequences, moved.sequence)
         operators.append(replace(moved, external=np.full(len(moved), -1), sequence=sequence))
-        annotations.append(clock.moved(trace.annotations, ~marks))
+        # the callbacks' marks and the user's regions are shown in light steps, too
+        own = np.isin(trace.annotations.name, trace.annotations.name[annotated == step])
+        annotations.append(clock.moved(trace.annotations, ~(marks | own)))
         collective[works.gpu_rows(step)] = collective[works.gpu_rows(donor)]
     if not done.any():
         return recording

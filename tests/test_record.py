@@ -457,7 +457,13 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
     trainer.fit(Classifier(), loader(16))  # the settings are a real Trainer's
     timer = StepTimer(CUDATimerCollection((), device="cpu"), warmup_steps=10, bucket=bucket)
     monitor = SimpleNamespace(
-        step_timer=timer, ledger=timer.ledger, readings=HostReadings(timer), log=None, trace=lambda: None
+        step_timer=timer,
+        ledger=timer.ledger,
+        readings=HostReadings(timer),
+        log=None,
+        trace=lambda: None,
+        recompilations=(),
+        model_memory=None,
     )
     record = RunRecorder(
         trainer,

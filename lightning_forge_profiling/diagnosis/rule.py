@@ -4,12 +4,11 @@ To add one, write a function for its cost and one for its words into the file of
 `host_rules`, `compute`), and add a `Rule` of both to that file's tuple; less than a cause goes to `hints.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Final, Generic, Literal, TypeVar
-
-import numpy as np
 
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunRegion, Saving
 from lightning_forge_profiling.results.rank import RankSummary, Replay
@@ -130,18 +129,24 @@ def replayed_saving(replay: Replay | None, code: str, live_ms: float | None = No
     if replay is None or after is None:
         return None
     step_ms = replay.step_ms[0]
-    place = 0.0
+    left_ms = after[0]
     if live_ms is not None and live_ms < step_ms:
-        # steps get shorter along the entries; where a faster host does not shorten them, the first one counts
-        place = float(np.interp(-live_ms, [-ms for ms in replay.step_ms], range(len(after))))
-        step_ms = live_ms
-    left_ms = min(float(np.interp(place, range(len(after)), after)), step_ms)
+        left_ms, step_ms = _with_faster_host(replay.step_ms, after, live_ms), live_ms
+    left_ms = min(left_ms, step_ms)
     pct, off_pct = 100 * (1 - left_ms / step_ms), replay.uncertain_pct * left_ms / step_ms
     low_pct, high_pct = max(pct - off_pct, 0.0), min(pct + off_pct, 100.0)
     ms = step_ms - left_ms
     interval = f", {low_pct:.0f} to {high_pct:.0f} %" if f"{low_pct:.0f}" != f"{high_pct:.0f}" else ""
     text = f"That saves about {in_ms(ms)} a step ({pct:.0f} %{interval})."
     return Saving(ms_per_step=ms, pct=pct, at_most=False, text=text, low_pct=low_pct, high_pct=high_pct) if ms else None
+
+
+def _with_faster_host(step_ms: Sequence[float], after_ms: Sequence[float], live_ms: float) -> float:
+    """What a fix leaves of a step, between the two hosts with which a step takes longer and shorter than a live one."""
+    for (longer, with_it), (shorter, left) in pairwise(zip(step_ms, after_ms, strict=True)):
+        if shorter <= live_ms < longer:
+            return with_it + (left - with_it) * (longer - live_ms) / (longer - shorter)
+    return after_ms[-1]  # also the fastest host takes longer
 
 
 def saving_of_fit(seconds: float, whole_s: float, steps: int, *, at_most: bool, whole: str = "fit") -> Saving:

@@ -220,7 +220,7 @@ def conclude(
         verdict=verdict,
         verdict_text=text,
         findings=findings,
-        findings_note=_notcounted_steps(ranks[0]),
+        findings_note=_not_counted(ranks[0]),
         hints=hints,
         ranks=shows,
         all_ranks=len(ranks),
@@ -339,11 +339,11 @@ def counted_steps(recording: Recording, *, from_the_start: bool) -> NDArray[np.b
     return counted
 
 
-def _notcounted_steps(rank: RankSummary) -> str:
+def _not_counted(rank: RankSummary) -> str:
     """Names the recorded steps that the figures leave out, and why; "" for none."""
     on_gpu = rank.gpu.busy_ms_per_step > 0
     by_light = any(step.counted and step.light for step in rank.per_step)
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, list[int]] = {}
     for place, step in enumerate(rank.per_step):
         if step.counted:
             continue
@@ -356,18 +356,29 @@ def _notcounted_steps(rank: RankSummary) -> str:
         else:
             empty = "an empty GPU queue, and " if on_gpu else ""
             why = f"the first recorded step: {empty}ranks and data loader not in steady state"
-        reasons.setdefault(why, []).append(str(step.number))
-    parts = [f"step {', '.join(numbers)} ({why})" for why, numbers in reasons.items()]
-    return f"all figures leave out {' and '.join(parts)}" if parts else ""
+        reasons.setdefault(why, []).append(step.number)
+    parts = [f"step {', '.join(map(str, numbers))} ({why})" for why, numbers in reasons.items()]
+    left_out = f"all figures leave out {' and '.join(parts)}" if parts else ""
+    return f"{_light_part(rank)}{left_out}" if by_light else left_out
+
+
+def _light_part(rank: RankSummary) -> str:
+    """Of which steps the figures are, where these are light."""
+    light = [step for step in rank.per_step if step.counted]
+    numbers = f"{light[0].number} to {light[-1].number}" if len(light) > 1 else str(light[0].number)
+    return f"figures are of the light steps {numbers}, recorded without operators, {_mean_ms(light)} on average; "
+
+
+def _mean_ms(steps: Sequence[Step]) -> str:
+    return f"{np.mean([step.ms for step in steps]):.2f} ms"
 
 
 def _other_part(steps: Sequence[Step], *, light: bool) -> str:
     """Why steps with operators do not count, or steps without."""
-    each = {part: [step.ms for step in steps[1:] if step.whole and step.light is part] for part in (True, False)}
-    took = " and ".join(f"{np.mean(ms):.2f} ms" for ms in (each[light], each[not light]) if ms)
+    mean = f"{_mean_ms([step for step in steps[1:] if step.light is light])} on average"
     if light:
-        return f"recorded without operators; the others launched something else, or in another order; {took}"
-    return f"with operators, which slows the host and names what the others did; {took}"
+        return f"light: recorded without operators, and the others launched something else or in another order; {mean}"
+    return f"with operators, which slow the host and say what the light steps did; {mean}"
 
 
 def _each(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from lightning_forge_profiling.analysis.collectives import collectives_of
 from lightning_forge_profiling.analysis.fixes import Change, ReplaySteps
@@ -14,7 +15,7 @@ from lightning_forge_profiling.analysis.replay import Graph, error_pct, live_hos
 from lightning_forge_profiling.analysis.replayed_trace import replayed_trace
 from lightning_forge_profiling.analysis.timeline_lanes import draw
 from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN
-from lightning_forge_profiling.errors import TraceError
+from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
 from lightning_forge_profiling.kineto.join import join_traces
 from lightning_forge_profiling.kineto.reader import read_trace
@@ -22,6 +23,8 @@ from lightning_forge_profiling.kineto.trace import Trace
 from lightning_forge_profiling.pipeline import conclude, counted_steps
 from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.results.rank_result import PACKAGE, UNKNOWN_RANK, RankResult
+
+_NOTHING: Final = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +43,15 @@ class Prediction:
         after_ms: the step with the change.
         low_ms: lower end of the interval that the scatter of the recorded steps gives it.
         high_ms: its upper end.
-        analysis: what would bound the step then.
+        analysis: what would bound the step then; None if communication is overlapped, for what it then hides behind is
+            not known.
+        source: the trace or the folder.
+        numbers: numbers of the steps that were played.
+        notes: what to know of the changes.
     """
 
+    source: str
+    numbers: tuple[int, ...]
     steps: int
     ranks: int
     recorded_ms: float
@@ -53,7 +62,8 @@ class Prediction:
     after_ms: float
     low_ms: float
     high_ms: float
-    analysis: Analysis
+    analysis: Analysis | None
+    notes: tuple[str, ...]
 
 
 def predict(
@@ -74,6 +84,7 @@ def predict(
         live_ms: how long a step takes without recording, which slows the host; None to play what was recorded.
 
     Raises:
+        ConfigurationError: a change is of what the steps have not, or ranks are to be equal of which there is one.
         TraceError: there is no trace, or its steps cannot be played again: no GPU work, more than 16 ranks, or a replay
             that takes longer or shorter than the recorded steps.
         OSError: a file could not be read.
@@ -84,7 +95,9 @@ def predict(
         >>> f"{found.recorded_ms:.1f} ms, then {found.after_ms:.1f} ms"
         '40.2 ms, then 15.0 ms'
     """
-    ranks = _recorded(path, rank)
+    ranks, source = _recorded(path, rank)
+    if equal_ranks and len(ranks) == 1:
+        raise ConfigurationError(f"{source}: one rank, and ranks can be equal only where there are several")
     graphs = _of_all([steps.graph for steps in ranks])
     replayed_ns, recorded_ns = step_ns(graphs), max(float(steps.graph.recorded_ns.mean()) for steps in ranks)
     errors = [error_pct(steps.graph, steps.recording.trace.calls.name) for steps in ranks]
@@ -101,28 +114,36 @@ def predict(
     if equal_ranks:  # which then wait for each other no more
         changed = [min(changed, key=lambda steps: step_ns([steps.graph]))] * len(changed)
     after = [steps.graph for steps in changed]
-    after_ns = step_ns(after)
+    after_ns, before_ns = step_ns(after), step_ns([graph.with_host(factor) for graph in graphs])
+    notes = tuple(dict.fromkeys(note for steps in changed for note in steps.notes))
+    if abs(after_ns - before_ns) < _NOTHING * before_ns:
+        notes += ("that changes nothing in these steps",)
     scatter = scatter_pct(ranks[0].graph) / 100
     results = [
         _result(replayed_trace(steps, played), of.recording.trace.rank)
         for steps, played, of in zip(changed, play(after), ranks, strict=True)
     ]
+    overlaps = any(steps.overlaps for steps in changed)
     return Prediction(
+        source=source,
+        numbers=tuple(ranks[0].recording.steps.number.tolist()),
+        notes=notes,
         steps=ranks[0].graph.steps,
         ranks=len(ranks),
         recorded_ms=recorded_ns / 1e6,
         replayed_ms=replayed_ns / 1e6,
         live_ms=live_ms,
-        before_ms=step_ns([graph.with_host(factor) for graph in graphs]) / 1e6,
+        before_ms=before_ns / 1e6,
         error_pct=error,
         after_ms=after_ns / 1e6,
         low_ms=after_ns * (1 - scatter) / 1e6,
         high_ms=after_ns * (1 + scatter) / 1e6,
-        analysis=conclude(results, source=str(path)).analysis,
+        analysis=None if overlaps else conclude(results, source=source).analysis,
     )
 
 
-def _recorded(path: Path, rank: int | None) -> list[ReplaySteps]:
+def _recorded(path: Path, rank: int | None) -> tuple[list[ReplaySteps], str]:
+    """The steps of each rank, and the trace or the folder of the window that they are of."""
     files, _ = find_traces(path)
     groups = [group for group in windows_by_rank(files) if rank is None or rank_in_name(group[0]) in {None, rank}]
     if not groups:
@@ -141,7 +162,7 @@ def _recorded(path: Path, rank: int | None) -> list[ReplaySteps]:
         trace = recording.trace
         number = trace.rank if trace.rank is not None else rank_in_name(group[0])
         ranks.append(replace(steps, recording=replace(recording, trace=replace(trace, rank=number))))
-    return ranks
+    return ranks, str(groups[0][0] if len(groups) == 1 else groups[0][0].parent)
 
 
 def _of_all(graphs: list[Graph]) -> list[Graph]:

@@ -159,9 +159,10 @@ def test_light_steps_that_were_recorded_are_explained_and_count(case):
 
 def test_the_note_says_which_steps_the_figures_are_of():
     note = analyze(TRACES / "light_launch_bound").analysis.findings_note
+    assert note.startswith("figures are of the light steps 16 to 20, recorded without operators, 17.13 ms on average; ")
     assert "step 15 (the first recorded step" in note
     assert (
-        "step 21, 22 (with operators, which slows the host and names what the others did; 25.17 ms and 17.13 ms)"
+        "step 21, 22 (with operators, which slow the host and say what the light steps did; 25.17 ms on average)"
         in note
     )
 
@@ -177,7 +178,7 @@ def test_if_the_light_steps_launched_something_else_the_others_count(tmp_path):
     [rank] = analysis.ranks
     assert [step.number for step in rank.per_step if step.counted] == [21, 22]
     assert rank.step_ms.mean == pytest.approx(25.2, abs=0.1)
-    assert "without operators; the others launched something else" in analysis.findings_note
+    assert "without operators, and the others launched something else" in analysis.findings_note
 
 
 # -- recording ---------------------------------------------------------------------------------------------------------

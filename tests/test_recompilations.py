@@ -87,7 +87,7 @@ def test_the_verdict_names_the_one_that_takes_most(fitted):
     analysis = fitted("values").analysis()
     finding = next(one for one in analysis.findings if one.code == "compile-bound")
     assert f"of_values (test_recompilations.py:{line_of('def of_values(x, factor):')})" in finding.title
-    assert "compiled again 5 times: factor == 4" in finding.title
+    assert "compiled again 5 times, the last time because it was no longer true that factor == 4" in finding.title
     assert finding.evidence["where"] == f"{HERE}:{line_of('def of_values(x, factor):')}"
     assert "pass it as a tensor" in finding.advice
 

@@ -143,9 +143,8 @@ def test_ranks_that_are_equal_no_longer_wait_for_each_other():
 
 def test_communication_that_is_overlapped_is_not_waited_for():
     found = predict(TRACES / "ddp_big_grads", [fixes.overlapped])
-    [rank, _] = found.analysis.ranks
     assert found.after_ms < found.recorded_ms - 2
-    assert rank.comm.exposed_ms_per_step < 1.5
+    assert found.analysis is None, "what it then hides behind is not in the trace"
 
 
 def test_the_update_as_one_launch_saves_what_was_measured():
@@ -177,6 +176,8 @@ def test_the_command_says_the_step_and_what_bounds_it_then(capsys):
     assert main(["what-if", str(TRACES / "input_bound"), "--without", "data"]) == 0
     out = capsys.readouterr().out
     assert "recorded   40.22 ms a step, mean of 2; played again unchanged 40.25 ms\n" in out
+    assert f"trace      {TRACES / 'input_bound/rank0.trace.json.gz'}, steps 13 to 14\n" in out
+    assert "live       unknown, so the host is played as recorded" in out
     assert "changed    without waits for data\n" in out
     assert "then       15.00 ms" in out
     assert "and then   launch-bound: " in out
@@ -188,7 +189,22 @@ def test_the_command_as_json(capsys):
     found = json.loads(capsys.readouterr().out)
     assert len(found["changes"]) == 4
     assert found["after_ms"] < found["recorded_ms"]
-    assert found["verdict"]
+    assert found["verdict"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sync_item", "--graphs", "forward"], "forward has calls that wait for the GPU or ask CUDA for memory"),
+        (["sync_item", "--drop", "Optimizer.step#AdamW.step"], "of the host's time, with all that runs in it"),
+        (["compute_bound", "--without", "allocations"], "that changes nothing in these steps"),
+        (["sync_item", "--live-ms", "500", "--without", "syncs"], "500.00 ms a step without recording, no less than"),
+        (["sync_item", "--live-ms", "1", "--without", "syncs"], "which a faster host does not explain"),
+    ],
+)
+def test_what_to_know_of_a_prediction_is_said(capsys, arguments, message):
+    assert main(["what-if", str(TRACES / arguments[0]), *arguments[1:]]) == 0
+    assert message in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -197,7 +213,8 @@ def test_the_command_as_json(capsys):
         (["compute_bound"], "nothing is changed"),
         (["sync_item", "--drop", "aten::itm"], "did you mean aten::item"),
         (["compute_bound", "--scale", "foo=0.5"], "no kind of GPU work is called 'foo'"),
-        (["compute_bound", "--scale", "matmul=-1"], "is not KIND=X"),
+        (["compute_bound", "--scale", "matmul=-1"], "is not KIND=X with a number of at least 0"),
+        (["compute_bound", "--equal-ranks"], "one rank, and ranks can be equal only where there are several"),
         (["compute_bound", "--graphs", "data"], "is not some of forward"),
         (["cpu_mlp", "--without", "syncs"], "no GPU work"),
         (["ddp", "--equal-ranks", "--rank", "7"], "no trace of rank 7"),

@@ -20,6 +20,8 @@ from lightning_forge_profiling.analysis.syncs import is_lightning_call
 from lightning_forge_profiling.errors import ConfigurationError
 
 _LAUNCH_NS: Final = 1_000
+_MUCH_PCT: Final = 25.0
+_STAY: Final = "which a CUDA graph cannot contain: they stay, and have to go first"
 # Of the forward and the backward pass as a CUDA graph each (`cuda_graph` in tests/data/traces, H200): the time between
 # two small kernels, and what the launch of the whole takes on the host for each kernel, 0.43 and 0.87 us.
 _IN_GRAPH_NS: Final = 1_000
@@ -38,11 +40,15 @@ class ReplaySteps:
         recording: the steps.
         graph: their graph, which changes change.
         gone: what the host does no more.
+        notes: what to know of the changes.
+        overlaps: whether nothing waits for communication any more, so that what it hides behind cannot be drawn.
     """
 
     recording: Recording
     graph: Graph
     gone: Intervals
+    notes: tuple[str, ...] = ()
+    overlaps: bool = False
 
     @classmethod
     def of(cls, recording: Recording) -> Self:
@@ -100,7 +106,9 @@ def without_operators(name: str) -> Change:
             alike = get_close_matches(name, used, cutoff=0.5)
             meant = f"; did you mean {' or '.join(alike)}?" if alike else ""
             raise ConfigurationError(f"no operator and no range in the recorded steps is called {name!r}{meant}")
-        return without(steps, dropped)
+        pct = 100 * dropped.total / max(host.spans.total, 1)
+        note = (f"{name} is {pct:.0f} % of the host's time, with all that runs in it",) if pct >= _MUCH_PCT else ()
+        return replace(without(steps, dropped), notes=steps.notes + note)
 
     return change
 
@@ -115,7 +123,13 @@ def without_syncs(steps: ReplaySteps) -> ReplaySteps:
     graph, trace = steps.graph, steps.recording.trace
     syncs = (named(trace, trace.calls, WAITS) & ~is_lightning_call(steps.recording))[graph.call]
     takes = np.where(syncs, np.minimum(graph.takes, _LAUNCH_NS), graph.takes)
-    return replace(steps, graph=replace(graph, takes=takes, awaited=np.where(syncs, -1, graph.awaited)))
+    alone = syncs & ~np.isin(np.arange(len(syncs)), graph.launched_by)  # those that copy go on copying
+    gone = np.isin(np.arange(len(trace.calls)), graph.call[alone])
+    return replace(
+        steps,
+        graph=replace(graph, takes=takes, awaited=np.where(syncs, -1, graph.awaited)),
+        gone=steps.gone | spans_of(trace.calls, gone),
+    )
 
 
 def without_reads(steps: ReplaySteps) -> ReplaySteps:
@@ -158,8 +172,13 @@ def as_graphs(*regions: str) -> Change:
         stays = spans_of(trace.operators, named(trace, trace.operators, _PER_PARAMETER)) & ranges
         shorter, parameters = _shortened(steps, ranges - steps.gone), _shortened(steps, stays - steps.gone)
         left = _GRAPH_LEAVES * (graph.before - parameters.before)
+        waits = np.any([named(trace, trace.calls, kind) for kind in (WAITS, ALLOCATES, FREES)], axis=0)
+        waits &= ranges.contains(trace.calls.start) & (steps.recording.steps.host.at(trace.calls.start) >= 0)
+        blocked = f"{' or '.join(regions)} has calls that wait for the GPU or ask CUDA for memory, {_STAY}"
+        notes = (*steps.notes, blocked) if waits.any() else steps.notes
         return replace(
             steps,
+            notes=notes,
             graph=replace(
                 shorter,
                 before=shorter.before + left,
@@ -178,7 +197,7 @@ def overlapped(steps: ReplaySteps) -> ReplaySteps:
     graph, begins = steps.graph, steps.graph.begins
     after = np.where(take(graph.collective.astype(np.int64), begins.after) == 1, -1, begins.after)
     alone = np.where(graph.collective, begins.lane.max(initial=0) + 1, begins.lane)
-    return replace(steps, graph=replace(graph, begins=replace(begins, after=after, lane=alone)))
+    return replace(steps, graph=replace(graph, begins=replace(begins, after=after, lane=alone)), overlaps=True)
 
 
 def scaled(kinds: Collection[str], factor: float) -> Change:

@@ -91,7 +91,9 @@ def _regions(text: str) -> tuple[str, ...]:
 def _scale(text: str) -> tuple[str, float]:
     kind, _, factor = text.partition("=")
     value = number(factor)
-    return checked(text, (kind, value), bool(kind) and 0 <= value < math.inf, "KIND=X such as matmul=0.5")
+    return checked(
+        text, (kind, value), bool(kind) and 0 <= value < math.inf, "KIND=X with a number of at least 0, as matmul=0.5"
+    )
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -165,24 +167,48 @@ def _as_json(found: "Prediction", changes: list[str]) -> dict[str, object]:
         "after_ms": found.after_ms,
         "low_ms": found.low_ms,
         "high_ms": found.high_ms,
-        "verdict": found.analysis.verdict,
-        "verdict_text": found.analysis.verdict_text,
+        "verdict": None if found.analysis is None else found.analysis.verdict,
+        "verdict_text": _verdict(found),
+        "notes": found.notes,
+        "source": found.source,
+        "recorded_steps": found.numbers,
     }
+
+
+def _verdict(found: "Prediction") -> str:
+    """What would bound the step then, without advice: it may be what has just been done."""
+    if found.analysis is None:
+        return "not known: what communication hides behind once nothing waits for it is not in the trace"
+    first = next((one for one in found.analysis.findings if one.code == found.analysis.verdict), None)
+    return found.analysis.verdict_text if first is None else f"{first.code}: {first.title}"
+
+
+def _live(found: "Prediction") -> str:
+    """How the steps are played that recording slowed."""
+    if found.live_ms is None:
+        return "unknown, so the host is played as recorded, which slows it: give --live-ms"
+    live = f"{found.live_ms:.2f} ms a step without recording"
+    if found.before_ms < _SCALED * found.replayed_ms:
+        return f"{live}: the host is played as much faster"
+    if found.live_ms >= _SCALED * found.replayed_ms:
+        return f"{live}, no less than recorded: played as recorded"
+    return f"{live}, which a faster host does not explain: played as recorded"
 
 
 def _lines(found: "Prediction", changes: list[str]) -> "Iterator[str]":
     saved_ms = found.before_ms - found.after_ms
     ranks = "" if found.ranks == 1 else f" on each of {found.ranks} ranks"
+    numbers = f"step {found.numbers[0]}" if found.steps == 1 else f"steps {found.numbers[0]} to {found.numbers[-1]}"
+    yield f"trace      {found.source}, {numbers}"
     replayed = f"played again unchanged {found.replayed_ms:.2f} ms"
     yield f"recorded   {found.recorded_ms:.2f} ms a step, mean of {found.steps}{ranks}; {replayed}"
-    if found.live_ms is not None:
-        scaled = found.before_ms < _SCALED * found.replayed_ms
-        how = "the host is played as much faster" if scaled else "played as recorded"
-        yield f"live       {found.live_ms:.2f} ms a step without recording: {how}"
+    yield f"live       {_live(found)}"
     yield f"changed    {'; '.join(changes)}"
+    for note in found.notes:
+        yield f"note       {note}"
     scatter = f" ({found.low_ms:.2f} to {found.high_ms:.2f} by the scatter of the steps)" if found.steps > 1 else ""
     yield (
-        f"then       {found.after_ms:.2f} ms{scatter}, {abs(saved_ms):.2f} ms {'less' if saved_ms >= 0 else 'more'} "
-        f"({-100 * saved_ms / found.before_ms:+.0f} %)"
+        f"then       {found.after_ms:.2f} ms{scatter} instead of {found.before_ms:.2f}, {abs(saved_ms):.2f} ms "
+        f"{'less' if saved_ms >= 0 else 'more'} ({abs(100 * saved_ms / found.before_ms):.0f} %)"
     )
-    yield f"and then   {found.analysis.verdict_text}"
+    yield f"and then   {_verdict(found)}"

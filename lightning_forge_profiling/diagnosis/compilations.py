@@ -13,4 +13,5 @@ def recompiled(one: Recompilation, *, timed: bool = True) -> str:
     where = f"{PurePath(one.file).name}:{one.line}"
     if one.kind == "graph break":
         return f"{one.function}, whose graph ends at {where}: what follows was compiled {times}"
-    return f"{one.function} ({where}), compiled again {times}: {one.reason}"
+    why = one.reason if "mismatch" in one.reason else f"it was no longer true that {one.reason}"
+    return f"{one.function} ({where}), compiled again {times}, the last time because {why}"

@@ -1,5 +1,6 @@
 """What `torch.compile` compiles again in a fit: function, line and reason."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,8 @@ import torch
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.callbacks.compilations import Compilations
 from lightning_forge_profiling.cli.main import main
+from lightning_forge_profiling.diagnosis.compilations import recompiled
+from lightning_forge_profiling.report.run_wording import recompiled_lines
 from tests.models import Classifier, loader
 
 HERE = Path(__file__)
@@ -108,18 +111,14 @@ def test_the_table_and_the_record_say_it(fitted, tmp_path, capsys):
     assert "compile     of_values (test_recompilations.py:" in capsys.readouterr().out
 
 
-def test_a_second_shape_alone_is_not_worth_a_line(make_trainer, capsys):
-    class Twice(Compiles):
-        def training_step(self, batch):
-            self.of_shapes(torch.ones(3 + (self.global_step > 6)))
-            return Classifier.training_step(self, batch)
-
-    ours = ThroughputCallback(2)
-    make_trainer(ours, max_steps=STEPS, logger=False, enable_checkpointing=False).fit(Twice(), loader(4 * STEPS))
-    [once] = ours.analysis().run.recompilations
-    assert once.times == 1
-    if 100 * once.seconds < ours.analysis().run.ledger.wall_s:
-        assert "compile     " not in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("times", "seconds", "worth"), [(1, 0.5, False), (2, 0.9, False), (3, 0.1, True), (1, 1.0, True)]
+)
+def test_what_is_compiled_again_often_or_for_a_hundredth_of_the_run_is_worth_a_line(fitted, times, seconds, worth):
+    run = fitted("shapes").analysis().run
+    one = replace(run.recompilations[0], times=times, seconds=seconds)
+    run = replace(run, recompilations=(one,), ledger=replace(run.ledger, wall_s=100.0))
+    assert list(recompiled_lines(run)) == ([recompiled(one)] if worth else [])
 
 
 # -- PyTorch's private metrics -----------------------------------------------------------------------------------------

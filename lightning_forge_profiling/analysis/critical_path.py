@@ -15,7 +15,7 @@ from lightning_forge_profiling.analysis.replay import Graph, before_on_lane
 from lightning_forge_profiling.kineto.trace import Ints
 
 HOST: Final = -1
-_UNKNOWN_NS: Final = 100_000
+_UNKNOWN_NS: Final = 100_000  # work that begins so much later waited for something that the graph has not
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ def critical_path(recording: Recording, graph: Graph) -> CriticalPath:
     begins = graph.begins
     columns = (begins.latency, begins.behind, begins.after, begins.lag)
     latency, behind, after, lag = (column.tolist() for column in columns)
-    awaited, returns = graph.awaited.tolist(), graph.returns.tolist()
+    awaited = graph.awaited.tolist()
     first = int(recording.steps.host_start[0])
     pieces: list[tuple[int, int, int]] = []
 
@@ -60,13 +60,13 @@ def critical_path(recording: Recording, graph: Graph) -> CriticalPath:
             if after[work] >= 0:
                 reasons.append((work_end[after[work]] + lag[work], after[work]))
             latest, earlier = max(reasons)
-            if work_start[work] - latest > _UNKNOWN_NS:  # it waited for work of an earlier step
+            if work_start[work] - latest > _UNKNOWN_NS:  # mostly work of a step before the first
                 break
             call, until = launched_by[work], call_start[launched_by[work]]
             work = earlier
             continue
         # back on the host, to the last call that waited for the GPU
-        while call > 0 and not (awaited[call - 1] >= 0 and _waited(call - 1, call_start, work_end, awaited, returns)):
+        while call > 0 and not (awaited[call - 1] >= 0 and work_end[awaited[call - 1]] > call_start[call - 1]):
             call -= 1
         pieces.append((call_end[call - 1] if call > 0 else first, until, HOST))
         work = awaited[call - 1] if call > 0 else -1
@@ -79,10 +79,6 @@ def critical_path(recording: Recording, graph: Graph) -> CriticalPath:
 
 
 _NONE: Final = np.zeros(0, np.int64)
-
-
-def _waited(call: int, start: list[int], work_end: list[int], awaited: list[int], returns: list[int]) -> bool:
-    return work_end[awaited[call]] + returns[call] > start[call] and work_end[awaited[call]] > start[call]
 
 
 def by_region(recording: Recording, path: CriticalPath) -> list[tuple[str, Intervals]]:

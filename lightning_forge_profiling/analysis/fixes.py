@@ -155,6 +155,13 @@ def without_allocations(steps: ReplaySteps) -> ReplaySteps:
     return without(steps, spans_of(trace.calls, allocates))
 
 
+def can_be_captured(recording: Recording, ranges: Intervals) -> bool:
+    """Whether nothing in these ranges of the steps waits for the GPU or asks for memory, which no CUDA graph can."""
+    calls = recording.trace.calls
+    excluded = np.any([named(recording.trace, calls, kind) for kind in (WAITS, ALLOCATES, FREES)], axis=0)
+    return not (ranges & recording.steps.host.spans).contains(calls.start[excluded]).any()
+
+
 def as_graphs(*regions: str) -> Change:
     """With the launches of each of these regions as one, as by a CUDA graph.
 
@@ -172,10 +179,8 @@ def as_graphs(*regions: str) -> Change:
         stays = spans_of(trace.operators, named(trace, trace.operators, _PER_PARAMETER)) & ranges
         shorter, parameters = _shortened(steps, ranges - steps.gone), _shortened(steps, stays - steps.gone)
         left = _GRAPH_LEAVES * (graph.before - parameters.before)
-        waits = np.any([named(trace, trace.calls, kind) for kind in (WAITS, ALLOCATES, FREES)], axis=0)
-        waits &= ranges.contains(trace.calls.start) & (steps.recording.steps.host.at(trace.calls.start) >= 0)
         blocked = f"{' or '.join(regions)} has calls that wait for the GPU or ask CUDA for memory, {_STAY}"
-        notes = (*steps.notes, blocked) if waits.any() else steps.notes
+        notes = steps.notes if can_be_captured(steps.recording, ranges) else (*steps.notes, blocked)
         return replace(
             steps,
             notes=notes,

@@ -6,9 +6,15 @@ from typing import Final
 import numpy as np
 
 from lightning_forge_profiling.analysis.critical_path import CriticalPath, critical_path
-from lightning_forge_profiling.analysis.fixes import Change, ReplaySteps, as_graphs, without_allocations, without_region
+from lightning_forge_profiling.analysis.fixes import (
+    Change,
+    ReplaySteps,
+    as_graphs,
+    can_be_captured,
+    without_allocations,
+    without_region,
+)
 from lightning_forge_profiling.analysis.intervals import Intervals
-from lightning_forge_profiling.analysis.launches import ALLOCATES, FREES, WAITS, named
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.regions import host_spans
 from lightning_forge_profiling.analysis.replay import Graph, error_pct, step_ns
@@ -84,13 +90,7 @@ def _changes(recording: Recording, summary: RankSummary) -> Iterator[tuple[str, 
         yield "allocator-churn", without_allocations
     if update_ms >= least_ms:
         yield "slow-optimizer", as_graphs("optimizer")
-    if summary.host.idle_launching_ms_per_step >= least_ms and _can_be_graphs(recording):
+    spans = host_spans(recording)
+    passes = spans["forward"] | spans["backward"]
+    if summary.host.idle_launching_ms_per_step >= least_ms and can_be_captured(recording, passes):
         yield "launch-bound", as_graphs("forward", "backward")
-
-
-def _can_be_graphs(recording: Recording) -> bool:
-    """Whether forward and backward neither wait for the GPU nor ask for memory, which a CUDA graph cannot contain."""
-    trace, spans = recording.trace, host_spans(recording)
-    passes: Intervals = (spans["forward"] | spans["backward"]) & recording.steps.host.spans
-    excluded = np.any([named(trace, trace.calls, kind) for kind in (WAITS, ALLOCATES, FREES)], axis=0)
-    return not passes.contains(trace.calls.start[excluded]).any()

@@ -7,7 +7,7 @@ that waits for the GPU returns once the work is done that was done when it retur
 begins once all of them are there, and takes as long as on the rank that waited least.
 
 The recorded steps are played over and over, and the time from one round to the next is what counts. Whether such a
-graph describes the steps is tested: means of every other step, played again, have to take as long as the rest did.
+graph describes the steps is tested: they have to take as long as recorded, and means of every other step as those did.
 """
 
 from collections.abc import Generator, Sequence
@@ -33,7 +33,7 @@ _SHORTEST_GAP_NS: Final = 1_000  # between kernels of one stream, where it canno
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """Calls and GPU work of consecutive steps of one rank, in the order of the calls. Times in nanoseconds.
+    """Calls and GPU work of some steps of one rank, in the order of the calls. Times in nanoseconds.
 
     Attributes:
         steps: number of steps.

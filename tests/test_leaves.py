@@ -498,6 +498,6 @@ class Sometimes(Callback):
 
 
 def test_a_callback_that_is_slow_in_some_steps_is_named_and_how_many():
-    first = fitted(Plain(), Sometimes(), data=batches(50)).findings[0]
+    first = fitted(Plain(), Sometimes(), data=batches(200)).findings[0]
     assert (first.code, first.saves.ms_per_step) == ("slow-callback", pytest.approx(9.6, abs=3))
     assert ", nearly all in 1 of 6 steps" in first.title

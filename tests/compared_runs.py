@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lightning_forge_profiling.diagnosis.rule import saving
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name
 from lightning_forge_profiling.record.histogram import histogram
 from lightning_forge_profiling.record.lines import Begin, Block, End, EventLine, IntervalLine, Line, State, encode_line
@@ -51,8 +52,8 @@ def write_record(
 ):
     """Write a record and return its folder.
 
-    `findings` are codes with their share, `ledger` parts in seconds, `events` kinds with their seconds, `blocks` the
-    number of blocks in the totals.
+    `findings` are codes with their share, and the milliseconds that a fix saves if one does; `ledger` parts in seconds,
+    `events` kinds with their seconds, `blocks` the number of blocks in the totals.
     """
     lines: list[Line] = [
         Begin(
@@ -81,7 +82,7 @@ def write_record(
             )
         )
     ended = began + float(times_ms.sum()) / 1e3
-    if ledger is not None or blocks:
+    if ledger is not None or blocks or findings:
         report = _report(device, ledger or {"steps": 1.0}, findings, float(times_ms.mean()), len(times_ms))
         parts = tuple(Block(**_sums(times, batch_size, shares)) for times in np.array_split(times_ms, blocks or 1))
         lines.append(
@@ -112,8 +113,17 @@ def _sums(times, batch_size, shares):
 
 def _report(device, ledger, findings, step_ms, steps):
     found = tuple(
-        Finding(code=code, share_pct=share, rank=None, source="run", title="", evidence={}, advice="")
-        for code, share in findings
+        Finding(
+            code=code,
+            share_pct=share,
+            rank=None,
+            source="run",
+            title="",
+            evidence={},
+            advice="",
+            saves=saving(next(iter(saved), None), step_ms, at_most=code == "sync-bound"),
+        )
+        for code, share, *saved in findings
     )
     evidence = RunEvidence(
         steps=steps,

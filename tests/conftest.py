@@ -118,7 +118,8 @@ def share_of_the_run(findings, in_steps_pct):
 
     Of the step, the regions: of a hook that is under 5 % of the run and more of the step, the run's share is not known.
     """
-    own = [found for found in findings if found.source == "run" and (found.of == "run" or "part" not in found.evidence)]
+    timed = [found for found in findings if found.source == "run" and found.of != "memory"]
+    own = [found for found in timed if found.of == "run" or "part" not in found.evidence]
     return sum(found.share_pct * (in_steps_pct / 100 if found.of == "step" else 1) for found in own)
 
 

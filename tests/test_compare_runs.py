@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from dataclasses import replace
+from fnmatch import fnmatch
 
 import numpy as np
 import pytest
@@ -342,6 +343,40 @@ def test_ledger_verdict_and_findings_are_compared(records, forge):
     assert "finding compute-bound 0 % -> 40 % of the step" in out
     assert "finding input-bound 31 % -> 4 % of the step" in out
     assert re.search(r"(?m)^gpu/power_w +400 +440 +\+10\.0 %$", out)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (
+            [("input-bound", 31.0, 3.1)],
+            [],
+            "fixed input-bound: 3.10 ms less a step were predicted; it takes [23].?? ms less",
+        ),
+        (
+            [("sync-bound", 31.0, 4.0)],
+            [("sync-bound", 9.0, 1.0)],
+            "fixed sync-bound: at most 4.00 ms less a step were predicted; it takes [23].?? ms less",
+        ),
+        ([("input-bound", 31.0, 3.1)], [("input-bound", 20.0, 2.0)], ""),
+        ([("slow-optimizer", 31.0)], [], ""),
+    ],
+    ids=["gone", "a bound", "still there", "no prediction"],
+)
+def test_what_was_predicted_of_a_fix_is_beside_what_it_saved(records, forge, before, now, said):
+    _, out, _ = forge("compare", records("a", 10.0, findings=before), records("b", 7.0, seed=1, findings=now))
+    fixed = " ".join(out.split()).split(" basis ")[0].split(" fixed ")[1:]
+    assert len(fixed) == bool(said)
+    assert fnmatch(f"fixed {fixed[0]}", said) if said else not fixed
+
+
+def test_a_prediction_of_repeats_is_their_mean_if_all_of_them_have_it(records, forge):
+    a = [records(f"a{saved}", 10.0, seed=saved, findings=[("input-bound", 31.0, float(saved))]) for saved in (3, 5)]
+    b = [records(f"b{seed}", 7.0, seed=seed) for seed in (6, 7)]
+    _, out, _ = forge("compare", *a, "--against", *b)
+    assert "fixed input-bound: 4.00 ms less a step were predicted" in " ".join(out.split())
+    _, out, _ = forge("compare", *a, records("a0", 10.0, seed=9), "--against", *b)
+    assert "fixed" not in out
 
 
 def test_ledgers_of_runs_that_differ_in_length_are_per_1000_steps_but_for_what_happens_once(records, forge):

@@ -17,6 +17,7 @@ from lightning_forge_profiling import bench, compat, errors, flops, gpu, profile
 from lightning_forge_profiling.diagnosis.findings import CPU_RULES, RUN_RULES, TRACE_RULES
 from lightning_forge_profiling.diagnosis.ledger_rules import LEDGER_RULES
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
+from lightning_forge_profiling.diagnosis.memory import CODE as MEMORY
 from lightning_forge_profiling.names import FINDING_PAGES, docs_url
 
 CHECKOUT = Path(__file__).parents[1]
@@ -105,7 +106,7 @@ def test_the_diagrams_are_what_their_script_draws():
 
 
 def test_every_finding_has_its_page_with_an_example():
-    codes = {*(rule.code for rule in (*TRACE_RULES, *CPU_RULES, *RUN_RULES)), "straggler", *MACHINE}
+    codes = {*(rule.code for rule in (*TRACE_RULES, *CPU_RULES, *RUN_RULES)), "straggler", MEMORY, *MACHINE}
     pages = {page.stem: page.read_text(encoding="utf-8") for page in (CHECKOUT / "docs" / "findings").glob("*.md")}
     outside = pages.pop("outside-the-step")
     assert [rule.code for rule in LEDGER_RULES.values() if f"| `{rule.code}` |" not in outside] == []

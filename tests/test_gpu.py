@@ -3,11 +3,13 @@
 import gzip
 import json
 import math
+import re
 import statistics
 import time
 from bisect import bisect_left
 from collections import defaultdict
 from itertools import pairwise
+from random import Random
 
 import lightning as L
 import pytest
@@ -450,9 +452,87 @@ def test_what_the_model_keeps_is_what_the_allocator_has(tmp_path):
     trainer(tmp_path, 30, callbacks=[ours, reads]).fit(
         model, random_tokens(30, batch_size=1, length=32, vocabulary=8192)
     )
-    kept = ours.analysis().run.model_memory
+    kept = ours.analysis().run.memory.model
     parameters = sum(parameter.numel() * 4 for parameter in model.parameters())
     assert kept.parameters_bytes == pytest.approx(parameters, rel=0.01)
     assert kept.optimizer_bytes == pytest.approx(2 * parameters, rel=0.01)
     # beside the batch, and blocks of 512 bytes
     assert kept.bytes == pytest.approx(reads.allocated, rel=0.02)
+
+
+class Keeps(SmallKernels):
+    """Appends to a list in each step, as a loss with its graph would."""
+
+    def __init__(self, mib=0, *, varies=False):
+        super().__init__()
+        self.mib, self.varies, self.list = mib, varies, []
+
+    def training_step(self, batch, batch_idx):
+        random = Random(self.global_step)  # noqa: S311  (not for secrets)
+        torch.empty(random.randrange(1, 512) * 2**20 if self.varies else 2**20, dtype=torch.uint8, device=self.device)
+        if self.mib:
+            self.list.append(torch.empty(self.mib * 2**20, dtype=torch.uint8, device=self.device))
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.fixture
+def four_gib():
+    """The process may use 4 GiB more than it has."""
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 4 * 2**30) / total)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def small_batches(steps):
+    return torch.utils.data.DataLoader(torch.randn(steps, 64, 64), None)
+
+
+@pytest.mark.usefixtures("four_gib")
+def test_a_growth_is_said_fifty_steps_before_the_memory_is_full(tmp_path, caplog):
+    ours = ThroughputCallback(record=True)
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer(tmp_path, 5000, callbacks=[ours]).fit(Keeps(4), small_batches(5000))
+    full = ours.analysis().run.all_steps
+    [said] = [record.getMessage() for record in caplog.records if "grows by" in record.getMessage()]
+    print(f"{said} It was full at step {full}.")
+    assert "grows by 4.0 MiB a step" in said
+    assert "tensors that are kept from one step to the next" in said
+    known = int(re.search(r"to ([\d,]+)\)", said)[1].replace(",", ""))
+    assert full - known >= 50
+    assert ours.analysis().run.memory.growth.full_step == pytest.approx(full, rel=0.1)
+
+
+@pytest.mark.usefixtures("four_gib")
+def test_what_varies_from_step_to_step_is_no_growth(tmp_path):
+    ours = ThroughputCallback()
+    trainer(tmp_path, 2000, callbacks=[ours]).fit(Keeps(varies=True), small_batches(2000))
+    memory = ours.analysis().run.memory
+    assert memory.growth is None
+    assert memory.curve.peak_gib[-1] > memory.curve.kept_gib[-1] + 0.4
+
+
+def test_a_cuda_graph_that_is_recorded_again_is_named_with_its_reason(tmp_path):
+    def compiled_part(x, table):
+        return (x * table).sum()
+
+    class Records(SmallKernels):
+        def __init__(self):
+            super().__init__()
+            self.part = torch.compile(compiled_part, mode="reduce-overhead", dynamic=False)
+            self.tables = [torch.nn.Parameter(torch.ones(64, 64), requires_grad=False) for _ in range(3)]
+
+        def on_fit_start(self):
+            self.tables = [torch.nn.Parameter(table.to(self.device), requires_grad=False) for table in self.tables]
+
+        def training_step(self, batch, batch_idx):
+            torch.compiler.cudagraph_mark_step_begin()
+            self.part(batch, self.tables[self.global_step // 10 % 3])
+            return super().training_step(batch, batch_idx)
+
+    ours = ThroughputCallback()
+    trainer(tmp_path, 60, callbacks=[ours]).fit(Records(), small_batches(60))
+    [again] = [one for one in ours.analysis().run.recompilations if one.kind == "recorded again"]
+    print(again)
+    assert (again.function, again.times) == ("compiled_part", 2)
+    assert "another address" in again.reason

@@ -11,7 +11,15 @@ from docs.measure_fixes import CASES, Measured, row
 from tests.outcomes import HANGS_S
 
 CHECKOUT = Path(__file__).parents[1]
-WITHOUT_CASE = {"gpu-idle", "slow-launches", "python-bound", "between-regions", "blocked", "busy-machine"}
+WITHOUT_CASE = {
+    "memory-near-limit",
+    "gpu-idle",
+    "slow-launches",
+    "python-bound",
+    "between-regions",
+    "blocked",
+    "busy-machine",
+}
 
 
 def run(*arguments):

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._dynamo.callback import CallbackTrigger, callback_handler
+from torch._dynamo.utils import get_compilation_metrics
 
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.callbacks.compilations import Compilations
@@ -36,13 +38,35 @@ def broken(x):
     return y.sum()
 
 
+class GraphTree:
+    """Announces recordings as `torch._inductor.cudagraph_trees` does, which needs a GPU. Even ids are of backward."""
+
+    def __init__(self):
+        self.id_to_mode = Modes()
+
+    def _run(self, number, unexpected_rerecord_reason):
+        function_id = SimpleNamespace(id=number)
+        self.record_function(function_id)
+        return unexpected_rerecord_reason
+
+    def record_function(self, _):
+        compile_id = next(one.compile_id for one in get_compilation_metrics() if one.co_name == "of_shapes")
+        with callback_handler.install_callbacks(CallbackTrigger.CUDAGRAPH_RECORDING, compile_id):
+            pass
+
+
+class Modes:
+    def __getitem__(self, function_id):
+        return SimpleNamespace(name="FORWARD" if function_id.id % 2 else "BACKWARD")
+
+
 class Compiles(Classifier):
     """Compiles one function for each length, one for each of six numbers, and one in two pieces."""
 
-    def __init__(self, *planted):
+    def __init__(self, *planted, graphs=None):
         super().__init__()
         torch._dynamo.reset()
-        self.planted = planted
+        self.planted, self.graphs = planted, graphs or {}
         self.of_shapes, self.of_values = (
             torch.compile(one, backend="eager", dynamic=False) for one in (of_shapes, of_values)
         )
@@ -55,15 +79,17 @@ class Compiles(Classifier):
             self.of_values(torch.ones(4), self.global_step % 6)
         if "break" in self.planted:
             self.broken(torch.ones(4))
+        if self.global_step in self.graphs:
+            GraphTree()._run(*self.graphs[self.global_step])
         return super().training_step(batch)
 
 
 @pytest.fixture
 def fitted(make_trainer):
-    def fit(*planted, **options):
+    def fit(*planted, graphs=None, **options):
         ours = ThroughputCallback(2, **options)
         options = {"logger": False, "enable_checkpointing": False}
-        make_trainer(ours, max_steps=STEPS, **options).fit(Compiles(*planted), loader(4 * STEPS))
+        make_trainer(ours, max_steps=STEPS, **options).fit(Compiles(*planted, graphs=graphs), loader(4 * STEPS))
         return ours
 
     return fit
@@ -98,6 +124,44 @@ def test_the_verdict_names_the_one_that_takes_most(fitted):
 def test_shapes_have_another_advice(fitted):
     finding = next(one for one in fitted("shapes").analysis().findings if one.code == "compile-bound")
     assert "mark_dynamic" in finding.advice
+
+
+def test_a_function_that_pytorch_compiles_no_more_is_said_to_run_uncompiled(fitted, capsys):
+    with torch._dynamo.config.patch(recompile_limit=3):
+        [one] = fitted("values").analysis().run.recompilations
+    assert (one.function, one.times, one.given_up) == ("of_values", 2, True)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "recompile_limit is reached, so that it runs uncompiled where no version fits" in printed
+
+
+MOVED = (
+    "static input data pointer changed.\ninput name: primals_2. data pointer changed from 1 to 2. input stack trace: x"
+)
+
+
+@pytest.mark.parametrize(
+    ("recordings", "times", "why"),
+    [
+        ({3: (1, None), 4: (2, None)}, 0, ""),
+        (
+            {3: (1, None), 5: (1, lambda: MOVED), 6: (1, MOVED)},
+            2,
+            ", the last time because primals_2 has another address",
+        ),
+        ({3: (1, None), 6: (1, None)}, 1, ""),
+        ({3: (1, None), 6: (3, None)}, 1, ", the last time because its inputs have another size"),
+    ],
+    ids=["once each", "address", "unknown", "size"],
+)
+def test_a_cuda_graph_that_is_recorded_again_is_named(fitted, recordings, times, why):
+    found = fitted("shapes", graphs=recordings).analysis().run.recompilations
+    again = [one for one in found if one.kind == "recorded again"]
+    assert sum(one.times for one in again) == times
+    where = f"of_shapes (test_recompilations.py:{line_of('def of_shapes(x):')})"
+    often = "once" if times == 1 else f"{times} times"
+    for one in again:
+        assert one.seconds > 0
+        assert recompiled(one, timed=False) == f"{where}, whose CUDA graph was recorded again {often}{why}"
 
 
 def test_the_table_and_the_record_say_it(fitted, tmp_path, capsys):

@@ -30,7 +30,6 @@ from lightning_forge_profiling.callbacks.window_flops import (
     with_advice,
     with_problem,
 )
-from lightning_forge_profiling.diagnosis.compilations import recompiled
 from lightning_forge_profiling.names import (
     MFU,
     MFU_MEASURED,
@@ -49,7 +48,6 @@ from lightning_forge_profiling.record.ranks import read_works
 from lightning_forge_profiling.report.run_page import write_run_page
 from lightning_forge_profiling.results.analysis import Analysis, RankWork
 from lightning_forge_profiling.results.pulse import RanksStatus
-from lightning_forge_profiling.results.run import Recompilation
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.results.trace_report import TraceReport
@@ -171,11 +169,10 @@ class FitLog(Guarded):
             windows=windows,
         )
 
-    def note_recompilations(self, found: Sequence[Recompilation]) -> None:
-        """Write them as events of the record."""
+    def note(self, kind: str, text: str) -> None:
+        """Write an event of the record."""
         if self._run_record is not None:
-            for one in found:
-                self._run_record.note("recompilation" if one.kind == "recompiled" else "graph-break", recompiled(one))
+            self._run_record.note(kind, text)
 
     def _sensors(self) -> dict[str, float]:
         return {} if self._telemetry is None else self._telemetry.latest()
@@ -439,7 +436,7 @@ class FitLog(Guarded):
             of_gpu = self._telemetry.metrics(rates.samples, rates.total_ms)
             self._of_gpu = of_gpu or self._of_gpu
             metrics |= of_gpu
-        metrics |= rank_metrics(None if self.ranks is None else self.ranks.status)
+        metrics |= rank_metrics(None if self.ranks is None else self.ranks.status) | self._monitor.metrics()
         self._logged_at = step
         if self._settings.prog_bar:
             shown = (per_second("samples"), per_second("steps"))

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from math import inf
 from time import perf_counter_ns
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batches import WorkCounter
 from lightning_forge_profiling.callbacks.boundary_profiler import ProfilerProxy
+from lightning_forge_profiling.callbacks.compilations import Compilations
 from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S
 from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.callbacks.fit_results import FitReporter, FitResults
@@ -19,14 +19,17 @@ from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_
 from lightning_forge_profiling.callbacks.host_readings import HostReadings
 from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, SetUpParts, TearDown, begin_ledger, hook_parts
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, StepProgress, Trainer
-from lightning_forge_profiling.callbacks.model_memory import model_memory
+from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch, memory_watch
 from lightning_forge_profiling.callbacks.rank_waits import RankWaits
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.wrapped_methods import watch_failure, watch_validation
+from lightning_forge_profiling.diagnosis.compilations import recompiled
+from lightning_forge_profiling.diagnosis.memory import growth_words
 from lightning_forge_profiling.gpu.nsight import nsight_ranges
 from lightning_forge_profiling.names import PROFILER
+from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.record.histogram import bucket
-from lightning_forge_profiling.results.run import ModelMemory, Recompilation
+from lightning_forge_profiling.results.run import Recompilation
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
@@ -39,6 +42,8 @@ if TYPE_CHECKING:  # which makes the monitor
 # compilation, autotuning and lazy initialization happen in the first step or two, the allocator's pools settle within a
 # few, and a loader with four workers has eight batches ready at the start that it will never have again
 DEFAULT_WARMUP_STEPS = 10
+
+_log = plain_logger(__name__)
 
 
 class FitMonitor(Guarded):
@@ -86,8 +91,7 @@ class FitMonitor(Guarded):
         self._counter: WorkCounter | None = None
         self.waits: RankWaits | None = None  # for other ranks; None for a single one
         self._ledger_parts: LedgerParts | None = None
-        self.model_memory: ModelMemory | None = None  # once the optimizer has stepped
-        self._looked_up_memory = False
+        self.memory: MemoryWatch | None = None  # on a GPU
         self.readings = HostReadings(self.step_timer)
         self._ended_batch = -1
         self._kind_of_step = (False, True)
@@ -132,6 +136,8 @@ class FitMonitor(Guarded):
         self._ledger_parts = LedgerParts(self.ledger, trainer, self._warming_up)
         if trainer.world_size > 1:
             self.waits = RankWaits(trainer, self.step_timer)
+        if self.step_timer.timers.on_device:
+            self.memory = memory_watch(trainer, began_ns=self.ledger.began_ns)
         self.step_timer.start()
         for callback in self.callbacks:
             callback.use_backward_hooks(on=not module.automatic_optimization)
@@ -172,6 +178,8 @@ class FitMonitor(Guarded):
         self._end_step(trainer, batch, progress, now_ns)
         if self.window is not None:
             self.window.end_step(trainer)
+        if self.memory is not None and now_ns >= self.memory.due_ns and not self._warming_up():
+            self._read_memory(trainer, self.memory, now_ns)
         kind = self.recording, self._warming_up()
         if kind != self._kind_of_step or now_ns / 1e9 >= self._due_s:
             self._between_steps(trainer, kind, now_ns / 1e9)
@@ -200,24 +208,49 @@ class FitMonitor(Guarded):
         if self._ledger_parts.compiling:
             self._ledger_parts.end_compilation()
         if self._ledger_parts.compilations.pending:
-            found = self._ledger_parts.compilations.look(step_timer.step - 1)
-            if self.log is not None:
-                self.log.note_recompilations(found)
+            self._look_for_recompilations(self._ledger_parts.compilations)
 
-    @property
+    def _look_for_recompilations(self, compilations: Compilations) -> None:
+        for one in compilations.look(self.step_timer.step - 1):
+            self._note("graph-break" if one.kind == "graph break" else "recompilation", recompiled(one))
+
+    def _read_memory(self, trainer: Trainer, memory: MemoryWatch, now_ns: int) -> None:
+        """Read what fills the GPU, and say once that it grows. An unknown kind of parameter ends it."""
+        if not trainer.global_step:
+            return
+        try:
+            with self.step_timer.own_work():
+                growth = memory.read(self.step_timer.step - 1, now_ns)
+        except Exception as exc:
+            self.memory = None
+            _log.debug("", exc_info=exc)
+            return
+        if growth is not None:
+            text = growth_words(growth)
+            _log.warning("%s%s.", text[0].upper(), text[1:])
+            self._note("memory-growth", text)
+
+    def _note(self, kind: str, text: str) -> None:
+        if self.log is not None:
+            self.log.note(kind, text)
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics of memory and of `torch.compile` as they are now."""
+        metrics = {} if self.memory is None else self.memory.metrics()
+        return metrics if self._ledger_parts is None else metrics | self._ledger_parts.compilations.metrics()
+
     def recompilations(self) -> tuple[Recompilation, ...]:
         """What `torch.compile` compiled again in this fit."""
-        return () if self._ledger_parts is None else self._ledger_parts.compilations.recompilations
+        if self._ledger_parts is None:
+            return ()
+        compilations = self._ledger_parts.compilations
+        self._look_for_recompilations(compilations)  # PyTorch announces a compilation, but not that it gives up
+        return compilations.recompilations
 
     @guarded
     def _between_steps(self, trainer: Trainer, kind: tuple[bool, bool], now_s: float) -> None:
         """Do what comes seldom: a log entry, a line of the record, a reading of CPU times, steps of another kind."""
         self.readings.look_up_switches(trainer, recording=self.recording)
-        if not self._looked_up_memory and trainer.global_step and self.step_timer.timers.on_device:
-            self._looked_up_memory = True
-            with self.step_timer.own_work(), suppress(Exception):  # parameters of a kind that is not known here
-                device = trainer.strategy.root_device.type
-                self.model_memory = model_memory(trainer.lightning_module, trainer.optimizers, device)
         if self.log is not None and now_s >= self.log.due_s:
             self.log.end_step(trainer)
         counts = not any(kind)

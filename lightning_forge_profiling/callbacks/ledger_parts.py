@@ -107,16 +107,18 @@ class LedgerParts:
         """A hook of the module lets Lightning do what it does without that hook."""
         return self._clock.outside(f"module/{hook}") if get_ident() == self._thread else nullcontext()
 
-    def _compile_begins(self, _: Any) -> None:
+    def _compile_begins(self, args: Any) -> None:
         if get_ident() == self._thread and not self.compiling:
             self.compiling = "startup/compile" if self._warming_up() else "compile"
             self._clock.enter(self.compiling)
+            self.compilations.recording_begins(args, sys._getframe(1), perf_counter_ns())  # noqa: SLF001
 
     def end_compilation(self, _: Any = None) -> None:
         """A compilation has ended, or a batch and with it any compilation that ended in another thread."""
         if get_ident() == self._thread and self.compiling:
             part, self.compiling = self.compiling, ""
             self._clock.exit(part)
+            self.compilations.recording_ends(perf_counter_ns())
             self.compilations.pending = True
 
 

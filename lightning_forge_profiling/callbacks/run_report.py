@@ -176,6 +176,10 @@ def _worker_restarts(steady: Rates, workers: int) -> WorkerRestarts | None:
     )
 
 
+def _samples_per_step(steady: Rates) -> float | None:
+    return steady.samples / steady.steps if steady.samples and steady.steps else None
+
+
 def recorded_analysis(trace: TraceReport | None) -> Analysis | None:
     """The analysis of a recorded window, read from its `summary.json`."""
     if trace is None or trace.summary_path is None:
@@ -237,8 +241,8 @@ def run_report(
             lines=monitor.readings.lines(),
             cpu=monitor.readings.cpu_use(max(int(trainer.num_devices), 1)),
             switches=monitor.readings.switches,
-            recompilations=monitor.recompilations,
-            model_memory=monitor.model_memory,
+            recompilations=monitor.recompilations(),
+            memory=None if monitor.memory is None else monitor.memory.memory(_samples_per_step(run.steady)),
             rank=trainer.global_rank,
         )
         if trainer.world_size > 1:

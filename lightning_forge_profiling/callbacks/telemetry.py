@@ -125,7 +125,6 @@ class RunTelemetry:
             joules_per_sample=watts / samples_per_second if watts is not None and samples_per_second else None,
             joules=self.sampler.joules,
             allocated_peak_gib=None if allocator is None else _gib(allocator.peak_bytes),
-            reserved_gib=None if allocator is None else _gib(allocator.reserved_bytes),
             alloc_retries=None if allocator is None else allocator.retries,
             device_allocs_per_step=None if allocator is None or not steps else allocator.device_allocs / steps,
             series=telemetry_series(curve, self._began_ns),

@@ -79,6 +79,16 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the runs before said that the fix of a finding saves, where it is gone now. Means over the runs."""
+
+    code: str
+    ms: float  # of each step
+    at_most: bool
+    saved_ms: float  # as measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
     """One side of a comparison: a run, or several repeats."""
 
@@ -101,6 +111,7 @@ class Comparison:
     metrics: Mapping[str, Metric]
     ledger: tuple[Change, ...] = ()  # seconds; the largest change first, as in all that follow
     findings: tuple[Change, ...] = ()  # percent
+    predictions: tuple[Prediction, ...] = ()
     gpu: tuple[Change, ...] = ()
     idle: tuple[Change, ...] = ()  # milliseconds per step by cause, as in all that follow
     kinds: tuple[Change, ...] = ()
@@ -136,6 +147,7 @@ def compare(a: Sources, b: Sources, *, scatter_pct: float | None = None, limit_p
         metrics={name: _with_share(metric, metrics, (*a, *b)) for name, metric in metrics.items()},
         ledger=_ledger(a, b),
         findings=_findings(a, b),
+        predictions=tuple(_predictions(a, b, metrics["step"])) if "step" in metrics else (),
         gpu=_gpu(a, b),
         **{table: _changes(a, b, table, "step") for table in ("idle", "kinds", "kernels")},
         differs=differences(a, b),
@@ -278,6 +290,22 @@ def _findings(a: Sources, b: Sources) -> tuple[Change, ...]:
     of_run = frozenset[str]().union(*(run.of_run for run in (*a, *b)))
     changes = _changes(a, b, "findings", "step")
     return tuple(replace(change, per="run") if change.name in of_run else change for change in changes)
+
+
+def _predictions(a: Sources, b: Sources, step: Metric) -> Iterator[Prediction]:
+    """Of findings of all runs before that cost no run now half as much."""
+    for code, before in a[0].predicted.items():
+        known = [run.predicted[code].saves for run in a if code in run.predicted]
+        saves = [one for one in known if one is not None]
+        now = (run.amounts.get("findings", {}).get(code, (0.0, 0.0))[0] for run in b)
+        if len(saves) < len(a) or step.a is None or step.b is None or 2 * max(now) >= before.share_pct:
+            continue
+        yield Prediction(
+            code=code,
+            ms=fmean(one.ms_per_step for one in saves),
+            at_most=any(one.at_most for one in saves),
+            saved_ms=step.a - step.b,
+        )
 
 
 def _gpu(a: Sources, b: Sources) -> tuple[Change, ...]:

@@ -61,6 +61,7 @@ class Source:
     unsteadiness: float = 0.0  # deviation of the logarithm to expect between runs as unsteady
     amounts: Mapping[str, Amounts] = field(default_factory=dict)  # by table, shown without a test
     of_run: frozenset[str] = frozenset()  # findings whose share is of the run, not of the step
+    predicted: Mapping[str, Finding] = field(default_factory=dict)  # whose fix saves time of each step, by code
     wall_s: float = 0.0  # 0 if unknown
     verdict: str = ""
     host: str = ""
@@ -105,7 +106,9 @@ def record_source(record: RunRecord) -> Source:
         unsteadiness=unsteadiness(metrics["step"], metrics.get("median"), waits=_machine_share(findings)),
         amounts={
             "ledger": {part: (seconds, 0.0) for part, seconds in ledger_s.items()},
-            "findings": {finding.code: (finding.share_pct, 0.0) for finding in reversed(findings)},  # the largest last
+            "findings": {  # the largest last
+                finding.code: (finding.share_pct, 0.0) for finding in reversed(findings) if finding.of != "memory"
+            },
             "gpu": {  # the GPU's sensors and the allocator's figures over the run, by logged name
                 name: (value, 0.0)
                 for name, value in (mean_metrics(rank.intervals) if state is None else state.metrics).items()
@@ -113,6 +116,7 @@ def record_source(record: RunRecord) -> Source:
             },
         },
         of_run=frozenset(finding.code for finding in findings if finding.of == "run"),
+        predicted={finding.code: finding for finding in findings if finding.of == "step" and finding.saves},
         wall_s=sum(ledger_s.values()),
         verdict=analysis.verdict if analysis is not None else "",
         host=begin.host,

@@ -162,6 +162,10 @@ def _remarks(comparison: Comparison, gates: Sequence[Gate]) -> Iterator[tuple[st
     for change in comparison.findings[:_ROWS]:
         if abs(change.b - change.a) >= 1:
             yield "finding", f"{change.name} {change.a:.0f} % -> {change.b:.0f} % of the {change.per}"
+    for one in comparison.predictions:
+        saved = f"{digits(abs(one.saved_ms))} ms {'less' if one.saved_ms >= 0 else 'more'}"
+        bound = "at most " if one.at_most else ""
+        yield "fixed", f"{one.code}: {bound}{digits(one.ms)} ms less a step were predicted; it takes {saved}"
     for gate in gates:
         if gate.missing:
             yield "open", f"{gate.metric}: {gate.missing}"

@@ -15,6 +15,7 @@ from lightning_forge_profiling.diagnosis.ledger_costs import hooks_ms, in_steps_
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_findings
 from lightning_forge_profiling.diagnosis.live_step import cpu_findings, gpu_findings, recorded_steps
 from lightning_forge_profiling.diagnosis.machine_rules import before_all
+from lightning_forge_profiling.diagnosis.memory import memory_findings
 from lightning_forge_profiling.diagnosis.ranks import (
     STRAGGLER,
     beside_straggler,
@@ -79,7 +80,8 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         combined = replace(analysis, run=run.all)
     else:
         findings, differences = _to_live_step(analysis, run)
-        ranked = _ranked(_merge(findings, ledger_findings(run.own), run), run)
+        others = (*ledger_findings(run.own), *memory_findings(run.all))
+        ranked = _ranked(_merge(findings, others, run), run)
         combined = before_all(_with_verdict(ranked, differences, analysis, run), run.all)
     return replace(
         combined,

@@ -147,6 +147,12 @@ def _against(found: Recompilation) -> str:
             f"TORCH_LOGS=graph_breaks prints why the graph ends at {found.file}:{found.line}: take that line out of "
             "the compiled function, or replace it (print, .item(), numpy, a call that is not traced)."
         )
+    if found.kind == "recorded again":
+        return (
+            "A CUDA graph is of inputs of one size at one address: pad batches to a few sizes, keep other inputs (a "
+            "mask, a table) in a buffer that is written to (copy_), or compile without CUDA graphs "
+            '(mode="max-autotune-no-cudagraphs").'
+        )
     if "size mismatch" in found.reason or "stride mismatch" in found.reason:
         return _SHAPES
     return (

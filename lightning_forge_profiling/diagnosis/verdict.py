@@ -28,6 +28,8 @@ def by_gain(findings: Iterable[Finding], *, in_steps_pct: float = 100.0) -> tupl
     """The findings, the one whose fix can be expected to save most first."""
 
     def gain(finding: Finding) -> float:
+        if finding.of == "memory":
+            return 0.0
         in_run = in_steps_pct / 100 if finding.of == "step" else 1.0
         if finding.saves is not None and finding.saves.low_pct is not None:
             return finding.saves.pct * in_run
@@ -39,7 +41,11 @@ def by_gain(findings: Iterable[Finding], *, in_steps_pct: float = 100.0) -> tupl
 def order_note(findings: Sequence[Finding]) -> str:
     """Why a finding is below one that costs less; "" where the shares descend."""
     after = "after what the machine does, " if any(finding.code in MACHINE for finding in findings) else ""
-    findings = [finding for finding in findings if is_certain(finding) and finding.code not in MACHINE]
+    findings = [
+        finding
+        for finding in findings
+        if is_certain(finding) and finding.code not in MACHINE and finding.of != "memory"
+    ]
     shares = [finding.share_pct for finding in findings]
     if len({finding.of for finding in findings}) > 1:
         return f"Findings are ordered {after}by what a fix can be expected to save of the whole fit's wall time."

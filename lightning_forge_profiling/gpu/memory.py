@@ -77,6 +77,15 @@ def read_allocator(device_index: int) -> AllocatorReading:
     return AllocatorReading.of(torch.cuda.memory.memory_stats_as_nested_dict(device_index))
 
 
+def read_limit(device_index: int, reserved_bytes: int) -> int:
+    """What PyTorch may use of a GPU's memory in bytes: all but what others use, and no more than the process may."""
+    import torch  # noqa: PLC0415
+
+    free, total = torch.cuda.mem_get_info(device_index)
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device_index)
+    return min(free + reserved_bytes, int(share * total))
+
+
 SnapshotStep: TypeAlias = Literal["oom"] | int
 
 # number of newest allocations and frees that are kept: with their Python stacks at most some hundred MB of host memory,

@@ -256,8 +256,7 @@ def _causes(analysis: Analysis) -> Iterator[Line]:
         yield Line("verdict", Text(analysis.verdict, "bold"))
     names = ["verdict", *(_FINDINGS - 1) * ["also"]]
     for name, finding in zip(names, analysis.findings, strict=False):
-        whole = "fit" if finding.of == "run" else "step"
-        text = f"{finding.code}, {finding.share_pct:.0f} % of the {whole}: {finding.title}"
+        text = f"{finding.code}, {finding.share_pct:.0f} % of {finding.whole}: {finding.title}"
         yield Line(name, Text(text, "bold yellow", marked=finding.code))
 
 

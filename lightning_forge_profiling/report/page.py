@@ -111,12 +111,12 @@ def report_page(analysis: Analysis, timelines: Sequence[Timeline], record: objec
     }
     has_ledger = run is not None and run.ledger is not None
     has_stacks = any(rank.python is not None for rank in analysis.ranks)
-    has_charts = record is not None or (run is not None and run.telemetry is not None)
+    has_charts = record is not None or (run is not None and (run.telemetry is not None or run.memory is not None))
     scripts = (
         *_SCRIPTS,
         *(("run",) if has_ledger else ()),
         *(("flame",) if has_stacks else ()),
-        *(("readings", "telemetry") if has_charts else ()),
+        *(("readings", "telemetry", "memory") if has_charts else ()),
         *(("record",) if record is not None else ()),
         "main",
     )

@@ -8,6 +8,8 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.hints import switched_on
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
+from lightning_forge_profiling.diagnosis.memory import CODE as MEMORY
+from lightning_forge_profiling.diagnosis.memory import growth_words
 from lightning_forge_profiling.report.blocks import Line, Text
 from lightning_forge_profiling.report.run_table import (
     NAMES_WIDTH,
@@ -23,11 +25,11 @@ from lightning_forge_profiling.report.run_table import (
     warm_up_note,
     where_a_step_goes,
 )
-from lightning_forge_profiling.report.run_wording import goodput_words
+from lightning_forge_profiling.report.run_wording import goodput_words, recompiled_lines
 from lightning_forge_profiling.report.screen import Screen, wrap
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.report.wording import verdict
-from lightning_forge_profiling.results.analysis import Analysis, Finding
+from lightning_forge_profiling.results.analysis import Analysis, Finding, RunEvidence
 from lightning_forge_profiling.results.run_report import RunReport
 
 _NAME: Final = re.compile(r"\((.+)\)$")  # of a device, as in `cuda:0 (NVIDIA H200)`
@@ -85,6 +87,8 @@ def _rates(report: RunReport) -> Iterator[Line]:
     if run is not None and run.ledger is not None and (words := goodput_words(run.ledger)):
         yield Line("goodput", Text(words))
     yield from warm_up_note(report.run)
+    if run is not None and report.analysis is not None:
+        yield from _beside(report.analysis, run)
     if run is not None and (distorting := switched_on(run.switches)):
         yield Line("note", Text(distorting))
     trace = report.trace
@@ -94,6 +98,15 @@ def _rates(report: RunReport) -> Iterator[Line]:
         yield Line("note", Text(trace.message))
     if trace is not None and trace.pending and trace.path is not None:
         yield Line("trace", Text(f"{_short(trace.path)} is being written"), whole=True)
+
+
+def _beside(analysis: Analysis, run: RunEvidence) -> Iterator[Line]:
+    """What is worth a line although it may cost little time so far, unless it is the verdict."""
+    if run.memory is not None and run.memory.growth is not None and analysis.verdict != MEMORY:
+        yield Line("memory", Text(growth_words(run.memory.growth)))
+    again = next(recompiled_lines(run), "")
+    if again and analysis.verdict != "compile-bound":
+        yield Line("compile", Text(again))
 
 
 def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
@@ -109,7 +122,7 @@ def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
         if finding is not None:
             yield from _remedy(finding, room)
     if report.trace is not None and report.trace.memory_path is not None:
-        yield Line("memory", Text(str(report.trace.memory_path)), whole=True)
+        yield Line("snapshot", Text(str(report.trace.memory_path)), whole=True)
     if report.trace is not None and report.trace.url:
         yield Line("copied to", Text(report.trace.url), whole=True)
     if files is not None:
@@ -132,7 +145,7 @@ def _remedy(finding: Finding, room: int) -> Iterator[Line]:
         yield Line("try", Text(_cut(finding.advice, room, _ADVICE_LINES)))
     if finding.saves is not None:
         text, between = finding.saves.text.removeprefix("That saves ").rstrip("."), finding.saved_pct
-        if between is not None:
+        if between is not None and finding.saves.low_pct is None:  # else it is in the text
             share = f"({finding.saves.pct:.0f} %"
             text = text.replace(f"{share})", f"{share}, 95 % interval {between[0]:.0f} to {between[1]:.0f} %)")
         yield Line("saves", Text(_cut(text, room, _ADVICE_LINES)))

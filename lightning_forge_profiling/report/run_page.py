@@ -41,7 +41,7 @@ from lightning_forge_profiling.results.timeline import Timeline
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.safe_files import read_regular, write_whole
 
-_PROBLEMS: Final = frozenset({"exception", "slow-step", "recompilation", "hang", "straggler"})
+_PROBLEMS: Final = frozenset({"exception", "slow-step", "recompilation", "hang", "straggler", "memory-growth"})
 _MOST_EVENTS: Final = 2000
 _MOST_POINTS: Final = 500
 # at the end of a fit with more ranks the page has the record of the first alone: each is up to a megabyte

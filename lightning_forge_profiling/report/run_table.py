@@ -94,13 +94,13 @@ def _verdict(report: RunReport) -> Iterator[Line]:
         yield from no_verdict(report.run)
         return
     yield Line("verdict", verdict(analysis))
-    rest, also = analysis.findings[1:], []
-    for of, whole in ("step", "the step"), ("run", "the fit"):
-        shares = [f"{finding.code} {finding.share_pct:.0f} %{between(finding)}" for finding in rest if finding.of == of]
-        also += [f"{', '.join(shares)} of {whole}"] if shares else []
-    if also:
+    shares: dict[str, list[str]] = {}
+    for finding in sorted(analysis.findings[1:], key=lambda one: one.of != "step"):
+        shares.setdefault(finding.whole, []).append(f"{finding.code} {finding.share_pct:.0f} %{between(finding)}")
+    if shares:
         unreliable = "unreliable: " if analysis.verdict in MACHINE else ""
-        yield Line("also", Text(unreliable + "; ".join(also)))
+        also = "; ".join(f"{', '.join(named)} of {whole}" for whole, named in shares.items())
+        yield Line("also", Text(unreliable + also))
     hints = ((hint.rank, hint.text) for hint in analysis.hints)
     for where, text in by_text(hints, several=len(analysis.ranks) > 1):
         yield Line("hint", Text(where + text))

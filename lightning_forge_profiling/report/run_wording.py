@@ -9,6 +9,7 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.compilations import recompiled
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
+from lightning_forge_profiling.diagnosis.memory import growth_words, largest_batch, memory_parts
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms
 from lightning_forge_profiling.names import BEFORE_FIT, PROFILER, STARTUP_IMPORTS, STARTUP_PROCESS, STEPS
 from lightning_forge_profiling.report.text import digits
@@ -204,32 +205,24 @@ def slowest_line(run: RunEvidence) -> str:
 
 def memory_line(run: RunEvidence) -> str:
     """What fills the GPU's memory, and how much larger a batch may be; "" if unknown."""
-    kept, gpu = run.model_memory, run.telemetry
-    if kept is None or gpu is None or not gpu.allocated_peak_gib or not gpu.memory_total_gib:
+    memory = run.memory
+    if memory is None or not memory.curve.peak_gib:
         return ""
-    peak, total, fixed = gpu.allocated_peak_gib, gpu.memory_total_gib, kept.bytes / _GIB
-    parts = {
-        "parameters": kept.parameters_bytes / _GIB,
-        "gradients": kept.gradients_bytes / _GIB,
-        "optimizer": kept.optimizer_bytes / _GIB,
-        "buffers": kept.buffers_bytes / _GIB,
-        "activations and temporaries": peak - fixed,
-    }
-    named = ", ".join(f"{name} {digits(gib)}" for name, gib in parts.items() if gib >= _SMALL_GIB)
-    line = f"peak {digits(peak)} of {digits(total)} GiB: {named}"
-    if gpu.reserved_gib is None or gpu.memory_peak_gib is None:
-        return line
-    cached = max(gpu.reserved_gib - peak, 0.0)
-    # what is neither PyTorch's nor free: the driver's, and that of other processes
-    others = max(gpu.memory_peak_gib - gpu.reserved_gib, 0.0)
+    peak, parts = memory.curve.peak_gib[-1], memory_parts(memory)
+    named = ", ".join(f"{name} {digits(gib)}" for name, gib in parts.items())
+    line = f"peak {digits(peak)} of {digits(memory.limit_gib)} GiB: {named}"
+    if memory.samples_per_step and (activations := parts.get("activations and temporaries")):
+        line += f" ({digits(activations * 1024 / memory.samples_per_step)} MiB a sample)"
+    cached = memory.curve.reserved_gib[-1] - peak
     line += f"; {digits(cached)} more cached by the allocator" if cached >= _SMALL_GIB else ""
-    times = (total - others - fixed) / (peak - fixed) if peak - fixed >= _SMALL_GIB else 0.0
-    return f"{line}. Out of memory at about {times:.1f} times this batch" if 0 < times < _MANY_TIMES else line
+    if memory.growth is not None:
+        words = growth_words(memory.growth)
+        return f"{line}. {words[0].upper()}{words[1:]}"
+    times = largest_batch(memory)
+    return line if times is None else f"{line}. Out of memory at about {times:.1f} times this batch"
 
 
-_GIB: Final = 2**30
 _SMALL_GIB: Final = 0.01
-_MANY_TIMES: Final = 10.0
 _OFTEN: Final = 3
 _LEAST_PCT: Final = 1.0
 
@@ -238,7 +231,7 @@ def recompiled_lines(run: RunEvidence) -> Iterator[str]:
     """What `torch.compile` compiled again often, or for long; not what it does once for a second shape."""
     wall_s = run.ledger.wall_s if run.ledger is not None else 0.0
     for one in run.recompilations[:_NAMED]:
-        if one.times >= _OFTEN or 100 * one.seconds >= _LEAST_PCT * wall_s > 0:
+        if one.given_up or one.times >= _OFTEN or 100 * one.seconds >= _LEAST_PCT * wall_s > 0:
             yield recompiled(one)
 
 

@@ -103,8 +103,8 @@ def findings_remarks(analysis: Analysis) -> Iterator[str]:
 
 def share_of(analysis: Analysis, finding: Finding) -> str:
     """What a finding's share is relative to, and its interval. Shares of a trace are means over the ranks."""
-    if finding.of == "run":
-        return "of the fit"
+    if finding.of != "step":
+        return f"of {finding.whole}"
     if interval := between(finding):
         return f"of the step{interval}"
     averaged = len(analysis.ranks) > 1 and finding.source == "trace" and finding.code != "straggler"

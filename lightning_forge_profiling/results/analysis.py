@@ -9,11 +9,11 @@ from typing import Final, Literal
 
 from lightning_forge_profiling.names import OWN_WORK
 from lightning_forge_profiling.notebook import ShownInNotebook
+from lightning_forge_profiling.results.memory import RunMemory
 from lightning_forge_profiling.results.rank import Distribution, RankSummary
 from lightning_forge_profiling.results.run import (
     CpuUse,
     LoaderSettings,
-    ModelMemory,
     OptimizerSettings,
     Recompilation,
     SampledLine,
@@ -101,7 +101,8 @@ class Finding:
         evidence: the numbers behind it; names end in the unit.
         advice: the fix, with the name of the setting.
         saves: predicted saving of the fix; None if unknown or without a fix.
-        of: what `share_pct` is a share of: the `step`, or the wall time of the `run` from the start of the fit.
+        of: what `share_pct` is a share of: the `step`, the wall time of the `run` from the start of the fit, or the
+            GPU's `memory`, for a finding that costs no time.
         low_pct: lower end of the 95 % interval of `share_pct` by the run's own steps; None if unknown.
         high_pct: upper end of it.
         typical_pct: the share in typical steps, as the median over blocks of them; None if unknown.
@@ -116,11 +117,16 @@ class Finding:
     evidence: Mapping[str, float | str]
     advice: str
     saves: Saving | None = None
-    of: Literal["step", "run"] = "step"
+    of: Literal["step", "run", "memory"] = "step"
     low_pct: float | None = None
     high_pct: float | None = None
     typical_pct: float | None = None
     fix: str = ""
+
+    @property
+    def whole(self) -> str:
+        """What `share_pct` is a share of, in words."""
+        return {"step": "the step", "run": "the fit", "memory": "the GPU's memory"}[self.of]
 
     @property
     def remedy(self) -> str:
@@ -129,7 +135,9 @@ class Finding:
 
     @property
     def saved_pct(self) -> tuple[float, float] | None:
-        """The interval of `saves.pct`, as wide in proportion as that of the share; None if unknown."""
+        """The interval of `saves.pct`: its own, or as wide in proportion as that of the share; None if unknown."""
+        if self.saves is not None and self.saves.low_pct is not None and self.saves.high_pct is not None:
+            return self.saves.low_pct, self.saves.high_pct
         if self.saves is None or self.low_pct is None or self.high_pct is None or self.share_pct <= 0:
             return None
         scale = self.saves.pct / self.share_pct
@@ -409,7 +417,7 @@ class RunEvidence:
         lines: where the training thread was in each region or part of the ledger, by samples of its stack during some
             seconds of the run, most samples first; empty if it was not sampled, as where the GPU is behind.
         switches: switches that slow a run down, on rank 0; None if unknown.
-        model_memory: what the model keeps on the GPU; None on a CPU, or if it was not looked up.
+        memory: what fills the GPU; None on a CPU, or if it was not looked up.
         recompilations: what `torch.compile` compiled again, at most five, what took most time first.
     """
 
@@ -441,7 +449,7 @@ class RunEvidence:
     intervals: Mapping[str, ShareInterval] = field(default_factory=dict)
     lines: Mapping[str, tuple[SampledLine, ...]] = field(default_factory=dict)
     switches: Switches | None = None
-    model_memory: ModelMemory | None = None
+    memory: RunMemory | None = None
     recompilations: tuple[Recompilation, ...] = ()
 
 

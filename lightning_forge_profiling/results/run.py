@@ -235,43 +235,23 @@ class SlowStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelMemory:
-    """What a rank's model keeps on its GPU, once its optimizer has stepped. A storage counts once.
-
-    Attributes:
-        parameters_bytes: of parameters.
-        gradients_bytes: of gradients that are kept to the end of a batch.
-        optimizer_bytes: of the optimizers' state.
-        buffers_bytes: of buffers.
-    """
-
-    parameters_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    buffers_bytes: int
-
-    @property
-    def bytes(self) -> int:
-        """All of it."""
-        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.buffers_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Recompilation:
     """What `torch.compile` compiled again during a fit, by function and line.
 
     Attributes:
-        kind: `recompiled`, or `graph break`: what follows the line is compiled by itself.
+        kind: `recompiled`; `graph break`: what follows the line is compiled by itself; or `recorded again`, as a CUDA
+            graph.
         function: name of the function.
         file: its file.
         line: its first line; of a graph break the line after which the graph ends.
-        reason: PyTorch's reason for the latest time: the guard that failed; "" for a graph break.
+        reason: PyTorch's reason for the latest time: the guard that failed; "" for a graph break, or if unknown.
         times: how often.
         seconds: what all of these compilations took.
         last_step: the latest step in which it happened.
+        given_up: whether it has reached `recompile_limit`: where no compiled version fits, it runs uncompiled.
     """
 
-    kind: Literal["recompiled", "graph break"]
+    kind: Literal["recompiled", "graph break", "recorded again"]
     function: str
     file: str
     line: int
@@ -279,6 +259,7 @@ class Recompilation:
     times: int
     seconds: float
     last_step: int
+    given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,6 @@ class TelemetrySummary:
         joules_per_sample: energy of the board per training sample of this device.
         joules: energy of the board during the fit, warm-up and validation included.
         allocated_peak_gib: peak memory allocated by PyTorch's tensors.
-        reserved_gib: memory that PyTorch's allocator held at the last log entry, its free blocks included.
         alloc_retries: times that PyTorch's allocator ran out of memory, freed its cached blocks and tried again.
         device_allocs_per_step: calls of `cudaMalloc` (or `cuMemMap`) per step.
         series: the samples over time.
@@ -76,7 +75,6 @@ class TelemetrySummary:
     joules_per_sample: float | None = None
     joules: float | None = None
     allocated_peak_gib: float | None = None
-    reserved_gib: float | None = None
     alloc_retries: int | None = None
     device_allocs_per_step: float | None = None
     series: TelemetrySeries = field(default_factory=TelemetrySeries)

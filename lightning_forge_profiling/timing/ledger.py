@@ -72,7 +72,7 @@ class LedgerClock:
     """Keeps the stack of parts that a run is in, and adds the time between two changes to the innermost one."""
 
     def __init__(self, began_ns: int, part: str = "", clock_ns: Callable[[], int] = perf_counter_ns) -> None:
-        self._began_ns = self._since_ns = began_ns
+        self.began_ns = self._since_ns = began_ns
         self._clock_ns = clock_ns
         self._ns: defaultdict[str, int] = defaultdict(int)
         self._counts: Counter[str] = Counter([part] if part else [])
@@ -289,7 +289,7 @@ class LedgerClock:
             self._spans.add(self._span(name, opened_ns, self._clock_ns() if at_ns is None else at_ns))
 
     def _span(self, part: str, began_ns: int, ended_ns: int) -> Span:
-        start_s, end_s = ((at_ns - self._began_ns) / 1e9 for at_ns in (began_ns, ended_ns))
+        start_s, end_s = ((at_ns - self.began_ns) / 1e9 for at_ns in (began_ns, ended_ns))
         return Span(part, start_s, end_s, (ended_ns - began_ns) / 1e9, step=self.step)
 
     def take_latest(self) -> tuple[Span, ...]:
@@ -301,7 +301,7 @@ class LedgerClock:
         return self._parts(self._take_garbage())
 
     def _parts(self, now_ns: int) -> Ledger:
-        parts, wall_ns = dict(self._ns), now_ns - self._began_ns
+        parts, wall_ns = dict(self._ns), now_ns - self.began_ns
         if self._stack:
             parts[self._stack[-1]] = parts.get(self._stack[-1], 0) + now_ns - self._since_ns
         return Ledger(
@@ -329,7 +329,7 @@ class LedgerClock:
             in_steps={
                 step: {part: ns / 1e9 for part, ns in _largest_first(inside)} for _, step, inside in self._in_steps
             },
-            began_ns=self._began_ns,
+            began_ns=self.began_ns,
         )
 
 

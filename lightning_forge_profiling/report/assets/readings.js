@@ -52,7 +52,7 @@ class RunTime extends TimeAxis {
   }
 }
 
-// A line of a chart: values, and the edges of the band around them.
+// A line of a chart: values, and the edges of the band around them. A layer on others has `drawn`: where it lies.
 function lineOf(name, style, means, lows, highs) {
   const all = means.filter(isNumber);
   return {
@@ -84,7 +84,7 @@ function chartsOf(telemetry) {
 // The range of a chart, its grid, and its limit if that is in range.
 function scaleOf({ top, fromLeast }, lines, limit) {
   const shown = lines.filter((line) => !line.steady);
-  const most = Math.max(...shown.map((line) => line.most));
+  const most = Math.max(...shown.map((line) => (line.drawn ? Math.max(...line.drawn.highs) : line.most)));
   const least = Math.min(...shown.map((line) => line.least));
   const near = isNumber(limit) && most >= WORTH_SHOWING * limit;
   const span = Math.max(near ? limit : (top ?? most), most) - (fromLeast ? least : 0);

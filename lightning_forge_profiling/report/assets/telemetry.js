@@ -28,14 +28,15 @@ function down({ bottom, high }, value) {
 function linePaths(chart, line, time) {
   const x = (index) => (WIDE * time.part(time.seconds[index])).toFixed(2);
   const y = (value) => down(chart, value).toFixed(2);
-  const parts = stretches(line.means, time);
+  const { means, lows, highs } = line.drawn ?? line;
+  const parts = stretches(means, time);
   const along = (indices, values) => indices.map((index) => `${x(index)} ${y(values[index])}`).join("L");
-  const outline = parts.map((part) => `M${along(part, line.means)}${part.length === 1 ? "h0" : ""}`).join("");
-  const between = parts.map((part) => `M${along(part, line.highs)}L${along([...part].reverse(), line.lows)}Z`).join("");
-  const under = parts.map((part) => `M${x(part[0])} 100L${along(part, line.means)}L${x(part[part.length - 1])} 100Z`).join("");
+  const outline = parts.map((part) => `M${along(part, means)}${part.length === 1 ? "h0" : ""}`).join("");
+  const between = parts.map((part) => `M${along(part, highs)}L${along([...part].reverse(), lows)}Z`).join("");
+  const under = parts.map((part) => `M${x(part[0])} 100L${along(part, means)}L${x(part[part.length - 1])} 100Z`).join("");
   return [
     chart.filled && line.style === "a" && drawn("path", { class: "area a", d: under }),
-    (line.lows !== line.means || line.highs !== line.means) && drawn("path", { class: `spread ${line.style}`, d: between }),
+    (lows !== means || highs !== means) && drawn("path", { class: `spread ${line.style}`, d: between }),
     drawn("path", { class: `line ${line.style}`, d: outline }),
   ].filter(Boolean);
 }
@@ -123,7 +124,7 @@ class ChartsView {
     this.moment.textContent = shown ? visible([this.time.write(this.time.seconds[index]), ...throttles.map((state) => state.name)].join(" \u00b7 ")) : "";
     this.moment.classList.toggle("late", left > 60);
     for (const [dot, line, chart] of this.charts.flatMap((chart) => chart.dots)) {
-      const value = shown ? line.means[index] : null;
+      const value = shown ? (line.drawn ?? line).means[index] : null;
       dot.hidden = !isNumber(value);
       if (isNumber(value)) placed(dot, { left, top: down(chart, value) });
     }

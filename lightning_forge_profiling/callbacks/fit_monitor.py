@@ -136,8 +136,7 @@ class FitMonitor(Guarded):
         self._ledger_parts = LedgerParts(self.ledger, trainer, self._warming_up)
         if trainer.world_size > 1:
             self.waits = RankWaits(trainer, self.step_timer)
-        if self.step_timer.timers.on_device:
-            self.memory = memory_watch(trainer, began_ns=self.ledger.began_ns)
+        self.memory = memory_watch(trainer, began_ns=self.ledger.began_ns)
         self.step_timer.start()
         for callback in self.callbacks:
             callback.use_backward_hooks(on=not module.automatic_optimization)

@@ -10,6 +10,7 @@ from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.model_memory import model_memory
 from lightning_forge_profiling.gpu.memory import AllocatorReading, read_allocator, read_limit
 from lightning_forge_profiling.gpu.memory_growth import Growth, GrowthWatch, Reading
+from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.results.memory import (
     GIB,
     MIB,
@@ -25,6 +26,8 @@ _PERIOD_NS: Final = 10**8
 _PERIOD_STEPS: Final = 5
 _MOST_POINTS: Final = 128
 _MODEL: Final[tuple[Category, ...]] = ("parameters", "gradients", "optimizer", "buffers")
+
+_log = plain_logger(__name__)
 
 
 class _Point(NamedTuple):
@@ -151,13 +154,19 @@ class MemoryWatch:
         )
 
 
-def memory_watch(trainer: Trainer, *, began_ns: int) -> MemoryWatch:
-    """The watch of the GPU that a fit trains on."""
+def memory_watch(trainer: Trainer, *, began_ns: int) -> MemoryWatch | None:
+    """The watch of the GPU that a fit trains on; None without one that PyTorch's CUDA allocator serves."""
     device, module = trainer.strategy.root_device, trainer.lightning_module
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return MemoryWatch(
-        partial(read_allocator, index),
-        lambda: model_memory(module, trainer.optimizers, device.type),
-        partial(read_limit, index),
-        began_ns=began_ns,
-    )
+    if device.type != "cuda":
+        return None
+    try:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return MemoryWatch(
+            partial(read_allocator, index),
+            lambda: model_memory(module, trainer.optimizers, device.type),
+            partial(read_limit, index),
+            began_ns=began_ns,
+        )
+    except Exception as exc:  # a backend or an allocator that keeps no such statistics
+        _log.debug("", exc_info=exc)
+        return None

@@ -1,10 +1,10 @@
 """How early growth of memory is said, and how often without any: simulated readings of a GPU of 80 GiB.
 
-    python -m benchmarks.memory_growth            # five minutes on one core
+    python -m benchmarks.memory_growth            # two minutes on one core
 
-A run without growth keeps 44 GiB, and up to `noise` on top at random; its batches need 20 to 35 GiB, by lengths that are
-uniform or log-normal. One with growth keeps 30 GiB and as much more a step as the row says, from its first step or from
-step 10,000 on.
+A run without growth keeps 44 GiB, and up to `noise` on top at random; its batches need 20 to 35 GiB, by lengths that
+are uniform or log-normal. One with growth keeps 30 GiB and as much more a step as the row says, from its first step or
+from step 10,000 on.
 """
 
 import argparse

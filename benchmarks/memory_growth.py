@@ -38,10 +38,10 @@ def readings(
 
 def first_said(run: Iterator[Reading]) -> tuple[Growth | None, int]:
     """The first growth that is said, and the last step of the run."""
-    watch, found, step = GrowthWatch(LIMIT), None, 0
+    watch, found, step = GrowthWatch(), None, 0
     for reading in run:
         step = reading.step
-        found = found or watch.add(reading)
+        found = found or watch.add(reading, LIMIT)
     return found, step
 
 

@@ -2,6 +2,7 @@
 
 import csv
 from dataclasses import replace
+from math import inf
 from random import Random
 
 import pytest
@@ -14,10 +15,11 @@ from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch
 from lightning_forge_profiling.callbacks.model_memory import model_memory
 from lightning_forge_profiling.cli.main import main
+from lightning_forge_profiling.diagnosis.memory import growth_words
 from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.report.run_wording import memory_line
 from lightning_forge_profiling.results.analysis import RunEvidence
-from lightning_forge_profiling.results.memory import MemoryCurve, ModelMemory, RunMemory
+from lightning_forge_profiling.results.memory import MemoryCurve, MemoryGrowth, ModelMemory, RunMemory
 from lightning_forge_profiling.results.rank import Distribution
 from tests.browser import wait_until
 from tests.models import Classifier, loader
@@ -75,6 +77,30 @@ def test_gradients_that_are_freed_and_an_optimizer_without_state_take_nothing():
     assert (found.gradients_bytes, found.optimizer_bytes) == (0, 0)
 
 
+class Halves(torch.Tensor):
+    """A tensor that consists of two others and has no storage, as quantized ones do."""
+
+    @staticmethod
+    def __new__(cls, *halves):
+        return torch.Tensor._make_wrapper_subclass(cls, (2, *halves[0].shape), dtype=halves[0].dtype)
+
+    def __init__(self, *halves):
+        self.low, self.high = halves
+
+    def __tensor_flatten__(self):
+        return ["low", "high"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError(func)
+
+
+def test_a_tensor_that_consists_of_others_is_as_large_as_they_are():
+    model, optimizer = stepped(torch.optim.SGD, lr=0.1)
+    optimizer.state["moment"] = {"quantized": Halves(torch.zeros(5), torch.zeros(7))}
+    assert model_memory(model, [optimizer], "cpu").optimizer_bytes == 12 * FLOAT
+
+
 def test_state_in_lists_and_dictionaries_counts():
     model, optimizer = stepped(torch.optim.SGD, lr=0.1)
     optimizer.state["history"] = {"directions": [torch.zeros(7), (torch.zeros(3),)], "name": "x"}
@@ -90,10 +116,17 @@ class Gpu:
     LIMIT = 20.0
     MODEL = ModelMemory(parameters_bytes=GIB, gradients_bytes=GIB, optimizer_bytes=2 * GIB, buffers_bytes=0)
 
-    def __init__(self, kept, needs, model=lambda _: Gpu.MODEL):
+    def __init__(self, kept, needs, model=lambda _: Gpu.MODEL, *, peak=0.0):
         self.kept, self.needs, self.model = kept, needs, model
-        self.step, self.peak = 0, 0.0
-        self.watch = MemoryWatch(self.allocator, lambda: model(self.step), lambda _: int(self.LIMIT * GIB), began_ns=0)
+        self.step, self.peak, self.said = 0, peak, []
+        self.watch = MemoryWatch(
+            self.allocator,
+            lambda: model(self.step),
+            lambda _: int(self.LIMIT * GIB),
+            began_ns=0,
+            say=self.said.append,
+            clock_ns=lambda: self.step * 20_000_000,
+        )
 
     def allocator(self):
         reserved = int(max(self.peak, self.kept(self.step)) * 1.1 * GIB)
@@ -101,17 +134,22 @@ class Gpu:
             allocated_bytes=int(self.kept(self.step) * GIB), peak_bytes=int(self.peak * GIB), reserved_bytes=reserved
         )
 
-    def trains(self, steps):
-        """The growth that was said, and the step in which the memory was full; None for what did not happen."""
-        said = None
-        for self.step in range(10, steps):
+    def ends_step(self):
+        now_ns = self.step * 20_000_000
+        if now_ns >= self.watch.due_ns:
+            self.watch.end_step(self.step, now_ns)
+
+    def trains(self, until, *, begin=10):
+        """The growth that was said first, and the step in which the memory was full; None for what did not happen."""
+        for self.step in range(begin, until):
             self.peak = max(self.peak, self.kept(self.step) + self.needs(self.step))
             if self.peak > self.LIMIT:
-                return said, self.step
-            now_ns = self.step * 20_000_000
-            if now_ns >= self.watch.due_ns:
-                said = self.watch.read(self.step, now_ns) or said
-        return said, None
+                return next(iter(self.said), None), self.step
+            self.ends_step()
+        return next(iter(self.said), None), None
+
+    def memory(self):
+        return self.watch.memory(None)
 
 
 def varied(seed, most):
@@ -129,7 +167,7 @@ def test_a_growth_is_said_at_least_50_steps_before_the_memory_is_full(gib_per_st
     said, full = gpu.trains(20_000)
     assert (said.category, said.bytes_per_step) == ("other tensors", pytest.approx(gib_per_step * GIB, rel=0.3))
     assert full - said.to_step >= 50
-    last = gpu.watch.memory(None).growth
+    last = gpu.memory().growth
     assert last.full_step == pytest.approx(full, abs=max(100, 0.05 * full))
 
 
@@ -158,23 +196,91 @@ def test_what_an_epoch_collects_and_its_end_frees_is_no_growth_in_the_next():
     gpu = Gpu(lambda step: 4 + 0.01 * (step % 400), lambda _: 2.0)
     first, _ = gpu.trains(400)
     assert first is not None, "nobody knows yet that it will be freed"
-    gpu.trains(4000)
-    assert gpu.watch.memory(None).growth is None
+    gpu.trains(4000, begin=400)
+    assert gpu.memory().growth is None
     assert "memory/grows_mib_per_step" not in gpu.watch.metrics()
+    assert len(gpu.said) == 1
+
+
+def test_a_growth_over_epochs_is_not_taken_for_that_within_one():
+    gpu = Gpu(lambda step: 4 + 0.01 * (step % 400) + 0.002 * step, lambda _: 2.0)
+    gpu.trains(400)
+    for until in range(800, 4001, 400):
+        gpu.trains(until, begin=until - 400)
+        growth = gpu.memory().growth
+        if growth is not None:
+            assert growth.bytes_per_step == pytest.approx(0.002 * GIB, rel=0.5)
+    _, full = gpu.trains(20_000, begin=4000)
+    assert gpu.memory().growth.full_step == pytest.approx(full, rel=0.1)
 
 
 def test_a_growth_that_stops_is_none_any_more():
     gpu = Gpu(lambda step: 4 + 0.01 * min(step, 300), lambda _: 2.0)
     gpu.trains(300)
-    assert gpu.watch.memory(None).growth.category == "other tensors"
-    gpu.trains(2000)
-    assert gpu.watch.memory(None).growth is None
+    assert gpu.memory().growth.category == "other tensors"
+    gpu.trains(2000, begin=300)
+    assert gpu.memory().growth is None
+
+
+def test_a_second_growth_is_said_too_and_named_by_itself():
+    gpu = Gpu(lambda step: 4 + 0.004 * max(step - 3000, 0), lambda step: 1 + 0.01 * min(step, 500))
+    gpu.trains(5000)
+    assert [one.category for one in gpu.said] == ["activations", "other tensors"]
+    assert gpu.memory().growth.category == "other tensors"
+
+
+def test_what_came_before_the_growth_is_not_taken_for_it():
+    def model(step):
+        return replace(Gpu.MODEL, optimizer_bytes=2 * GIB * (1 + (step >= 800)))
+
+    gpu = Gpu(lambda step: 4 + 2 * (step >= 800) + 0.002 * max(step - 2000, 0), lambda _: 1.0, model)
+    gpu.trains(4000)
+    assert [one.category for one in gpu.said] == ["other tensors"]
+    assert gpu.memory().model.optimizer_bytes == 4 * GIB, "counted again as more is kept"
+
+
+def test_a_higher_peak_before_the_fit_hides_that_of_the_steps():
+    gpu = Gpu(lambda step: 5 + 0.01 * max(step - 100, 0), lambda _: 2.0, peak=15.0)
+    gpu.trains(100)
+    assert not gpu.memory().peak_known
+    line = memory_line(replace(evidence(), memory=gpu.memory()))
+    assert line == (
+        "at least 5.00 of 20.0 GiB: parameters 1.00, gradients 1.00, optimizer 2.00, other tensors 1.00; "
+        "the process had a higher peak before, which hides that of the steps"
+    )
+    assert "memory/activations_gib" not in gpu.watch.metrics()
+    _, full = gpu.trains(3000, begin=100)
+    assert gpu.memory().peak_known
+    assert gpu.memory().growth.full_step == pytest.approx(full, rel=0.05)
+
+
+def test_a_peak_of_validation_is_not_the_steps():
+    gpu = Gpu(lambda _: 5.0, lambda _: 2.0)
+    for until in range(510, 5010, 500):
+        gpu.trains(until, begin=until - 500)
+        gpu.watch.pause()
+        gpu.peak = max(gpu.peak, 12.0 + until / 1000)
+        gpu.watch.resume()
+    gpu.trains(5100, begin=5010)
+    assert gpu.memory().curve.peak_gib[-1] == 7.0
+    assert gpu.said == []
+    assert gpu.watch.metrics()["memory/activations_gib"] == 2.0
+
+
+def test_a_limit_that_has_risen_is_read_again():
+    gpu = Gpu(lambda step: 4 + 0.01 * step, lambda _: 1.0)
+    gpu.LIMIT = 8.0  # beside another process
+    gpu.trains(200)
+    gpu.LIMIT = 20.0
+    _, full = gpu.trains(3000, begin=200)
+    assert gpu.memory().limit_gib == 20.0
+    assert gpu.memory().growth.full_step == pytest.approx(full, rel=0.05)
 
 
 def test_the_curve_of_a_long_run_is_short_and_ends_with_the_latest_reading():
     gpu = Gpu(lambda _: 5.0, lambda _: 3.0)
     gpu.trains(20_000)
-    curve = gpu.watch.memory(None).curve
+    curve = gpu.memory().curve
     assert 64 <= len(curve.steps) == len(curve.seconds) == len(curve.kept_gib) <= 130
     assert (curve.steps[0], curve.steps[-1]) == (10, 19_995)
     assert {*curve.kept_gib} == {5.0}
@@ -190,6 +296,13 @@ def test_the_curve_of_a_long_run_is_short_and_ends_with_the_latest_reading():
 # -- a fit -------------------------------------------------------------------------------------------------------------
 
 
+class Stops(Callback):
+    """Ends a fit after an epoch, which nothing knows before."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = True
+
+
 class OnGpu(Callback):
     """Has the callbacks of a fit watch a made-up GPU, which fills up."""
 
@@ -198,9 +311,11 @@ class OnGpu(Callback):
 
     def on_train_start(self, trainer, pl_module):
         self.ours.monitor.memory = self.gpu.watch
+        self.gpu.watch._say = self.ours.monitor._memory_grows
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.gpu.watch.due_ns, self.gpu.step = 0, batch_idx
+        self.gpu.watch.due_ns = min(self.gpu.watch.due_ns, 0) if self.gpu.watch.due_ns < inf else inf
+        self.gpu.step = batch_idx
         self.gpu.peak = max(self.gpu.peak, self.gpu.kept(batch_idx) + 2)
 
 
@@ -210,7 +325,8 @@ def leaking(make_trainer):
 
     def fit(**options):
         ours, gpu = ThroughputCallback(2, **options), Gpu(lambda step: 4 + step / 64, lambda _: 2.0)
-        trainer = make_trainer(ours, OnGpu(ours, gpu), max_steps=120, enable_checkpointing=False)
+        limits = {"max_steps": -1, "max_epochs": -1, "limit_train_batches": 120}
+        trainer = make_trainer(ours, OnGpu(ours, gpu), Stops(), enable_checkpointing=False, **limits)
         trainer.fit(Classifier(), loader(480))
         return ours
 
@@ -246,6 +362,14 @@ def test_the_loggers_get_it(leaking, tmp_path):
     assert float(known[-1]["memory/model_gib"]) == 4.0
     assert float(known[-1]["memory/other_tensors_gib"]) > float(known[0]["memory/other_tensors_gib"])
     assert float(known[-1]["memory/grows_mib_per_step"]) == pytest.approx(16, rel=0.01)
+
+
+def test_a_growth_that_the_run_does_not_live_to_see_is_no_warning(make_trainer, caplog):
+    ours, gpu = ThroughputCallback(2), Gpu(lambda step: 4 + step / 64, lambda _: 2.0)
+    trainer = make_trainer(ours, OnGpu(ours, gpu), max_steps=120, enable_checkpointing=False)
+    trainer.fit(Classifier(), loader(480))
+    assert "memory-near-limit" in {one.code for one in ours.analysis().findings}
+    assert not [record for record in caplog.records if "grows by" in record.getMessage()]
 
 
 def test_a_failing_reading_ends_the_readings_and_not_the_run(make_trainer):
@@ -296,7 +420,8 @@ def test_the_peak_is_what_the_model_keeps_and_activations():
     assert memory_line(evidence(samples_per_step=8)) == (
         "peak 55.0 of 78.0 GiB: parameters 10.0, gradients 10.0, optimizer 20.0, activations and temporaries 15.0 "
         # the 40 that are kept leave 38 for 15
-        "(1,920 MiB a sample); 5.00 more cached by the allocator. Out of memory at about 2.5 times this batch"
+        "(1,920 MiB a sample); 5.00 more cached by the allocator. A batch 2.5 times as large fills it, if "
+        "all of those grow with it"
     )
 
 
@@ -307,7 +432,22 @@ def test_without_readings_nothing_is_said():
 
 
 def test_a_model_that_leaves_nearly_all_of_the_memory_has_no_limit_worth_a_word():
-    assert "Out of memory" not in memory_line(evidence(kept=(1, 1, 1, 0), peak=4.0, reserved=4.0))
+    assert "times as large" not in memory_line(evidence(kept=(1, 1, 1, 0), peak=4.0, reserved=4.0))
+
+
+@pytest.mark.parametrize(
+    ("each", "said"), [(512, "0.50 KiB"), (20 * 2**10, "20.0 KiB"), (2**20, "1.00 MiB"), (123.4 * 2**20, "123 MiB")]
+)
+def test_a_growth_has_a_unit_that_fits(each, said):
+    growth = MemoryGrowth(category="buffers", bytes_per_step=each, from_step=1, to_step=12_345, full_step=99_999)
+    assert growth_words(growth) == (
+        f"memory on the GPU grows by {said} a step (steps 1 to 12,345): the model's buffers. If that goes on, it is "
+        "full at about step 99,999"
+    )
+
+
+def test_a_model_that_needs_next_to_nothing_gets_no_line():
+    assert memory_line(evidence(kept=(0.01, 0, 0, 0), peak=0.02, reserved=0.02)) == ""
 
 
 def test_a_run_on_a_cpu_has_no_memory_of_a_gpu(make_trainer):

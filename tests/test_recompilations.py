@@ -1,5 +1,7 @@
 """What `torch.compile` compiles again in a fit: function, line and reason."""
 
+import csv
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +40,12 @@ def broken(x):
     return y.sum()
 
 
+def branches(x):
+    if x.sum().item() > 3:
+        return x * 2
+    return x * 3
+
+
 class GraphTree:
     """Announces recordings as `torch._inductor.cudagraph_trees` does, which needs a GPU. Even ids are of backward."""
 
@@ -70,13 +78,21 @@ class Compiles(Classifier):
         self.of_shapes, self.of_values = (
             torch.compile(one, backend="eager", dynamic=False) for one in (of_shapes, of_values)
         )
-        self.broken = torch.compile(broken, backend="eager")
+        self.broken, self.branches = (torch.compile(one, backend="eager") for one in (broken, branches))
+        self.module = torch.compile(torch.nn.Sequential(torch.nn.Linear(3, 3)), backend="eager", dynamic=False)
 
     def training_step(self, batch):
         if "shapes" in self.planted:
             self.of_shapes(torch.ones(3 + self.global_step % 4))
         if "values" in self.planted:
             self.of_values(torch.ones(4), self.global_step % 6)
+        if "modes" in self.planted:
+            with torch.set_grad_enabled(self.global_step % 2 == 0):
+                self.of_shapes(torch.ones(4))
+        if "module" in self.planted:
+            self.module(torch.ones(3 + self.global_step % 4, 3))
+        if "item" in self.planted:
+            self.branches(torch.full((4,), float(self.global_step % 2)))
         if "break" in self.planted:
             self.broken(torch.ones(4))
         if self.global_step in self.graphs:
@@ -131,7 +147,51 @@ def test_a_function_that_pytorch_compiles_no_more_is_said_to_run_uncompiled(fitt
         [one] = fitted("values").analysis().run.recompilations
     assert (one.function, one.times, one.given_up) == ("of_values", 2, True)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "recompile_limit is reached, so that it runs uncompiled where no version fits" in printed
+    assert "which reached recompile_limit and runs uncompiled where no version fits: compiled again 2 times" in printed
+
+
+def test_a_function_that_was_never_compiled_again_is_not_said_to_have_been(fitted):
+    with torch._dynamo.config.patch(recompile_limit=1):
+        [one] = fitted("values", record=True).analysis().run.recompilations
+    assert (one.times, one.given_up) == (0, True)
+    assert recompiled(one).endswith(": not compiled again, although it was no longer true that factor == 0")
+
+
+def test_what_pytorch_gives_up_is_in_the_record_while_it_trains(fitted, tmp_path):
+    with torch._dynamo.config.patch(recompile_limit=2):
+        fitted("values", record=True)
+    [record] = tmp_path.rglob("rank0.jsonl")
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    first, second = [line for line in lines if line.get("kind") == "recompilation"]
+    assert first["seconds"] > 0
+    assert "recompile_limit" in second["text"]
+
+
+def test_a_mode_that_changes_is_a_reason_of_its_own(fitted):
+    [one] = fitted("modes").analysis().run.recompilations
+    assert recompiled(one, timed=False).endswith("compiled again once, because grad_mode changed")
+
+
+def test_a_module_of_pytorch_is_not_named_by_its_wrapper(fitted):
+    [one] = fitted("module").analysis().run.recompilations
+    assert (one.function, one.file, one.line) == ("a module of torch.nn", "", 0)
+    assert recompiled(one).startswith("a module of torch.nn, compiled again 3 times")
+
+
+def test_the_value_that_a_graph_ended_for_is_named_by_its_line(fitted):
+    found = fitted("item").analysis().run.recompilations
+    reasons = [one.reason for one in found if one.kind == "recompiled"]
+    line = line_of("if x.sum().item() > 3:")
+    assert [reason for reason in reasons if f"what line {line} returned" in reason], reasons
+
+
+def test_the_loggers_get_how_often_something_was_compiled_again(fitted, make_trainer, tmp_path):
+    ours = ThroughputCallback(2)
+    make_trainer(ours, max_steps=STEPS, enable_checkpointing=False).fit(Compiles("values", "break"), loader(4 * STEPS))
+    [metrics] = tmp_path.rglob("metrics.csv")
+    known = [row for row in csv.DictReader(metrics.read_text().splitlines()) if row.get("compile/again")]
+    assert float(known[-1]["compile/again"]) == 5.0, "a graph break is none"
+    assert float(known[-1]["compile/again_s"]) > 0
 
 
 MOVED = (
@@ -149,7 +209,7 @@ MOVED = (
             ", the last time because primals_2 has another address",
         ),
         ({3: (1, None), 6: (1, None)}, 1, ""),
-        ({3: (1, None), 6: (3, None)}, 1, ", the last time because its inputs have another size"),
+        ({3: (1, None), 6: (3, None)}, 1, ", because its inputs have another size"),
     ],
     ids=["once each", "address", "unknown", "size"],
 )

@@ -462,8 +462,8 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
         readings=HostReadings(timer),
         log=None,
         trace=lambda: None,
-        recompilations=(),
-        model_memory=None,
+        recompilations=lambda: (),
+        memory=None,
     )
     record = RunRecorder(
         trainer,

@@ -5,8 +5,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import PurePath
 from types import FrameType
 from typing import Any, Final, NamedTuple
+
+import torch
 
 from lightning_forge_profiling.results.run import Recompilation
 
@@ -15,6 +18,8 @@ _ID: Final = re.compile(r"^\d+/\d+: ")
 _CODE: Final = re.compile(r"\s+# ")  # behind a guard, the code that it is of
 # a graph break ends a function's graph, and the rest of it is a function of its own, named after the line
 _RESUMED: Final = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
+_STACK: Final = re.compile(r"___stack\d+")
+_TORCH: Final = f"{PurePath(torch.__file__).parent}/"
 _LIMIT: Final = "recompile limit exceeded"
 _POINTER: Final = re.compile(r"input name: (\w+)\. data pointer changed")
 _FRAMES: Final = 12
@@ -63,7 +68,7 @@ class Compilations:
 
     def metrics(self) -> dict[str, float]:
         """How often something was compiled or recorded again in the fit so far, and how long that took; {} if never."""
-        found = self._found.values()
+        found = [one for one in self._found.values() if one.kind != "graph break"]
         if not found:
             return {}
         return {
@@ -96,7 +101,7 @@ class Compilations:
             given_up = _LIMIT in (getattr(metrics, "fail_reason", None) or "")
             one = _recompilation(self._functions.get(number, metrics) if given_up else metrics, step, metrics)
             if one is not None:
-                yield replace(one, given_up=given_up)
+                yield replace(one, given_up=given_up, times=int(not given_up))
         again, self._again = self._again, []
         for recording, seconds in again:
             of = self._functions.get(_function(recording.compile_id))
@@ -116,7 +121,7 @@ class Compilations:
         before = self._found.get(key, replace(one, times=0, seconds=0.0, given_up=False))
         self._found[key] = replace(
             one,
-            times=before.times + (not one.given_up),
+            times=before.times + one.times,
             seconds=before.seconds + one.seconds,
             given_up=one.given_up or before.given_up,
         )
@@ -177,11 +182,15 @@ def _recompilation(metrics: Any, step: int, of: Any) -> Recompilation | None:
     resumed, reason = _RESUMED.search(name), _text(of.recompile_reason)
     if not reason and resumed is None:
         return None
+    if resumed:  # what the line returned is the input of what follows it
+        reason = _STACK.sub(f"what line {resumed[2]} returned", reason)
+    if file.startswith(_TORCH):  # PyTorch's wrapper of a module of its own
+        name, file = "a module of torch.nn", ""
     return Recompilation(
         kind="recompiled" if reason else "graph break",
         function=resumed[1] if resumed else name,
         file=file,
-        line=int(resumed[2]) if resumed else metrics.co_firstlineno or 0,
+        line=int(resumed[2]) if resumed else metrics.co_firstlineno or 0 if file else 0,
         reason=reason,
         times=1,
         seconds=_seconds(of),

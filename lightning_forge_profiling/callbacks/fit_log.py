@@ -169,10 +169,10 @@ class FitLog(Guarded):
             windows=windows,
         )
 
-    def note(self, kind: str, text: str) -> None:
+    def note(self, kind: str, text: str, seconds: float = 0.0) -> None:
         """Write an event of the record."""
         if self._run_record is not None:
-            self._run_record.note(kind, text)
+            self._run_record.note(kind, text, seconds)
 
     def _sensors(self) -> dict[str, float]:
         return {} if self._telemetry is None else self._telemetry.latest()

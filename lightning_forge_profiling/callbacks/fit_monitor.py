@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batches import WorkCounter
 from lightning_forge_profiling.callbacks.boundary_profiler import ProfilerProxy
-from lightning_forge_profiling.callbacks.compilations import Compilations
 from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S
 from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.callbacks.fit_results import FitReporter, FitResults
@@ -29,6 +28,7 @@ from lightning_forge_profiling.gpu.nsight import nsight_ranges
 from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.record.histogram import bucket
+from lightning_forge_profiling.results.memory import MemoryGrowth
 from lightning_forge_profiling.results.run import Recompilation
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
@@ -92,6 +92,7 @@ class FitMonitor(Guarded):
         self.waits: RankWaits | None = None  # for other ranks; None for a single one
         self._ledger_parts: LedgerParts | None = None
         self.memory: MemoryWatch | None = None  # on a GPU
+        self._steps_ahead: int | None = None  # that the fit will train, if that is known when it begins
         self.readings = HostReadings(self.step_timer)
         self._ended_batch = -1
         self._kind_of_step = (False, True)
@@ -136,7 +137,8 @@ class FitMonitor(Guarded):
         self._ledger_parts = LedgerParts(self.ledger, trainer, self._warming_up)
         if trainer.world_size > 1:
             self.waits = RankWaits(trainer, self.step_timer)
-        self.memory = memory_watch(trainer, began_ns=self.ledger.began_ns)
+        self.memory = memory_watch(trainer, began_ns=self.ledger.began_ns, say=self._memory_grows)
+        self._steps_ahead = lightning_api.batches_ahead(trainer).of_fit
         self.step_timer.start()
         for callback in self.callbacks:
             callback.use_backward_hooks(on=not module.automatic_optimization)
@@ -177,8 +179,9 @@ class FitMonitor(Guarded):
         self._end_step(trainer, batch, progress, now_ns)
         if self.window is not None:
             self.window.end_step(trainer)
-        if self.memory is not None and now_ns >= self.memory.due_ns and not self._warming_up():
-            self._read_memory(trainer, self.memory, now_ns)
+        if self.memory is not None and now_ns >= self.memory.due_ns and trainer.global_step and not self._warming_up():
+            with self.step_timer.own_work():
+                self.memory.end_step(self.step_timer.step - 1, now_ns)
         kind = self.recording, self._warming_up()
         if kind != self._kind_of_step or now_ns / 1e9 >= self._due_s:
             self._between_steps(trainer, kind, now_ns / 1e9)
@@ -207,49 +210,40 @@ class FitMonitor(Guarded):
         if self._ledger_parts.compiling:
             self._ledger_parts.end_compilation()
         if self._ledger_parts.compilations.pending:
-            self._look_for_recompilations(self._ledger_parts.compilations)
+            self._look_for_recompilations()
 
-    def _look_for_recompilations(self, compilations: Compilations) -> None:
-        for one in compilations.look(self.step_timer.step - 1):
-            self._note("graph-break" if one.kind == "graph break" else "recompilation", recompiled(one))
+    def _look_for_recompilations(self) -> None:
+        if self._ledger_parts is not None:
+            for one in self._ledger_parts.compilations.look(self.step_timer.step - 1):
+                kind = "graph-break" if one.kind == "graph break" else "recompilation"
+                self._note(kind, recompiled(one), one.seconds)
 
-    def _read_memory(self, trainer: Trainer, memory: MemoryWatch, now_ns: int) -> None:
-        """Read what fills the GPU, and say once that it grows. An unknown kind of parameter ends it."""
-        if not trainer.global_step:
-            return
-        try:
-            with self.step_timer.own_work():
-                growth = memory.read(self.step_timer.step - 1, now_ns)
-        except Exception as exc:
-            self.memory = None
-            _log.debug("", exc_info=exc)
-            return
-        if growth is not None:
-            text = growth_words(growth)
+    def _memory_grows(self, growth: MemoryGrowth) -> None:
+        text = growth_words(growth)
+        self._note("memory-growth", text)
+        if self._steps_ahead is None or growth.full_step < self._steps_ahead:
             _log.warning("%s%s.", text[0].upper(), text[1:])
-            self._note("memory-growth", text)
 
-    def _note(self, kind: str, text: str) -> None:
+    def _note(self, kind: str, text: str, seconds: float = 0.0) -> None:
         if self.log is not None:
-            self.log.note(kind, text)
+            self.log.note(kind, text, seconds)
 
     def metrics(self) -> dict[str, float]:
         """The metrics of memory and of `torch.compile` as they are now."""
+        self._look_for_recompilations()
         metrics = {} if self.memory is None else self.memory.metrics()
         return metrics if self._ledger_parts is None else metrics | self._ledger_parts.compilations.metrics()
 
     def recompilations(self) -> tuple[Recompilation, ...]:
         """What `torch.compile` compiled again in this fit."""
-        if self._ledger_parts is None:
-            return ()
-        compilations = self._ledger_parts.compilations
-        self._look_for_recompilations(compilations)  # PyTorch announces a compilation, but not that it gives up
-        return compilations.recompilations
+        self._look_for_recompilations()
+        return () if self._ledger_parts is None else self._ledger_parts.compilations.recompilations
 
     @guarded
     def _between_steps(self, trainer: Trainer, kind: tuple[bool, bool], now_s: float) -> None:
         """Do what comes seldom: a log entry, a line of the record, a reading of CPU times, steps of another kind."""
         self.readings.look_up_switches(trainer, recording=self.recording)
+        self._look_for_recompilations()  # PyTorch announces a compilation, but not that it gives one up
         if self.log is not None and now_s >= self.log.due_s:
             self.log.end_step(trainer)
         counts = not any(kind)
@@ -289,6 +283,8 @@ class FitMonitor(Guarded):
     @guarded
     def _pause_readings(self) -> None:
         self.readings.pause()
+        if self.memory is not None:
+            self.memory.pause()
 
     @guarded
     def validation_starts(self, trainer: Trainer) -> None:
@@ -304,6 +300,8 @@ class FitMonitor(Guarded):
         """Training goes on."""
         if self._proxy is not None:
             self._proxy.follow(trainer)
+        if self.memory is not None:
+            self.memory.resume()
         if self.log is not None and not self.recording:
             self.log.resume()
 

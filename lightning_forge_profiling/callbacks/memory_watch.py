@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
+from time import perf_counter_ns
 from typing import Final, NamedTuple
 
 import torch
@@ -21,13 +23,16 @@ from lightning_forge_profiling.results.memory import (
     RunMemory,
 )
 
+_log = plain_logger(__name__)
+
 # a reading takes the allocator 0.1 ms, and growth is known after twelve of them
 _PERIOD_NS: Final = 10**8
 _PERIOD_STEPS: Final = 5
 _MOST_POINTS: Final = 128
+_COUNTING: Final = 5e-4  # the largest share of the time that counting the model takes
+_MORE: Final = 1.01  # by which factor the memory has to rise for the model to be counted again
+_MOST_COUNTS: Final = 64
 _MODEL: Final[tuple[Category, ...]] = ("parameters", "gradients", "optimizer", "buffers")
-
-_log = plain_logger(__name__)
 
 
 class _Point(NamedTuple):
@@ -38,79 +43,133 @@ class _Point(NamedTuple):
     reserved: int
 
 
+class _Count(NamedTuple):
+    step: int
+    kept: int
+    model: ModelMemory
+
+
 class MemoryWatch:
     """Reads the allocator every few steps.
 
     Args:
         read: reads the allocator.
-        read_model: reads what the model keeps.
+        count_model: counts what the model keeps.
         read_limit: tells what PyTorch may use of the GPU's memory, in bytes, given what its allocator holds.
         began_ns: when the fit began.
+        say: gets each growth when it is first seen.
     """
 
     def __init__(
         self,
         read: Callable[[], AllocatorReading],
-        read_model: Callable[[], ModelMemory],
+        count_model: Callable[[], ModelMemory],
         read_limit: Callable[[int], int],
         *,
         began_ns: int,
+        say: Callable[[MemoryGrowth], None],
+        clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
-        self._read, self._read_model, self._read_limit = read, read_model, read_limit
-        self._began_ns = began_ns
-        self._before = read()
-        self._model: ModelMemory | None = None
-        self._limit = 0
-        self._growths: GrowthWatch | None = None
+        self._read, self._count_model, self._read_limit = read, count_model, read_limit
+        self._began_ns, self._say, self._clock_ns = began_ns, say, clock_ns
+        self._before: AllocatorReading | None = read()
+        self._limit = self._peak = 0
+        self._activations: int | None = None  # None while the process had a higher peak before, which hides the steps'
+        self._counts: list[_Count] = []
+        self._count_due_ns = 0
+        self._growths = GrowthWatch()
         self._growth: MemoryGrowth | None = None
         self._points: list[_Point] = []
-        self._every = self._count = self._peak = 0
+        self._every = self._taken = self._next_step = 0
         self._latest: _Point | None = None
-        self._next_step = 0
-        self.due_ns = 0  # when the next reading is due, by `time.perf_counter_ns`
+        self.due_ns: float = 0  # when the next reading is due, by `time.perf_counter_ns`
 
-    def read(self, step: int, now_ns: int) -> MemoryGrowth | None:
-        """Read what is due after a step, once the optimizer has stepped. Returns growth once, when it is found."""
+    def end_step(self, step: int, now_ns: int) -> None:
+        """Read what is due after a step, once the optimizer has stepped."""
         if step < self._next_step:
-            return None
+            return
         self._next_step, self.due_ns = step + _PERIOD_STEPS, now_ns + _PERIOD_NS
-        allocator = self._read()
-        self._peak = max(self._peak, allocator.since(self._before).peak_bytes)
-        self._before = allocator
-        if self._model is None or self._growths is None:
-            self._model, self._limit = self._read_model(), self._read_limit(allocator.reserved_bytes)
-            self._growths = GrowthWatch(self._limit)
-        self._latest = _Point(now_ns, step, allocator.allocated_bytes, self._peak, allocator.reserved_bytes)
+        try:
+            self._take(step, now_ns)
+        except Exception as exc:  # an allocator or a tensor of a kind that is not known here
+            _log.info("What fills the GPU's memory is unknown from step %d on: %s: %s", step, type(exc).__name__, exc)
+            _log.debug("", exc_info=exc)
+            self.due_ns = inf
+
+    def pause(self) -> None:
+        """Leave out what follows, as validation, whose peak is not the steps'."""
+        if self._before is not None and self._counts and self.due_ns < inf:
+            self._read_peak()
+            self._before = None
+
+    def resume(self) -> None:
+        """The steps go on."""
+        if self._before is None:
+            self._before = self._read()
+
+    def _read_peak(self) -> AllocatorReading:
+        """Read the allocator, and the highest peak of a step so far."""
+        now, before = self._read(), self._before
+        self._before = now
+        if before is not None and now.peak_bytes > before.peak_bytes:  # the allocator has one peak, of all the process
+            self._peak = max(self._peak, now.peak_bytes)
+            self._activations = max(self._activations or 0, now.peak_bytes - now.allocated_bytes)
+        least = now.allocated_bytes + (self._activations or 0 if now.peak_bytes > self._peak else 0)
+        self._peak = max(self._peak, least)
+        return now
+
+    def _take(self, step: int, now_ns: int) -> None:
+        now = self._read_peak()
+        kept = now.allocated_bytes
+        if not self._limit or self._peak > self._limit:  # another process may have ended
+            self._limit = self._read_limit(now.reserved_bytes)
+        if not self._counts or (kept > _MORE * self._counts[-1].kept and now_ns >= self._count_due_ns):
+            self._count(step, kept)
+        self._latest = _Point(now_ns, step, kept, self._peak, now.reserved_bytes)
         self._keep(self._latest)
-        grows = self._growths.add(Reading(step, allocator.allocated_bytes, self._peak))
-        if grows is None:
-            return None
-        before = self._growth
+        grows = self._growths.add(Reading(step, kept, self._peak), self._limit)
+        if grows is not None:
+            self._note_growth(grows, step, kept)
+
+    def _note_growth(self, grows: Growth, step: int, kept: int) -> None:
+        before = self._growing()
+        goes_on = before is not None and (before.category == "activations") == (grows.what == "peak")
         self._growth = MemoryGrowth(
-            category=self._category(grows, self._model) if before is None else before.category,
+            category=before.category if before is not None and goes_on else self._category(grows, step, kept),
             bytes_per_step=grows.bytes_per_step,
             from_step=grows.from_step,
             to_step=step,
             full_step=step + max(int((self._limit - self._peak) / grows.bytes_per_step), 0),
         )
-        return self._growth if before is None else None
+        if not goes_on:
+            self._say(self._growth)
 
-    def _keep(self, point: _Point) -> None:
-        if self._count % 2**self._every == 0:
-            self._points.append(point)
-        self._count += 1
-        if len(self._points) > _MOST_POINTS:
-            del self._points[1::2]
-            self._every += 1
+    def _count(self, step: int, kept: int) -> None:
+        began_ns = self._clock_ns()
+        self._counts.append(_Count(step, kept, self._count_model()))
+        ended_ns = self._clock_ns()
+        self._count_due_ns = ended_ns + int((ended_ns - began_ns) / _COUNTING)
+        if len(self._counts) > _MOST_COUNTS:
+            del self._counts[1]
 
-    def _category(self, grows: Growth, first: ModelMemory) -> Category:
+    def _category(self, grows: Growth, step: int, kept: int) -> Category:
         """What grows: the part of the model that takes at least half of it, or what belongs to none."""
         if grows.what == "peak":
             return "activations"
-        now, grew = self._read_model(), (self._latest or self._points[-1]).kept - self._points[0].kept
-        more = {part: getattr(now, f"{part}_bytes") - getattr(first, f"{part}_bytes") for part in _MODEL}
+        self._count(step, kept)
+        now = self._counts[-1]
+        before = next((one for one in reversed(self._counts[:-1]) if one.step <= grows.from_step), self._counts[0])
+        more = {part: _bytes(now.model, part) - _bytes(before.model, part) for part in _MODEL}
         most = max(_MODEL, key=more.__getitem__)
-        return most if 2 * more[most] >= grew else "other tensors"
+        return most if more[most] > 0 and 2 * more[most] >= now.kept - before.kept else "other tensors"
+
+    def _keep(self, point: _Point) -> None:
+        if self._taken % 2**self._every == 0:
+            self._points.append(point)
+        self._taken += 1
+        if len(self._points) > _MOST_POINTS:
+            del self._points[1::2]
+            self._every += 1
 
     def _growing(self) -> MemoryGrowth | None:
         """The growth, unless it has ended since, as that of a cache that is full."""
@@ -121,26 +180,24 @@ class MemoryWatch:
 
     def metrics(self) -> dict[str, float]:
         """The latest reading by what takes the memory, in GiB; {} before any."""
-        if self._latest is None or self._model is None:
+        if self._latest is None:
             return {}
-        at, model = self._latest, self._model.bytes
-        metrics = {
-            "memory/model_gib": model / GIB,
-            "memory/other_tensors_gib": max(at.kept - model, 0) / GIB,
-            "memory/activations_gib": max(at.peak - at.kept, 0) / GIB,
-            "memory/cache_gib": max(at.reserved - at.peak, 0) / GIB,
-        }
+        at, model = self._latest, self._counts[-1].model.bytes
+        metrics = {"memory/model_gib": model / GIB, "memory/other_tensors_gib": max(at.kept - model, 0) / GIB}
+        if self._activations is not None:
+            metrics["memory/activations_gib"] = max(at.peak - at.kept, 0) / GIB
+            metrics["memory/cache_gib"] = max(at.reserved - at.peak, 0) / GIB
         if (growth := self._growing()) is not None:
             metrics["memory/grows_mib_per_step"] = growth.bytes_per_step / MIB
         return metrics
 
     def memory(self, samples_per_step: float | None) -> RunMemory | None:
         """What was found so far; None before the first reading."""
-        if self._model is None or self._latest is None:
+        if self._latest is None:
             return None
         points = self._points if self._points[-1] is self._latest else [*self._points, self._latest]
         return RunMemory(
-            model=self._model,
+            model=self._counts[-1].model,
             limit_gib=self._limit / GIB,
             curve=MemoryCurve(
                 seconds=tuple(round((point.at_ns - self._began_ns) / 1e9, 3) for point in points),
@@ -150,11 +207,16 @@ class MemoryWatch:
                 reserved_gib=tuple(round(point.reserved / GIB, 4) for point in points),
             ),
             growth=self._growing(),
+            peak_known=self._activations is not None,
             samples_per_step=samples_per_step,
         )
 
 
-def memory_watch(trainer: Trainer, *, began_ns: int) -> MemoryWatch | None:
+def _bytes(model: ModelMemory, part: Category) -> int:
+    return int(getattr(model, f"{part}_bytes"))
+
+
+def memory_watch(trainer: Trainer, *, began_ns: int, say: Callable[[MemoryGrowth], None]) -> MemoryWatch | None:
     """The watch of the GPU that a fit trains on; None without one that PyTorch's CUDA allocator serves."""
     device, module = trainer.strategy.root_device, trainer.lightning_module
     if device.type != "cuda":
@@ -166,7 +228,8 @@ def memory_watch(trainer: Trainer, *, began_ns: int) -> MemoryWatch | None:
             lambda: model_memory(module, trainer.optimizers, device.type),
             partial(read_limit, index),
             began_ns=began_ns,
+            say=say,
         )
-    except Exception as exc:  # a backend or an allocator that keeps no such statistics
+    except Exception as exc:  # an allocator that keeps no such statistics
         _log.debug("", exc_info=exc)
         return None

@@ -1,6 +1,7 @@
 """What a model keeps in memory: parameters, gradients, the optimizer's state, buffers."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,12 +21,11 @@ def model_memory(module: torch.nn.Module, optimizers: Iterable[Any], device: str
 
     def size(tensors: Iterable[torch.Tensor]) -> int:
         total = 0
-        for tensor in tensors:
-            local = getattr(tensor, "_local_tensor", tensor)  # this rank's part of a DTensor
-            if local.device.type != device or local.layout is not torch.strided:
+        for tensor in chain.from_iterable(map(_plain, tensors)):
+            if tensor.device.type != device or tensor.layout is not torch.strided:
                 continue
-            storage = local.untyped_storage()
-            key = local.device, storage.data_ptr()
+            storage = tensor.untyped_storage()
+            key = tensor.device, storage.data_ptr()
             if storage.nbytes() and key not in counted:
                 counted.add(key)
                 total += storage.nbytes()
@@ -38,6 +38,16 @@ def model_memory(module: torch.nn.Module, optimizers: Iterable[Any], device: str
         optimizer_bytes=size(tensor for optimizer in optimizers for tensor in _tensors(optimizer.state)),
         buffers_bytes=size(module.buffers()),
     )
+
+
+def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors with a storage that one consists of: of a DTensor this rank's part, of a quantized one all parts."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()
+    for name in names:
+        yield from _plain(getattr(tensor, name))
 
 
 def _tensors(state: Any) -> Iterator[torch.Tensor]:

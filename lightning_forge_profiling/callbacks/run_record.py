@@ -320,9 +320,9 @@ class RunRecorder(Guarded):
         )
         self._writer.write(state)
 
-    def note(self, kind: str, text: str) -> None:
-        """Write an event; for any thread."""
-        self._write_event(kind, text)
+    def note(self, kind: str, text: str, seconds: float = 0.0) -> None:
+        """Write an event that took so long; for any thread."""
+        self._write_event(kind, text, seconds)
 
     def _write_event(self, kind: str, text: str, seconds: float = 0.0) -> None:
         self._writer.write(EventLine(at=time.time(), step=self._step_timer.step, kind=kind, text=text, seconds=seconds))

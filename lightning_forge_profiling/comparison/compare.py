@@ -11,6 +11,8 @@ from typing import Final
 
 from lightning_forge_profiling.comparison.ratio import PLAUSIBLE, Outcome, Ratio, decide, geometric_mean, ratio_of
 from lightning_forge_profiling.comparison.source import Conditions, Source, mean_amount
+from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
+from lightning_forge_profiling.diagnosis.rule import REGION_OF
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS
 
@@ -79,13 +81,16 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """What the runs before said that the fix of a finding saves, where it is gone now. Means over the runs."""
+class Fixed:
+    """A finding that costs at most half as much now, and what its fix was predicted to save. Means over the runs."""
 
     code: str
-    ms: float  # of each step
+    part: str  # the region that it is of, or its own code
+    before_ms: float  # of each step
+    now_ms: float
+    predicted_ms: float
     at_most: bool
-    saved_ms: float  # as measured
+    step_ms: float  # how much shorter the step is, by all that changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +116,7 @@ class Comparison:
     metrics: Mapping[str, Metric]
     ledger: tuple[Change, ...] = ()  # seconds; the largest change first, as in all that follow
     findings: tuple[Change, ...] = ()  # percent
-    predictions: tuple[Prediction, ...] = ()
+    fixed: tuple[Fixed, ...] = ()
     gpu: tuple[Change, ...] = ()
     idle: tuple[Change, ...] = ()  # milliseconds per step by cause, as in all that follow
     kinds: tuple[Change, ...] = ()
@@ -147,7 +152,7 @@ def compare(a: Sources, b: Sources, *, scatter_pct: float | None = None, limit_p
         metrics={name: _with_share(metric, metrics, (*a, *b)) for name, metric in metrics.items()},
         ledger=_ledger(a, b),
         findings=_findings(a, b),
-        predictions=tuple(_predictions(a, b, metrics["step"])) if "step" in metrics else (),
+        fixed=tuple(_fixed(a, b, metrics)),
         gpu=_gpu(a, b),
         **{table: _changes(a, b, table, "step") for table in ("idle", "kinds", "kernels")},
         differs=differences(a, b),
@@ -292,20 +297,31 @@ def _findings(a: Sources, b: Sources) -> tuple[Change, ...]:
     return tuple(replace(change, per="run") if change.name in of_run else change for change in changes)
 
 
-def _predictions(a: Sources, b: Sources, step: Metric) -> Iterator[Prediction]:
-    """Of findings of all runs before that cost no run now half as much."""
-    for code, before in a[0].predicted.items():
-        known = [run.predicted[code].saves for run in a if code in run.predicted]
-        saves = [one for one in known if one is not None]
-        now = (run.amounts.get("findings", {}).get(code, (0.0, 0.0))[0] for run in b)
-        if len(saves) < len(a) or step.a is None or step.b is None or 2 * max(now) >= before.share_pct:
-            continue
-        yield Prediction(
-            code=code,
-            ms=fmean(one.ms_per_step for one in saves),
-            at_most=any(one.at_most for one in saves),
-            saved_ms=step.a - step.b,
-        )
+def _fixed(a: Sources, b: Sources, metrics: Mapping[str, Metric]) -> Iterator[Fixed]:
+    step = metrics.get("step")
+    codes = [code for code in a[0].predicted if code not in MACHINE and all(code in run.predicted for run in a)]
+    if step is None or step.a is None or step.b is None:
+        return
+    for code in codes:
+        saves = [one for run in a if (one := run.predicted[code].saves) is not None]
+        region = metrics.get(REGION_OF.get(code, ""))
+        before_ms, now_ms = (_of_step(side, code) for side in (a, b)) if region is None else (region.a, region.b)
+        if before_ms and now_ms is not None and 2 * now_ms <= before_ms:
+            yield Fixed(
+                code=code,
+                part=code if region is None else region.name,
+                before_ms=before_ms,
+                now_ms=now_ms,
+                predicted_ms=fmean(one.ms_per_step for one in saves),
+                at_most=any(one.at_most for one in saves),
+                step_ms=step.a - step.b,
+            )
+
+
+def _of_step(side: Sources, code: str) -> float:
+    """What a finding costs of the mean step; 0 where it is too small to be one."""
+    shares = [run.amounts.get("findings", {}).get(code, (0.0, 0.0))[0] for run in side]
+    return fmean(share * run.metrics["step"].value / 100 for share, run in zip(shares, side, strict=True))
 
 
 def _gpu(a: Sources, b: Sources) -> tuple[Change, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from lightning_forge_profiling.comparison.compare import Change, Comparison, Metric, Side
+from lightning_forge_profiling.comparison.compare import Change, Comparison, Fixed, Metric, Side
 from lightning_forge_profiling.comparison.gate import Gate, change_words, headline, metric_title, overall, percent
 from lightning_forge_profiling.report.blocks import Text
 from lightning_forge_profiling.report.screen import Screen, Table
@@ -162,10 +162,7 @@ def _remarks(comparison: Comparison, gates: Sequence[Gate]) -> Iterator[tuple[st
     for change in comparison.findings[:_ROWS]:
         if abs(change.b - change.a) >= 1:
             yield "finding", f"{change.name} {change.a:.0f} % -> {change.b:.0f} % of the {change.per}"
-    for one in comparison.predictions:
-        saved = f"{digits(abs(one.saved_ms))} ms {'less' if one.saved_ms >= 0 else 'more'}"
-        bound = "at most " if one.at_most else ""
-        yield "fixed", f"{one.code}: {bound}{digits(one.ms)} ms less a step were predicted; it takes {saved}"
+    yield from (("fixed", _fixed_words(one)) for one in comparison.fixed)
     for gate in gates:
         if gate.missing:
             yield "open", f"{gate.metric}: {gate.missing}"
@@ -175,6 +172,13 @@ def _remarks(comparison: Comparison, gates: Sequence[Gate]) -> Iterator[tuple[st
     if comparison.kind == "trace" and not all(_on_gpu(comparison)):
         without = [side for side, on in zip(("before", "now"), _on_gpu(comparison), strict=True) if not on]
         yield "note", f"no GPU activity in the trace of {' and of '.join(without)}"
+
+
+def _fixed_words(one: Fixed) -> str:
+    now = f"{digits(one.now_ms)} ms" if one.now_ms or one.part != one.code else "gone"
+    predicted = f"{'at most ' if one.at_most else ''}{digits(one.predicted_ms)} ms less a step were predicted"
+    measured = f"the whole step takes {digits(abs(one.step_ms))} ms {'less' if one.step_ms >= 0 else 'more'}"
+    return f"{one.code}: {one.part} {digits(one.before_ms)} ms -> {now}; {predicted}, {measured}"
 
 
 def _verdict(side: Side) -> str:

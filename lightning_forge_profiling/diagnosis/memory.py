@@ -3,7 +3,7 @@
 from typing import Final
 
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence
-from lightning_forge_profiling.results.memory import GIB, MIB, MemoryGrowth, RunMemory
+from lightning_forge_profiling.results.memory import GIB, KIB, MIB, MemoryGrowth, RunMemory
 
 CODE: Final = "memory-near-limit"
 
@@ -15,7 +15,7 @@ _WHAT: Final = {
     "optimizer": "the optimizer's state",
     "buffers": "the model's buffers",
     "other tensors": "tensors that are kept from one step to the next and are not the model's",
-    "activations": "what a step needs beside them, its activations",
+    "activations": "activations and temporaries, which a step frees again",
 }
 _ADVICE: Final = {
     "other tensors": (
@@ -35,12 +35,17 @@ _OF_MODEL: Final = (
 
 def growth_words(growth: MemoryGrowth) -> str:
     """What grows, and when the memory is full."""
-    mib = growth.bytes_per_step / MIB
     return (
-        f"memory on the GPU grows by {mib:.{0 if mib >= 100 else 1 if mib >= 1 else 3}f} MiB a step (steps "  # noqa: PLR2004
+        f"memory on the GPU grows by {_amount(growth.bytes_per_step)} a step (steps "
         f"{growth.from_step:,} to {growth.to_step:,}): {_WHAT[growth.category]}. If that goes on, it is full at about "
         f"step {growth.full_step:,}"
     )
+
+
+def _amount(count: float) -> str:
+    """Bytes with three digits: 16.0 MiB, 0.50 KiB."""
+    unit, size = ("MiB", MIB) if count >= MIB / 10 else ("KiB", KIB)
+    return f"{count / size:.{0 if count >= 100 * size else 1 if count >= 10 * size else 2}f} {unit}"
 
 
 def memory_findings(run: RunEvidence) -> tuple[Finding, ...]:
@@ -78,15 +83,15 @@ def memory_parts(memory: RunMemory) -> dict[str, float]:
         "optimizer": model.optimizer_bytes / GIB,
         "buffers": model.buffers_bytes / GIB,
         "other tensors": kept - model.bytes / GIB,
-        "activations and temporaries": peak - kept,
+        "activations and temporaries": peak - kept if memory.peak_known else 0.0,
     }
     return {name: gib for name, gib in parts.items() if gib >= _LEAST_GIB}
 
 
 def largest_batch(memory: RunMemory) -> float | None:
-    """How many times larger a batch may be; None where it is not near, or grows by itself."""
+    """How many times larger a batch may be; None where that is unknown, or not near."""
     kept, peak = memory.curve.kept_gib[-1], memory.curve.peak_gib[-1]
-    if memory.growth is not None or peak - kept < _LEAST_GIB:
+    if memory.growth is not None or not memory.peak_known or peak - kept < _LEAST_GIB:
         return None
     times = (memory.limit_gib - kept) / (peak - kept)
     return times if 0 < times < _MANY_TIMES else None

@@ -36,24 +36,23 @@ class GrowthWatch:
     """Finds steady growth towards a limit.
 
     Examples:
-        >>> watch, leak = GrowthWatch(limit_bytes=2000), 5
-        >>> found = [watch.add(Reading(step, 100 + leak * step, 300 + leak * step)) for step in range(0, 60, 5)]
+        >>> watch, leak = GrowthWatch(), 5
+        >>> found = [watch.add(Reading(step, 100 + leak * step, 300 + leak * step), 2000) for step in range(0, 60, 5)]
         >>> found[-1]
         Growth(what='kept', bytes_per_step=5.0, from_step=0, to_step=55)
     """
 
-    def __init__(self, limit_bytes: float) -> None:
-        self._limit = limit_bytes
+    def __init__(self) -> None:
         self._levels = [_Level() for _ in range(_LEVELS)]
         self._count = 0
 
-    def add(self, reading: Reading) -> Growth | None:
-        """Take a reading, and return the growth that it shows; None if nothing grows."""
+    def add(self, reading: Reading, limit_bytes: float) -> Growth | None:
+        """Take a reading, and return the growth towards the limit that it shows; None if nothing grows."""
         self._count += 1
         found = None
         for number, level in enumerate(self._levels):
             level.add(reading)
-            found = level.growth(self._limit - reading.peak) or found  # by later levels, which have seen more
+            found = level.growth(limit_bytes - reading.peak) or found  # by later levels, which have seen more
             if self._count % 2 ** (number + 1):
                 break
             reading = level.latest_pair()
@@ -65,12 +64,24 @@ class _Level:
 
     def __init__(self) -> None:
         self._points: deque[Reading] = deque(maxlen=POINTS)
-        self._most_before = 0.0  # that was kept at the points before these
+        # of the points before these: that at which most was kept, the least since then, and the point before the latest
+        # deep fall
+        self._most = self._ridge = Reading(0, 0.0, 0.0)
+        self._least = self._fell = 0.0
 
     def add(self, point: Reading) -> None:
         if len(self._points) == POINTS:
-            self._most_before = max(self._most_before, self._points[0].kept)
+            self._leave(self._points[0])
         self._points.append(point)
+
+    def _leave(self, point: Reading) -> None:
+        if point.kept > self._most.kept:
+            self._most, self._least = point, point.kept
+            return
+        self._least = min(self._least, point.kept)
+        fell = self._most.kept - self._least
+        if 2 * fell >= self._fell:
+            self._ridge, self._fell = self._most, fell
 
     def latest_pair(self) -> Reading:
         earlier, later = self._points[-2], self._points[-1]
@@ -82,12 +93,15 @@ class _Level:
             return None
         steps, kept, peak = (list(column) for column in zip(*self._points, strict=True))
         first, last = int(steps[0]), int(steps[-1])
-        # what falls back, as at the end of each epoch, is only growth where it is more than ever before
-        if _ascends(kept) and min(kept[-_QUARTER:]) > self._most_before:
-            each = _per_step(steps, kept)
-            what: Literal["kept", "peak"] = "kept"
+        what: Literal["kept", "peak"]
+        if _ascends(kept) and min(kept[-_QUARTER:]) > self._most.kept:
+            what, each = "kept", _per_step(steps, kept)
+            if self._fell >= kept[-1] - kept[0]:  # as at the end of each epoch: only what is more than before it grows
+                each = min(each, (kept[-1] - self._ridge.kept) / (last - self._ridge.step))
         elif _ascends(peak) and sum(later > earlier for earlier, later in pairwise(peak)) >= _MOST_RISES:
-            each, what = _per_step(steps, peak), "peak"
+            what, each = "peak", _per_step(steps, peak)
+            if peak[-1] - peak[0] < 2 * (max(kept) - min(kept)):  # it was what is kept that grew
+                return None
         else:
             return None
         return Growth(what, each, first, last) if _FORESIGHT * each * (last - first) >= free else None

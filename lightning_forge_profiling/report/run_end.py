@@ -104,7 +104,7 @@ def _beside(analysis: Analysis, run: RunEvidence) -> Iterator[Line]:
     """What is worth a line although it may cost little time so far, unless it is the verdict."""
     if run.memory is not None and run.memory.growth is not None and analysis.verdict != MEMORY:
         yield Line("memory", Text(growth_words(run.memory.growth)))
-    again = next(recompiled_lines(run), "")
+    again = next(recompiled_lines(run, graph_breaks=False), "")
     if again and analysis.verdict != "compile-bound":
         yield Line("compile", Text(again))
 

@@ -204,22 +204,27 @@ def slowest_line(run: RunEvidence) -> str:
 
 
 def memory_line(run: RunEvidence) -> str:
-    """What fills the GPU's memory, and how much larger a batch may be; "" if unknown."""
+    """What fills the GPU's memory, and how much larger a batch may be; "" if that is unknown, or next to nothing."""
     memory = run.memory
     if memory is None or not memory.curve.peak_gib:
         return ""
     peak, parts = memory.curve.peak_gib[-1], memory_parts(memory)
+    growth = "" if memory.growth is None else growth_words(memory.growth)
+    if not growth and 100 * peak < _LEAST_PCT * memory.limit_gib:
+        return ""
     named = ", ".join(f"{name} {digits(gib)}" for name, gib in parts.items())
-    line = f"peak {digits(peak)} of {digits(memory.limit_gib)} GiB: {named}"
+    line = f"{'peak' if memory.peak_known else 'at least'} {digits(peak)} of {digits(memory.limit_gib)} GiB: {named}"
     if memory.samples_per_step and (activations := parts.get("activations and temporaries")):
         line += f" ({digits(activations * 1024 / memory.samples_per_step)} MiB a sample)"
-    cached = memory.curve.reserved_gib[-1] - peak
+    cached = memory.curve.reserved_gib[-1] - peak if memory.peak_known else 0.0
     line += f"; {digits(cached)} more cached by the allocator" if cached >= _SMALL_GIB else ""
-    if memory.growth is not None:
-        words = growth_words(memory.growth)
-        return f"{line}. {words[0].upper()}{words[1:]}"
+    line += "" if memory.peak_known else "; the process had a higher peak before, which hides that of the steps"
+    if growth:
+        return f"{line}. {growth[0].upper()}{growth[1:]}"
     times = largest_batch(memory)
-    return line if times is None else f"{line}. Out of memory at about {times:.1f} times this batch"
+    return (
+        line if times is None else f"{line}. A batch {times:.1f} times as large fills it, if all of those grow with it"
+    )
 
 
 _SMALL_GIB: Final = 0.01
@@ -227,11 +232,16 @@ _OFTEN: Final = 3
 _LEAST_PCT: Final = 1.0
 
 
-def recompiled_lines(run: RunEvidence) -> Iterator[str]:
+def recompiled_lines(run: RunEvidence, *, graph_breaks: bool = True) -> Iterator[str]:
     """What `torch.compile` compiled again often, or for long; not what it does once for a second shape."""
     wall_s = run.ledger.wall_s if run.ledger is not None else 0.0
     for one in run.recompilations[:_NAMED]:
-        if one.given_up or one.times >= _OFTEN or 100 * one.seconds >= _LEAST_PCT * wall_s > 0:
+        if (
+            one.given_up
+            or (graph_breaks and one.kind == "graph break")
+            or one.times >= _OFTEN
+            or 100 * one.seconds >= _LEAST_PCT * wall_s > 0
+        ):
             yield recompiled(one)
 
 

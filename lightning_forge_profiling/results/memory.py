@@ -5,6 +5,7 @@ from typing import Final, Literal, TypeAlias
 
 GIB: Final = 2**30
 MIB: Final = 2**20
+KIB: Final = 2**10
 
 Category: TypeAlias = Literal["parameters", "gradients", "optimizer", "buffers", "other tensors", "activations"]
 
@@ -80,6 +81,7 @@ class RunMemory:
             curve began.
         curve: the allocator over the run.
         growth: what grows; None if nothing does.
+        peak_known: whether the peak is known; else the process had a higher one before, and the curve's is a bound.
         samples_per_step: mean number of samples of a batch; None if unknown.
     """
 
@@ -87,4 +89,5 @@ class RunMemory:
     limit_gib: float
     curve: MemoryCurve = field(default_factory=MemoryCurve)
     growth: MemoryGrowth | None = None
+    peak_known: bool = True
     samples_per_step: float | None = None

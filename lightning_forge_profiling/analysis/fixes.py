@@ -1,23 +1,24 @@
 """Changes of recorded steps, as `replay` plays them: what goes, what does not wait, what gets faster."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.gpu_time import DISPATCHED
 from lightning_forge_profiling.analysis.intervals import Intervals, take
 from lightning_forge_profiling.analysis.kernels import CATEGORY_OF, KINDS
 from lightning_forge_profiling.analysis.launches import ALLOCATES, FREES, WAITS, named, spans_of
+from lightning_forge_profiling.analysis.operators import PRODUCT_KINDS, flop_rate
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.regions import host_spans
 from lightning_forge_profiling.analysis.replay import Graph, bounds
 from lightning_forge_profiling.analysis.syncs import is_lightning_call
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.flops.peaks import find_peak
 
 _LAUNCH_NS: Final = 1_000
 _MUCH_PCT: Final = 25.0
@@ -30,6 +31,18 @@ _IN_GRAPH_LAUNCH_NS: Final = 650
 # that trace 1.5 ms and 3.2 for 384 of them; on an H100 without recording 0.4 and 1.4 for 96 (2026-11-25).
 _PER_PARAMETER: Final = re.compile(r"autograd::engine::evaluate_function: torch::autograd::AccumulateGrad")
 _GRAPH_LEAVES: Final = 3
+_WIDE: Final = ("fp32", "tf32", "fp64")
+# kinds that read and write activations, which mixed precision halves; the optimizer's and DDP's stay as they are
+_OF_ACTIVATIONS: Final = (
+    "normalization",
+    "softmax",
+    "loss",
+    "reduction",
+    "elementwise",
+    "embedding",
+    "indexing",
+    "copy",
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,10 +229,36 @@ def scaled(kinds: Collection[str], factor: float) -> Change:
         if kind not in known:
             raise ConfigurationError(f"no kind of GPU work is called {kind!r}, but {', '.join(sorted(known))}")
 
-    def change(steps: ReplaySteps) -> ReplaySteps:
-        numbers = [number for number, kind in enumerate(KINDS) if kind in kinds or CATEGORY_OF[kind] in kinds]
-        chosen: NDArray[np.bool_] = np.isin(steps.recording.kind[steps.graph.work], numbers)
-        runs = np.where(chosen, np.rint(steps.graph.runs * factor).astype(np.int64), steps.graph.runs)
-        return replace(steps, graph=replace(steps.graph, runs=runs))
+    return lambda steps: _with_times(steps, {kind: factor for kind in KINDS if {kind, CATEGORY_OF[kind]} & {*kinds}})
 
-    return change
+
+def _with_times(steps: ReplaySteps, factors: Mapping[str, float]) -> ReplaySteps:
+    """With GPU work taking so many times as long, by its kind."""
+    of_kind = np.array([factors.get(kind, 1.0) for kind in KINDS])
+    runs = np.rint(steps.graph.runs * of_kind[steps.recording.kind[steps.graph.work]]).astype(np.int64)
+    return replace(steps, graph=replace(steps.graph, runs=runs))
+
+
+def in_bf16(steps: ReplaySteps) -> ReplaySteps:
+    """With products at the GPU's peak for bf16 instead of that for their precision, and half the bytes of activations.
+
+    Raises:
+        ConfigurationError: the precision or the peaks are unknown, or the products are of 16 bits or fewer already.
+    """
+    trace = steps.recording.trace
+    flops, problem = flop_rate(steps.recording, 1, 1)
+    if flops is None:
+        raise ConfigurationError(f"bf16 cannot be predicted, because the precision of the steps is unknown: {problem}")
+    if flops.dtype not in _WIDE:
+        raise ConfigurationError(f"the matrix products of these steps are {flops.dtype} already")
+    peak = find_peak(trace.device, memory_bytes=trace.memory_bytes, sms=trace.multiprocessors)
+    if peak is None or not {flops.dtype, "bf16"} <= peak.flops.keys():
+        raise ConfigurationError(f"bf16 cannot be predicted, because the peaks of {trace.device} are unknown")
+    before, after = peak.flops[flops.dtype], peak.flops["bf16"]
+    note = (
+        f"matrix products by the peaks of {trace.device}, {before / 1e12:.0f} TFLOP/s in {flops.dtype} and "
+        f"{after / 1e12:.0f} in bf16, activations by half their bytes: the most that it gains; small products gain "
+        "less, and casts come on top"
+    )
+    factors = dict.fromkeys(PRODUCT_KINDS, before / after) | dict.fromkeys(_OF_ACTIVATIONS, 0.5)
+    return replace(_with_times(steps, factors), notes=(*steps.notes, note))

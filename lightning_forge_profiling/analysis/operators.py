@@ -166,7 +166,7 @@ def _forms(name: Ints, signature: Ints, signatures: Sequence[Signature]) -> Ints
     return name * max(len(numbers), 1) + np.array(layouts, np.int64)[signature]
 
 
-_COUNTED_KINDS: Final = ("matmul", "convolution", "attention")
+PRODUCT_KINDS: Final = ("matmul", "convolution", "attention")
 _NO_SHAPES: Final = "the trace has no input shapes (record_shapes=True records them), so FLOPs cannot be counted"
 _NO_PRODUCTS: Final = "no matrix product, convolution or attention ran on the GPU in the recorded steps"
 _TF32: Final = "tf32"
@@ -177,7 +177,7 @@ _IN_TF32: Final = re.compile(r"tf32|tensorop_s1688gemm")
 def flop_rate(recording: Recording, busy_ns: int, step_ns: int) -> tuple[Flops | None, str]:
     """Count the FLOPs of the outermost countable operators that launched GPU work in the recorded steps."""
     trace, links = recording.trace, recording.links
-    kinds = [KINDS.index(kind) for kind in _COUNTED_KINDS]
+    kinds = [KINDS.index(kind) for kind in PRODUCT_KINDS]
     work = np.flatnonzero(np.isin(recording.kind, kinds) & (recording.step >= 0))
     if not len(work):
         return None, _NO_PRODUCTS

@@ -70,6 +70,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         metavar="KIND=X",
         help="kernels of a kind or category (matmul, comm, elementwise, ...) take X times as long; may be repeated",
     )
+    parser.add_argument(
+        "--bf16", action="store_true", help="in bf16 instead of float32, by the GPU's peaks: at the most"
+    )
     parser.add_argument("--overlap-comm", action="store_true", help="nothing waits for communication")
     parser.add_argument("--equal-ranks", action="store_true", help="each rank is as fast as the fastest")
     parser.add_argument("--rank", type=at_least(0), metavar="N", help="only this rank")
@@ -149,7 +152,11 @@ def _changes(args: argparse.Namespace) -> "Iterator[tuple[str, Change]]":
     if args.graphs:
         yield f"{', '.join(args.graphs)} as CUDA graphs", fixes.as_graphs(*args.graphs)
     for kind, factor in args.scale:
+        if [each for each, _ in args.scale].count(kind) > 1:
+            raise ConfigurationError(f"--scale {kind} is given twice")
         yield f"{kind} x {factor:g}", fixes.scaled([kind], factor)
+    if args.bf16:
+        yield "in bf16", fixes.in_bf16
     if args.overlap_comm:
         yield "communication overlapped", fixes.overlapped
 

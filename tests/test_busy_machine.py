@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from torch.utils.data._utils import worker
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.diagnosis.bootstrap import share_interval
 from lightning_forge_profiling.diagnosis.combine import combine
-from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
+from lightning_forge_profiling.diagnosis.machine_rules import MACHINE, machine_findings
 from lightning_forge_profiling.host import cpu_times, waited_pct
 from lightning_forge_profiling.results.analysis import NO_VERDICT, NOTHING_STANDS_OUT, RunEvidence, RunRegion
 from lightning_forge_profiling.results.rank import Distribution
@@ -277,7 +278,7 @@ def test_waits_that_a_gpu_does_not_wait_for_cost_nothing():
     [
         ({"used": 0.5, "idle": 0.0}, "Stop the other processes (top shows them), or give training cores of its own"),
         ({"used": 1.9, "idle": 0.1, "threads": 8}, "An operator uses 8 threads: set OMP_NUM_THREADS=2."),
-        ({"used": 1.9, "idle": 0.1, "threads": 2}, "nproc shows the usable cores, here 2"),
+        ({"used": 1.9, "idle": 0.1, "threads": 2}, "This process has 2 cores for itself"),
         ({"used": 1.9, "idle": 0.1, "stolen_pct": 30.0}, "Move to a machine whose cores are not shared."),
     ],
 )
@@ -299,7 +300,25 @@ def test_a_cause_that_is_far_larger_than_few_waits_stays_the_verdict(low_pct, ve
     analysis = combine(None, ran(data_ms=15.0, waits_pct=6.0, interval=sure))
     assert analysis.verdict == verdict
     assert {"input-bound", "cpu-starved"} == {found.code for found in analysis.findings[:2]}
-    assert combine(None, ran(data_ms=15.0, waits_pct=11.0, interval=sure)).verdict == "cpu-starved"
+    # without all of the waits it would still cost more than they do
+    assert combine(None, ran(data_ms=15.0, waits_pct=25.0, interval=sure)).verdict == verdict
+    assert combine(None, ran(data_ms=15.0, waits_pct=31.0, interval=sure)).verdict == "cpu-starved"
+
+
+def test_waits_for_a_core_are_of_the_time_that_was_accounted():
+    # 38 steps of 5 ms, and one of them a second longer, as after another rank's validation
+    run = ran(data_ms=15.0, waits_pct=20.0)
+    run = replace(run, step_ms=replace(run.step_ms, mean=31.3, p50=5.0), typical_mean_ms=5.0)
+    [found] = machine_findings(replace(run, cpu=replace(run.cpu, seconds=1.19)))
+    assert found.share_pct == pytest.approx(20, abs=0.1), "all of it was"
+    assert found.evidence["waits_ms_per_step"] == pytest.approx(6.26, abs=0.02)
+    assert machine_findings(replace(run, cpu=replace(run.cpu, seconds=0.19))) == ()
+
+
+def test_cores_are_of_each_rank():
+    analysis = combine(None, ran(waits_pct=20.0, threads=1, cores=0.5, used=0.5, idle=0.0))
+    assert "0.5 cores for itself (nproc, divided by the ranks on the machine)" in analysis.verdict_text
+    assert "set OMP_NUM_THREADS=1" not in analysis.verdict_text
 
 
 def test_a_share_that_may_be_small_is_no_verdict():

@@ -15,8 +15,16 @@ from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.findings import run_findings
 from lightning_forge_profiling.diagnosis.hints import run_hints
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
+from lightning_forge_profiling.diagnosis.verdict import decide, is_certain
 from lightning_forge_profiling.names import REGIONS
-from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, RunEvidence, RunRegion, WorkerRestarts
+from lightning_forge_profiling.results.analysis import (
+    NO_VERDICT,
+    NOTHING_STANDS_OUT,
+    Finding,
+    RunEvidence,
+    RunRegion,
+    WorkerRestarts,
+)
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
@@ -169,6 +177,29 @@ def test_on_a_cpu_a_short_wait_is_no_verdict_beside_a_step_that_computes(wait_ms
     if verdict == NOTHING_STANDS_OUT:
         assert "forward, backward and optimizer take 93 % of the step" in analysis.verdict_text
         assert "costs 6 %: input-bound" in analysis.verdict_text
+
+
+@pytest.mark.parametrize(
+    ("wide", "verdict"),
+    [
+        ({"low_pct": 0.0, "high_pct": 81.0}, NO_VERDICT),
+        ({"low_pct": 40.0, "high_pct": 81.0}, "input-bound"),
+        ({"low_pct": 40.0, "high_pct": 81.0, "typical_pct": 1.0}, "launch-bound"),  # which is uneven, not slow
+    ],
+    ids=["unsure", "sure", "uneven"],
+)
+def test_a_small_cause_is_no_verdict_beside_one_that_may_be_far_larger(wide, verdict):
+    waits = Finding(
+        code="input-bound", share_pct=65.0, rank=None, source="run", title="waits", evidence={}, advice="", **wide
+    )
+    launches = replace(waits, code="launch-bound", share_pct=7.0, low_pct=6.0, high_pct=8.0, typical_pct=None)
+    found, text = decide(sorted([waits, launches], key=lambda one: not is_certain(one)), steps=150)
+    assert found == verdict
+    if verdict == NO_VERDICT:
+        assert text == (
+            "Not enough steps to tell: input-bound takes 65 % of the step (0 to 81 %). 150 steps counted, about 180 "
+            "needed. launch-bound takes 7 %."
+        )
 
 
 def test_regions_that_are_not_timed_apart_are_not_called_loggers():

@@ -111,6 +111,7 @@ class StepTimer(Guarded):
         self._depth: dict[str, int] = {}
         self._said_announced = False
         self._wait = ""  # the interval under way in which this rank waits for others
+        self._loader_starts = False  # whether `loader start` goes on after it
         self._untimed: str | None = None  # the region under way in a step that is timed as a whole
         self._user_regions = Lock()  # autograd has a thread for each device
         self.totals = RunTotals(tuple(name for name in REGIONS if name in timed), bucket)
@@ -159,7 +160,7 @@ class StepTimer(Guarded):
         part, parts = _PARTS.get(label), self._open_parts
         if part is not None and part not in parts:
             parts.append(part)
-            self.ledger.enter(part)
+            self.ledger.enter(part, counts=not self._loader_starts)
         while parts and parts[-1] != part:
             self.ledger.exit(parts.pop())
 
@@ -331,6 +332,11 @@ class StepTimer(Guarded):
         leaf = leaf or (part if hook_region(part) else self._label)
         if leaf in _PARTS:  # no part of the step
             return
+        self._loader_starts = (
+            self._label == LOADER_START
+        )  # as at the begin of an epoch, for ranks that end theirs later
+        if self._loader_starts:
+            self.exit(LOADER_START)
         try:
             name = WAIT_PREFIX + leaf
             self.timers.add_region(name)
@@ -350,6 +356,9 @@ class StepTimer(Guarded):
                 self._count_own(began_ns)
             except Exception as exc:
                 self.note_failure(exc)
+            if self._loader_starts:
+                self.enter(LOADER_START)
+                self._loader_starts = False
 
     def region_under_way(self) -> str | None:
         """The built-in region under way, timed or not, also for another thread; None if unknown."""

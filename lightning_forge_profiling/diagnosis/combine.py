@@ -176,6 +176,9 @@ def merge_findings(findings: Sequence[Finding], ledger: Sequence[Finding], run: 
     between_pct = max((finding.share_pct for finding in findings if finding.code == "between-regions"), default=0.0)
     if collecting_ms > run.step_ms.mean * between_pct / 100 / 2:  # which region it was in is not known
         hidden.add("between-regions")
+    python_pct = max((finding.share_pct for finding in findings if finding.code == "python-bound"), default=0.0)
+    if collecting_ms > run.step_ms.mean * python_pct / 100 / 2:
+        hidden.add("python-bound")
     if any(finding.code == "worker-restarts" for finding in findings):
         hidden.add("loader-startup")
     in_update_pct = 100 * hooks_ms(run, "optimizer") / run.step_ms.mean if run.step_ms.mean > 0 else 0.0

@@ -46,12 +46,13 @@ class LedgerRule:
     explain: Callable[[LedgerCosts, str], Explanation]
 
 
-def _takes(subject: str, events: str, advice: str) -> Callable[[LedgerCosts, str], Explanation]:
-    """Words for a leaf, of which the subject may have the name."""
+def _takes(subject: str, events: str, advice: str, on_gpu: str = "") -> Callable[[LedgerCosts, str], Explanation]:
+    """Words for a leaf, of which the subject may have the name; `on_gpu` is advice for a run on one."""
 
     def explain(run: LedgerCosts, part: str) -> Explanation:
         named = subject.format(part.partition("/")[2])
-        return Explanation(f"{named} {run.takes(part, events)}", run.times(part), advice)
+        what = f"{advice} {on_gpu}" if on_gpu and run.evidence.on_device else advice
+        return Explanation(f"{named} {run.takes(part, events)}", run.times(part), what)
 
     return explain
 
@@ -216,9 +217,10 @@ def _logger(run: LedgerCosts, part: str) -> Explanation:
     return _takes("the logger {}", "calls", advice)(run, part)
 
 
-_HOOK: Final = (
-    "Do less in it or do it less often. On a GPU, reading a value (.item(), .cpu(), printing a tensor) waits for all "
-    "queued work; collect values and read them every few steps."
+_HOOK: Final = "Do less in it or do it less often."
+_HOOK_ON_GPU: Final = (
+    "On a GPU, reading a value (.item(), .cpu(), printing a tensor) waits for all queued work; collect values and read "
+    "them every few steps."
 )
 _FUNCTION: Final = (
     "It is called for each batch: take the number from shapes and lengths (len(batch), ids.numel()), and read no "
@@ -231,7 +233,7 @@ LEDGER_RULES: Final = {
     "checkpoint": LedgerRule("checkpoint-bound", _checkpoint),
     "validation": LedgerRule("validation-bound", _validation),
     **{function_part(name): LedgerRule("slow-hook", _takes("{}", "calls", _FUNCTION)) for name in COUNTING},
-    "callback": LedgerRule("slow-callback", _takes("callback {}", "calls", _HOOK)),
+    "callback": LedgerRule("slow-callback", _takes("callback {}", "calls", _HOOK, _HOOK_ON_GPU)),
     "module/lr_scheduler_step": LedgerRule(
         "slow-hook",
         _takes(
@@ -240,8 +242,8 @@ LEDGER_RULES: Final = {
             "Make the scheduler's step() cheaper, or call it less often (interval, frequency in configure_optimizers).",
         ),
     ),
-    "module": LedgerRule("slow-hook", _takes("the module's {}", "calls", _HOOK)),
-    "datamodule": LedgerRule("slow-hook", _takes("the data module's {}", "calls", _HOOK)),
+    "module": LedgerRule("slow-hook", _takes("the module's {}", "calls", _HOOK, _HOOK_ON_GPU)),
+    "datamodule": LedgerRule("slow-hook", _takes("the data module's {}", "calls", _HOOK, _HOOK_ON_GPU)),
     SELF_LOG: LedgerRule(
         "slow-logger",
         _takes(

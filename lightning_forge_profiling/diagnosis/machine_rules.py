@@ -22,7 +22,7 @@ _DECIDES_PCT: Final = 10.0
 
 def before_all(analysis: Analysis, run: RunEvidence) -> Analysis:
     """The analysis with what the machine does to the run as its verdict, if it costs enough."""
-    # under 10 % of the step it leaves the verdict to a cause that would be one without all of that time.
+    # it leaves the verdict to a cause that would cost more without all of that time, or be one if that is under 10 %.
     machine = machine_findings(run)
     if not machine:
         return analysis
@@ -30,9 +30,9 @@ def before_all(analysis: Analysis, run: RunEvidence) -> Analysis:
     unreliable = "All other shares include such waits and are unreliable."
     note = _joined(analysis.findings_note, unreliable.rstrip("."))
     largest = others[0] if others and others[0].code == analysis.verdict else None
-    small = sum(finding.share_pct for finding in machine) < _DECIDES_PCT
-    if small and largest is not None and (largest.low_pct or 0.0) - first.share_pct > NAMED_FROM_PCT:
-        pct = sum(finding.share_pct for finding in machine)
+    pct = sum(finding.share_pct for finding in machine)
+    least_pct = NAMED_FROM_PCT if pct < _DECIDES_PCT else pct
+    if largest is not None and largest.of == "step" and (largest.low_pct or 0.0) - pct > least_pct:
         note = _joined(analysis.findings_note, f"Shares include waits for the machine ({pct:.0f} % of the step)")
         return replace(analysis, findings=(largest, *machine, *others[1:]), findings_note=note)
     return replace(
@@ -54,25 +54,36 @@ def machine_findings(run: RunEvidence) -> tuple[Finding, ...]:
     if cpu is None or run.step_ms.mean <= 0:
         return ()
     findings = []
-    waits_pct = _exposed(run, (cpu.waits_pct or 0.0) + cpu.stolen_pct)
+    waits_pct = _exposed(run, cpu, (cpu.waits_pct or 0.0) + cpu.stolen_pct)
     if waits_pct >= NAMED_FROM_PCT:
         throttled = cpu.throttled_periods > 0 and cpu.throttled_pct >= NAMED_FROM_PCT
         code, explain = (THROTTLED, _throttled) if throttled else (STARVED, _starved)
         findings.append(_finding(code, explain, waits_pct, run, cpu))
-    if cpu.gil is not None and _exposed(run, cpu.gil.low_pct) >= NAMED_FROM_PCT:
-        findings.append(_finding(GIL_HELD, _held, _exposed(run, cpu.gil.pct), run, cpu))
+    if cpu.gil is not None and _exposed(run, cpu, cpu.gil.low_pct) >= NAMED_FROM_PCT:
+        findings.append(_finding(GIL_HELD, _held, _exposed(run, cpu, cpu.gil.pct), run, cpu))
     return tuple(sorted(findings, key=lambda finding: -finding.share_pct))
 
 
-def _exposed(run: RunEvidence, pct: float) -> float:
-    """The part of the host's waits that the GPU waits for too."""
+def _exposed(run: RunEvidence, cpu: CpuUse, pct: float) -> float:
+    """A share of the accounted time as one of the mean step: of the host's waits those that the GPU waits for too."""
+    pct *= _accounted(run, cpu)
     return pct * run.gpu_starved_pct / 100 if run.on_device and run.gpu_starved_pct is not None else pct
+
+
+def _accounted(run: RunEvidence, cpu: CpuUse) -> float:
+    """The part of the mean step that the accounted time is typical of."""
+    # it begins anew after a validation: the step that waits for ranks whose validation takes longer is not in it
+    mean_ms = run.step_ms.mean
+    if cpu.seconds is None or not run.steps or mean_ms <= 0:
+        return 1.0
+    typical_ms = run.step_ms.p50 if run.typical_mean_ms is None else run.typical_mean_ms
+    return min(max(1e3 * cpu.seconds / run.steps, typical_ms) / mean_ms, 1.0)
 
 
 def _finding(
     code: str, explain: Callable[[RunEvidence, CpuUse, str], Explanation], pct: float, run: RunEvidence, cpu: CpuUse
 ) -> Finding:
-    interval = cpu.gil if code == GIL_HELD else cpu.waits
+    interval, accounted = cpu.gil if code == GIL_HELD else cpu.waits, _accounted(run, cpu)
     step_ms, waits_ms = run.step_ms.mean, pct * run.step_ms.mean / 100
     explained = explain(run, cpu, f"training waits {of_step(waits_ms, step_ms)} for")
     return Finding(
@@ -85,8 +96,8 @@ def _finding(
         advice=explained.advice,
         fix=explained.fix,
         saves=saving(waits_ms, step_ms, at_most=True),
-        low_pct=None if interval is None else interval.low_pct,
-        high_pct=None if interval is None else interval.high_pct,
+        low_pct=None if interval is None else interval.low_pct * accounted,
+        high_pct=None if interval is None else interval.high_pct * accounted,
     )
 
 
@@ -119,13 +130,13 @@ def _starved(run: RunEvidence, cpu: CpuUse, waits: str) -> Explanation:
         )
     if cpu.workers > max(OTHERS, others) and run.loader is not None and run.loader.num_workers:
         advice.append(f"The loader's num_workers={run.loader.num_workers} want {cpu.workers:.1f} cores: measure fewer.")
-    if cpu.threads > cpu.cores:
+    if cpu.threads > max(cpu.cores, 1):
         fix = f"OMP_NUM_THREADS={max(int(cpu.cores), 1)}"
         advice.append(f"An operator uses {cpu.threads} threads: set {fix}.")
     if not advice:
         advice.append(
-            f"nproc shows the usable cores, here {cpu.cores:g}: run fewer processes and threads (OMP_NUM_THREADS, now "
-            f"{cpu.threads}), or on more cores."
+            f"This process has {cpu.cores:g} cores for itself (nproc, divided by the ranks on the machine): run fewer "
+            f"processes and threads (OMP_NUM_THREADS, now {cpu.threads}), or on more cores."
         )
     return Explanation(title, _waiting(cpu), " ".join(advice), fix)
 

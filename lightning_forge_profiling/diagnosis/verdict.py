@@ -19,6 +19,7 @@ RECOVERABLE: Final = MappingProxyType(
     {"launch-bound": 0.6, "python-bound": 0.6, "compute-bound": 0.15, "memory-bandwidth-bound": 0.2}
 )
 
+_MUCH_MORE: Final = 3.0  # a cause that may cost so many times as much leaves one that is certain no verdict
 _MOST_NEEDED: Final = 20.0  # a longer run is asked for only if so many times the steps would do
 
 # -- the order -------------------------------------------------------------------------------------------------------
@@ -121,9 +122,14 @@ def decide(findings: Sequence[Finding], *, gpu: bool = True, steps: int = 0) -> 
     if not findings:
         return NOTHING_STANDS_OUT, "Nothing stands out: no single cause costs enough of the step to be worth naming."
     first = next(filter(is_certain, findings), None)
-    if first is not None:
-        return first.code, f"{first.code}: {first.title}. {first.remedy}"
-    return _uncertain(findings[0], steps)
+    if first is None:
+        return _uncertain(findings[0], steps)
+    largest = max((finding for finding in findings if finding.of == first.of), key=lambda finding: finding.share_pct)
+    if not is_certain(largest) and largest.share_pct > _MUCH_MORE * first.share_pct:
+        verdict, text = _uncertain(largest, steps)
+        if verdict == NO_VERDICT:
+            return verdict, f"{text} {first.code} takes {first.share_pct:.0f} %."
+    return first.code, f"{first.code}: {first.title}. {first.remedy}"
 
 
 def _uncertain(finding: Finding, steps: int) -> tuple[str, str]:

@@ -298,6 +298,19 @@ def test_a_logger_that_the_module_calls_itself_is_named(tmp_path):
     assert first.saves.ms_per_step == pytest.approx(15, abs=5)
 
 
+class LogsLoss(Plain):
+    def training_step(self, batch):
+        loss = super().training_step(batch)
+        self.log("loss", loss.detach())
+        return loss
+
+
+def test_a_logger_is_called_as_often_as_it_gets_metrics(tmp_path):
+    options = {"logger": SlowLogger(tmp_path), "log_every_n_steps": 10}
+    analysis = fitted(LogsLoss(), data=batches(30), **options)
+    assert analysis.run.ledger.counts["logger/SlowLogger"] == 3
+
+
 class WritesToAnother(Plain):
     """Writes its rows to a logger that is none of the fit's."""
 

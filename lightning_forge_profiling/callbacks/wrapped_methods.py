@@ -94,7 +94,8 @@ def wrap_logger_method(
 
 def wrap_logging(trainer: Trainer, around: Around) -> WrappedMethod:
     """Wraps the Trainer's own way to give an entry to its loggers, `self.log` and the end of an epoch included."""
-    return WrappedMethod(trainer._logger_connector, "log_metrics", around)  # noqa: SLF001
+    # which Lightning calls without metrics too, and then calls no logger
+    return WrappedMethod(trainer._logger_connector, "log_metrics", around, lambda metrics, *_, **__: bool(metrics))  # noqa: SLF001
 
 
 def wrap_self_log(trainer: Trainer, log: Around, epoch: Around) -> tuple[WrappedMethod, WrappedMethod]:

@@ -10,6 +10,7 @@ import pytest
 from lightning_forge_profiling.callbacks.rank_work import mean_interval
 from lightning_forge_profiling.diagnosis.ranks import late_rank, rank_work, with_waits
 from lightning_forge_profiling.names import GC_FULL
+from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.results.analysis import RankWork, RunEvidence, RunLedger, RunRegion
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.run import CpuUse, RegionCpu
@@ -50,6 +51,23 @@ def test_fsdp2_waits_for_parameters_are_no_work(tmp_path):
 
 
 # -- the comparison of ranks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_who_ends_its_epoch_late_is_late_and_who_waits_in_the_next_one_is_not(tmp_path):
+    environment = {**os.environ, "MASTER_PORT": str(free_port())}
+    done = script("slow_rank.py", tmp_path, "epoch", cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    [folder] = tmp_path.rglob("forge_record")
+    analysis = read_run(folder).ranks[0].state.report.analysis
+    assert analysis.verdict == "straggler", analysis.verdict_text
+    assert "rank 1: its callback/SlowCallback.on_train_epoch_end" in analysis.findings[0].title
+    # half a second at each of the four ends of 80 steps; the last one does not make a step longer
+    assert analysis.findings[0].saves.ms_per_step == pytest.approx(3 * 500 / 310, abs=1.5)
+    assert "loader-startup" not in {found.code for found in analysis.findings}
+    first, second = sorted(analysis.run.ranks, key=lambda one: one.rank)
+    assert first.leaves_ms.get("data_loader", 0.0) < 1.0
+    assert second.leaves_ms["callback/SlowCallback.on_train_epoch_end"] == pytest.approx(4 * 500 / 310, abs=1.5)
 
 
 def rank(number, *, exposed, error=0.1, **more):

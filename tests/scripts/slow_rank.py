@@ -1,6 +1,7 @@
 """Train with two CPU processes, of which rank 1, or with `both` each, takes 20 ms longer in one place of its step.
 
-The folder; the place: `data`, `forward`, `backward`, `optimizer`, `callback` or none; any of `both`, `window`,
+The folder; the place: `data`, `forward`, `backward`, `optimizer`, `callback`, `epoch` for 25 times as long at the end of
+each of four epochs, or none; any of `both`, `window`,
 `metered` for a simulated GPU for each process, and `long` for minutes instead of seconds.
 """
 
@@ -76,6 +77,10 @@ class SlowCallback(L.Callback):
     def on_train_batch_end(self, *_):
         slow("callback")
 
+    def on_train_epoch_end(self, *_):
+        for _ in range(25):
+            slow("epoch")
+
 
 class MeteredGpu(FakeNvml):
     """Each sample finds 2 J more on its meter."""
@@ -106,5 +111,6 @@ if __name__ == "__main__":
         logger=CSVLogger(folder, name="csv"),
         default_root_dir=folder,
         log_every_n_steps=10,
+        max_epochs=4 if PLACE == "epoch" else 1,
     )
     trainer.fit(Model(), loader((8000 if "long" in OPTIONS else 80) * 8, collate_fn=collate))

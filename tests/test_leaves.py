@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks.wrapped_methods import WrappedLoggerMethod
@@ -296,6 +296,22 @@ def test_a_logger_that_the_module_calls_itself_is_named(tmp_path):
     first = analysis.findings[0]
     assert (first.code, first.evidence["part"]) == ("slow-logger", "logger/SlowLogger.log_metrics")
     assert first.saves.ms_per_step == pytest.approx(15, abs=5)
+
+
+class SlowSampler(SequentialSampler):
+    def __iter__(self):
+        for index in super().__iter__():
+            time.sleep(0.004)
+            yield index
+
+
+def test_a_slow_sampler_is_not_to_be_helped_by_workers():
+    samples = Samples(4 * 120)
+    analysis = fitted(Plain(), data=DataLoader(samples, 4, sampler=SlowSampler(samples)))
+    [found] = [each for each in analysis.findings if each.code == "input-bound"]
+    assert "SlowSampler.__iter__" in found.title
+    assert "runs in the training process, whatever num_workers is" in found.advice
+    assert found.fix == ""
 
 
 class LogsLoss(Plain):

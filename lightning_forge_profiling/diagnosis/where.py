@@ -14,6 +14,11 @@ from lightning_forge_profiling.results.run import WORKER_LINES, SampledLine
 LEAST_PCT: Final = 25.0  # a line with a smaller share of a finding's time is not what to change first
 
 _WAITING_PCT: Final = 50.0
+_MOST_PCT: Final = 50.0
+_SAMPLER: Final = (
+    "The sampler runs in the training process, whatever num_workers is: make its __iter__ cheaper, as by drawing the "
+    "order of an epoch at once."
+)
 
 _REGIONS: Final[dict[str, tuple[str, ...]]] = {
     **{code: (name,) for code, name in REGION_OF.items() if code != "slow-optimizer"},  # which is no code of the user's
@@ -53,7 +58,13 @@ def _with_line(finding: Finding, run: RunEvidence) -> Finding:
     took_ms = finding.share_pct * run.step_ms.mean / 100
     share = f"{pct:.0f} % of it" if finding.of == "run" else f"{in_ms(pct * took_ms / 100)} of it"
     waits = " (waiting, not computing)" if 100 * waiting[where] > _WAITING_PCT * spent[where] else ""
+    if finding.code == "input-bound" and pct > _MOST_PCT and _is_sampler(where, run):
+        finding = replace(finding, advice=_SAMPLER, fix="")
     return _at_line(finding, f"{share} in {where}{waits}", where, pct)
+
+
+def _is_sampler(where: str, run: RunEvidence) -> bool:
+    return run.loader is not None and bool(run.loader.sampler) and f" {run.loader.sampler}." in where
 
 
 def _name(line: SampledLine) -> str:

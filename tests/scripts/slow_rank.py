@@ -1,8 +1,8 @@
 """Train with two CPU processes, of which rank 1, or with `both` each, takes 20 ms longer in one place of its step.
 
-The folder; the place: `data`, `forward`, `backward`, `optimizer`, `callback`, `epoch` for 25 times as long at the end of
-each of four epochs, or none; any of `both`, `window`,
-`metered` for a simulated GPU for each process, and `long` for minutes instead of seconds.
+The folder; the place: `data`, `forward`, `backward`, `optimizer`, `callback`, `epoch` for 25 times as long at the end
+of each of four epochs, or none; any of `both`, `window`, `metered` for a simulated GPU for each process, and `long` for
+minutes instead of seconds.
 """
 
 import os

@@ -136,7 +136,6 @@ class CpuAccount:
             switches_per_s=self._switches / self._wall_s,
             missing=self._first.missing,
             regions=self._regions(),
-            seconds=self._wall_s,
         )
 
     def _regions(self) -> dict[str, RegionCpu]:

@@ -302,6 +302,8 @@ class FitMonitor(Guarded):
             self._proxy.follow(trainer)
         if self.memory is not None:
             self.memory.resume()
+        if not any(self._kind_of_step):
+            self.readings.resume()
         if self.log is not None and not self.recording:
             self.log.resume()
 

@@ -56,6 +56,12 @@ class HostReadings:
             with self._step_timer.own_work():
                 self._cpu.read(counts=False)
 
+    def resume(self) -> None:
+        """Validation has ended: what follows, such as a wait for ranks that still validate, is of the next step."""
+        if self._cpu is not None:
+            with self._step_timer.own_work():
+                self._cpu.read(counts=True)
+
     def end(self) -> None:
         """Training has ended."""
         if self._stacks is not None:

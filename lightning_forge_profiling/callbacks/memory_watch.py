@@ -1,6 +1,6 @@
 """Watches what fills a rank's GPU while it trains: PyTorch's allocator between steps, and what the model keeps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from time import perf_counter_ns
@@ -10,6 +10,7 @@ import torch
 
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.model_memory import model_memory
+from lightning_forge_profiling.diagnosis.memory import ACTIVATIONS, CACHE, memory_layers
 from lightning_forge_profiling.gpu.memory import AllocatorReading, read_allocator, read_limit
 from lightning_forge_profiling.gpu.memory_growth import Growth, GrowthWatch, Reading
 from lightning_forge_profiling.plain_text import plain_logger
@@ -56,7 +57,7 @@ class MemoryWatch:
         read: reads the allocator.
         count_model: counts what the model keeps.
         read_limit: tells what PyTorch may use of the GPU's memory, in bytes, given what its allocator holds.
-        began_ns: when the fit began.
+        began_ns: when the run began, by `time.perf_counter_ns`.
         say: gets each growth when it is first seen.
     """
 
@@ -182,13 +183,13 @@ class MemoryWatch:
         """The latest reading by what takes the memory, in GiB; {} before any."""
         if self._latest is None:
             return {}
-        at, model = self._latest, self._counts[-1].model.bytes
-        metrics = {"memory/model_gib": model / GIB, "memory/other_tensors_gib": max(at.kept - model, 0) / GIB}
-        if self._activations is not None:
-            metrics["memory/activations_gib"] = max(at.peak - at.kept, 0) / GIB
-            metrics["memory/cache_gib"] = max(at.reserved - at.peak, 0) / GIB
-        if (growth := self._growing()) is not None:
-            metrics["memory/grows_mib_per_step"] = growth.bytes_per_step / MIB
+        memory = self._of([self._latest])
+        layers = {name: gib[0] for name, gib in memory_layers(memory, least_gib=0.0).items()}
+        named = {"other_tensors": "other tensors", "activations": ACTIVATIONS, "cache": CACHE}
+        metrics = {"memory/model_gib": memory.model.bytes / GIB}
+        metrics |= {f"memory/{name}_gib": layers[layer] for name, layer in named.items() if layer in layers}
+        if memory.growth is not None:
+            metrics["memory/grows_mib_per_step"] = memory.growth.bytes_per_step / MIB
         return metrics
 
     def memory(self, samples_per_step: float | None) -> RunMemory | None:
@@ -196,6 +197,9 @@ class MemoryWatch:
         if self._latest is None:
             return None
         points = self._points if self._points[-1] is self._latest else [*self._points, self._latest]
+        return self._of(points, samples_per_step)
+
+    def _of(self, points: Sequence[_Point], samples_per_step: float | None = None) -> RunMemory:
         return RunMemory(
             model=self._counts[-1].model,
             limit_gib=self._limit / GIB,

@@ -54,36 +54,25 @@ def machine_findings(run: RunEvidence) -> tuple[Finding, ...]:
     if cpu is None or run.step_ms.mean <= 0:
         return ()
     findings = []
-    waits_pct = _exposed(run, cpu, (cpu.waits_pct or 0.0) + cpu.stolen_pct)
+    waits_pct = _exposed(run, (cpu.waits_pct or 0.0) + cpu.stolen_pct)
     if waits_pct >= NAMED_FROM_PCT:
         throttled = cpu.throttled_periods > 0 and cpu.throttled_pct >= NAMED_FROM_PCT
         code, explain = (THROTTLED, _throttled) if throttled else (STARVED, _starved)
         findings.append(_finding(code, explain, waits_pct, run, cpu))
-    if cpu.gil is not None and _exposed(run, cpu, cpu.gil.low_pct) >= NAMED_FROM_PCT:
-        findings.append(_finding(GIL_HELD, _held, _exposed(run, cpu, cpu.gil.pct), run, cpu))
+    if cpu.gil is not None and _exposed(run, cpu.gil.low_pct) >= NAMED_FROM_PCT:
+        findings.append(_finding(GIL_HELD, _held, _exposed(run, cpu.gil.pct), run, cpu))
     return tuple(sorted(findings, key=lambda finding: -finding.share_pct))
 
 
-def _exposed(run: RunEvidence, cpu: CpuUse, pct: float) -> float:
-    """A share of the accounted time as one of the mean step: of the host's waits those that the GPU waits for too."""
-    pct *= _accounted(run, cpu)
+def _exposed(run: RunEvidence, pct: float) -> float:
+    """The part of the host's waits that the GPU waits for too."""
     return pct * run.gpu_starved_pct / 100 if run.on_device and run.gpu_starved_pct is not None else pct
-
-
-def _accounted(run: RunEvidence, cpu: CpuUse) -> float:
-    """The part of the mean step that the accounted time is typical of."""
-    # it begins anew after a validation: the step that waits for ranks whose validation takes longer is not in it
-    mean_ms = run.step_ms.mean
-    if cpu.seconds is None or not run.steps or mean_ms <= 0:
-        return 1.0
-    typical_ms = run.step_ms.p50 if run.typical_mean_ms is None else run.typical_mean_ms
-    return min(max(1e3 * cpu.seconds / run.steps, typical_ms) / mean_ms, 1.0)
 
 
 def _finding(
     code: str, explain: Callable[[RunEvidence, CpuUse, str], Explanation], pct: float, run: RunEvidence, cpu: CpuUse
 ) -> Finding:
-    interval, accounted = cpu.gil if code == GIL_HELD else cpu.waits, _accounted(run, cpu)
+    interval = cpu.gil if code == GIL_HELD else cpu.waits
     step_ms, waits_ms = run.step_ms.mean, pct * run.step_ms.mean / 100
     explained = explain(run, cpu, f"training waits {of_step(waits_ms, step_ms)} for")
     return Finding(
@@ -96,8 +85,8 @@ def _finding(
         advice=explained.advice,
         fix=explained.fix,
         saves=saving(waits_ms, step_ms, at_most=True),
-        low_pct=None if interval is None else interval.low_pct * accounted,
-        high_pct=None if interval is None else interval.high_pct * accounted,
+        low_pct=None if interval is None else interval.low_pct,
+        high_pct=None if interval is None else interval.high_pct,
     )
 
 

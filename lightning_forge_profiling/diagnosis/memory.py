@@ -7,6 +7,9 @@ from lightning_forge_profiling.results.memory import GIB, KIB, MIB, MemoryGrowth
 
 CODE: Final = "memory-near-limit"
 
+ACTIVATIONS: Final = "activations and temporaries"
+CACHE: Final = "cached by the allocator"
+
 _LEAST_GIB: Final = 0.01
 _MANY_TIMES: Final = 10.0
 _WHAT: Final = {
@@ -74,18 +77,23 @@ def memory_findings(run: RunEvidence) -> tuple[Finding, ...]:
     )
 
 
-def memory_parts(memory: RunMemory) -> dict[str, float]:
-    """What the peak consists of, in GiB by name; the parts that are too small to name are left out."""
-    kept, peak, model = memory.curve.kept_gib[-1], memory.curve.peak_gib[-1], memory.model
-    parts = {
-        "parameters": model.parameters_bytes / GIB,
-        "gradients": model.gradients_bytes / GIB,
-        "optimizer": model.optimizer_bytes / GIB,
-        "buffers": model.buffers_bytes / GIB,
-        "other tensors": kept - model.bytes / GIB,
-        "activations and temporaries": peak - kept if memory.peak_known else 0.0,
+def memory_layers(memory: RunMemory, *, least_gib: float = _LEAST_GIB) -> dict[str, list[float]]:
+    """What fills the memory at each point of the curve, in GiB by name; smaller layers are left out."""
+    model, curve = memory.model, memory.curve
+    of_model = {
+        "parameters": model.parameters_bytes,
+        "gradients": model.gradients_bytes,
+        "optimizer": model.optimizer_bytes,
+        "buffers": model.buffers_bytes,
     }
-    return {name: gib for name, gib in parts.items() if gib >= _LEAST_GIB}
+    layers = {name: [count / GIB] * len(curve.steps) for name, count in of_model.items()}
+    layers["other tensors"] = [max(kept - model.bytes / GIB, 0.0) for kept in curve.kept_gib]
+    if memory.peak_known:
+        pairs = zip(curve.peak_gib, curve.kept_gib, strict=True)
+        layers[ACTIVATIONS] = [max(peak - kept, 0.0) for peak, kept in pairs]
+        held = zip(curve.reserved_gib, curve.peak_gib, strict=True)
+        layers[CACHE] = [max(reserved - peak, 0.0) for reserved, peak in held]
+    return {name: gib for name, gib in layers.items() if max(gib, default=0.0) >= least_gib}
 
 
 def largest_batch(memory: RunMemory) -> float | None:

@@ -135,8 +135,7 @@ def decide(findings: Sequence[Finding], *, gpu: bool = True, steps: int = 0) -> 
 def _uncertain(finding: Finding, steps: int) -> tuple[str, str]:
     """What is said where no finding is certain: how many steps would be needed, if that is the reason."""
     low, high, least = finding.low_pct or 0.0, finding.high_pct or 100.0, _threshold_pct(finding)
-    of = "fit" if finding.of == "run" else "step"
-    share = f"{finding.share_pct:.0f} % of the {of} ({low:.0f} to {high:.0f} %)"
+    share = f"{finding.share_pct:.0f} % of {finding.whole} ({low:.0f} to {high:.0f} %)"
     if finding.typical_pct is not None and finding.typical_pct < least <= low:
         return NOTHING_STANDS_OUT, (
             f"Nothing stands out: {finding.code} takes {share}, but {finding.typical_pct:.0f} % of typical steps: it "

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from lightning_forge_profiling.diagnosis.memory import growth_words, memory_layers
 from lightning_forge_profiling.names import docs_url
 from lightning_forge_profiling.report.run_wording import compute_lines, ledger_rows, run_notes, slowest_rows
 from lightning_forge_profiling.report.text import kernel_labels
 from lightning_forge_profiling.report.wording import cpu_threads, findings_note, findings_remarks, ranks_note, share_of
 from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.results.memory import RunMemory
 from lightning_forge_profiling.results.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -141,6 +143,13 @@ def record_of(page: str) -> Any:
     return msgspec.json.decode(block_of(page, "record"))
 
 
+def _memory_words(memory: RunMemory | None) -> dict[str, Any] | None:
+    if memory is None:
+        return None
+    layers = [{"name": name, "gib": gib} for name, gib in memory_layers(memory).items()]
+    return {"layers": layers, "growth": "" if memory.growth is None else growth_words(memory.growth)}
+
+
 def _words(analysis: Analysis) -> dict[str, Any]:
     """The sentences that the other reports have too."""
     run = analysis.run
@@ -160,6 +169,7 @@ def _words(analysis: Analysis) -> dict[str, Any]:
         "run": list(run_notes(run) if run else ()),
         "remarks": list(findings_remarks(analysis)),
         "shares": [share_of(analysis, finding) for finding in analysis.findings],
+        "memory": _memory_words(run.memory if run else None),
         "threads": cpu_threads(analysis.ranks[0]) if analysis.ranks else "",
     }
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.compilations import recompiled
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
-from lightning_forge_profiling.diagnosis.memory import growth_words, largest_batch, memory_parts
+from lightning_forge_profiling.diagnosis.memory import ACTIVATIONS, CACHE, growth_words, largest_batch, memory_layers
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms
 from lightning_forge_profiling.names import BEFORE_FIT, PROFILER, STARTUP_IMPORTS, STARTUP_PROCESS, STEPS
 from lightning_forge_profiling.report.text import digits
@@ -208,26 +208,26 @@ def memory_line(run: RunEvidence) -> str:
     memory = run.memory
     if memory is None or not memory.curve.peak_gib:
         return ""
-    peak, parts = memory.curve.peak_gib[-1], memory_parts(memory)
-    growth = "" if memory.growth is None else growth_words(memory.growth)
-    if not growth and 100 * peak < _LEAST_PCT * memory.limit_gib:
+    peak, growth = memory.curve.peak_gib[-1], memory.growth
+    if growth is None and 100 * peak < _LEAST_PCT * memory.limit_gib:
         return ""
+    parts = {name: gib[-1] for name, gib in memory_layers(memory).items()}
+    cached, activations = parts.pop(CACHE, 0.0), parts.get(ACTIVATIONS, 0.0)
     named = ", ".join(f"{name} {digits(gib)}" for name, gib in parts.items())
     line = f"{'peak' if memory.peak_known else 'at least'} {digits(peak)} of {digits(memory.limit_gib)} GiB: {named}"
-    if memory.samples_per_step and (activations := parts.get("activations and temporaries")):
+    if memory.samples_per_step and activations:
         line += f" ({digits(activations * 1024 / memory.samples_per_step)} MiB a sample)"
-    cached = memory.curve.reserved_gib[-1] - peak if memory.peak_known else 0.0
-    line += f"; {digits(cached)} more cached by the allocator" if cached >= _SMALL_GIB else ""
+    line += f"; {digits(cached)} more {CACHE}" if cached else ""
     line += "" if memory.peak_known else "; the process had a higher peak before, which hides that of the steps"
-    if growth:
-        return f"{line}. {growth[0].upper()}{growth[1:]}"
+    if growth is not None:
+        words = growth_words(growth)
+        return f"{line}. {words[0].upper()}{words[1:]}"
     times = largest_batch(memory)
-    return (
-        line if times is None else f"{line}. A batch {times:.1f} times as large fills it, if all of those grow with it"
-    )
+    if times is None:
+        return line
+    return f"{line}. A batch {times:.1f} times as large fills it, if all of those grow with it"
 
 
-_SMALL_GIB: Final = 0.01
 _OFTEN: Final = 3
 _LEAST_PCT: Final = 1.0
 

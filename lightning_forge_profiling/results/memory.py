@@ -37,7 +37,7 @@ class MemoryCurve:
     """PyTorch's allocator over a run, read between steps, as columns of equal length. It begins after the warm-up.
 
     Attributes:
-        seconds: time since the fit began.
+        seconds: time since the run began, as in the ledger.
         steps: number of the step.
         kept_gib: tensors that are kept from one step to the next.
         peak_gib: the most that tensors took so far.

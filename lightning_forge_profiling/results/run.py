@@ -101,7 +101,6 @@ class CpuUse:
         switches_per_s: how often per second the training thread had to leave its core.
         missing: sources of these figures that the system does not have.
         regions: what the training thread did, by built-in region.
-        seconds: the time that these figures are of; None in files of older versions.
         gil: share of the counted time in which training waited for the interpreter lock; None if unknown.
         gil_thread: name of the Python thread that used most CPU time meanwhile; "" if unknown.
     """
@@ -121,7 +120,6 @@ class CpuUse:
     switches_per_s: float = 0.0
     missing: tuple[str, ...] = ()
     regions: Mapping[str, RegionCpu] = field(default_factory=dict)
-    seconds: float | None = None
     gil: ShareInterval | None = None
     gil_thread: str = ""
 

@@ -439,7 +439,9 @@ def test_with_a_window_a_slow_hook_comes_first_and_is_not_python(tmp_path):
     analysis = fitted(model, forge, data=batches())
     first, *others = analysis.findings
     assert (first.code, first.evidence["part"]) == ("slow-hook", "module/on_before_backward")
-    assert sum(found.share_pct for found in others if found.of == "step") < 45
+    hook_pct = 100 * first.saves.ms_per_step / analysis.run.step_ms.mean
+    others_pct = sum(found.share_pct for found in others if found.of == "step")
+    assert hook_pct + others_pct < 105, "what the hook takes is no other finding's, too"
 
 
 # -- the module's own code, the loader, and what comes once or seldom -------------------------------------------------

@@ -15,6 +15,7 @@ import os
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
@@ -163,25 +164,40 @@ def main() -> None:
     args = parser.parse_args()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     causes = [cause for cause in LEAVES if not (args.cpu and cause == "gpu")]
-    right, live, steps = Counter[str](), Counter[str](), list[float]()
+    right, live, of, steps = Counter[str](), Counter[str](), Counter[str](), list[float]()
     out = silenced()
     fit("", 0.0, args.batch, cpu=args.cpu)  # what is slow once
-    for run in range(args.runs + args.healthy):
-        planted = causes[run % len(causes)] if run < args.runs else ""
-        where = (run // len(causes)) % world_size
+    for number, run in enumerate(_in_turns(args.runs, args.healthy)):
+        planted = "" if run is None else causes[run % len(causes)]
+        where = 0 if run is None else (run // len(causes)) % world_size
         named, said, step_ms = fit(planted if where == rank else "", args.ms, args.batch, cpu=args.cpu)
         steps.append(step_ms)
         kind, expected = planted or "healthy", f"{where} {LEAVES[planted]}" if planted else ""
-        right[kind] += named.startswith(expected) if planted else not named
-        live[kind] += said.startswith(expected) if planted else not said
-        if not (named.startswith(expected) if planted else not named) and rank == 0:
+        found = [text.startswith(expected) if planted else not text for text in (named, said)]
+        of[kind] += 1
+        right[kind] += found[0]
+        live[kind] += found[1]
+        if rank:
+            continue
+        if not found[0]:
             print(f"{planted or 'healthy'} on rank {where}: {named or 'nobody'} (live: {said or 'nobody'})", file=out)
-            out.flush()
-    if rank == 0:
-        of = Counter(causes[run % len(causes)] for run in range(args.runs)) + Counter({"healthy": args.healthy})
-        print(f"{world_size} ranks, {args.ms} ms planted, steps of {min(steps):.1f} to {max(steps):.1f} ms", file=out)
-        for kind, runs in of.items():
-            print(f"{kind:10} {runs:3} runs  {right[kind]:3} right  {live[kind]:3} right live", file=out)
+        if number + 1 in {
+            (args.runs + args.healthy) // 2,
+            args.runs + args.healthy,
+        }:  # the first half, if it is stopped
+            print(
+                f"{world_size} ranks, {args.ms} ms planted, steps of {min(steps):.1f} to {max(steps):.1f} ms", file=out
+            )
+            for kind, runs in of.items():
+                print(f"{kind:10} {runs:3} runs  {right[kind]:3} right  {live[kind]:3} right live", file=out)
+        out.flush()
+
+
+def _in_turns(runs: int, healthy: int) -> Iterator[int | None]:
+    """Numbers of runs with something planted, and None for healthy ones, spread evenly."""
+    for turn in range(runs + healthy):
+        before, after = (at * runs // (runs + healthy) for at in (turn, turn + 1))
+        yield before if after > before else None
 
 
 if __name__ == "__main__":

@@ -1,9 +1,15 @@
 """CUDATimer and CUDATimerCollection, on the host clock and on a fake device."""
 
+import gc
+import os
+import weakref
+
 import pytest
+import torch
 
 from lightning_forge_profiling import CUDATimer, CUDATimerCollection
 from lightning_forge_profiling.errors import TimerError, TimerNotStartedError, TimerRunningError, UnknownRegionError
+from lightning_forge_profiling.timing.events import DeviceEventSource
 from tests.fakes import FakeDevice
 
 
@@ -196,3 +202,27 @@ def test_reset_lets_a_running_region_go_on():
     device.enqueue(ms=2)
     timers.stop("epoch")
     assert timers.elapsed_all() == pytest.approx({"epoch": 3, "step": 0})
+
+
+class Cycle:
+    """What only the garbage collector frees, as a Trainer with its callbacks."""
+
+    def __init__(self, held):
+        self.held, self.itself = held, self
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_events_of_an_earlier_fit_outlive_a_forked_worker():
+    """One that is destroyed there ends the worker, which has no CUDA."""
+    gc.collect()
+    event = DeviceEventSource(torch.device("cpu", 0)).new_event()
+    alive = weakref.ref(event)
+    Cycle(event)
+    del event
+    pid = os.fork()
+    if not pid:
+        gc.collect()
+        os._exit(0 if alive() is not None else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    gc.collect()
+    assert alive() is None, "here it is freed as ever"

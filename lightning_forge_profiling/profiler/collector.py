@@ -105,5 +105,7 @@ def let_gpu_settle(world_size: int) -> None:
     with ctrl_c_ends():
         while not event.query() and perf_counter() < deadline:
             sleep(0.005)
-    if not event.query():
+    busy = not event.query()
+    del event  # the exception keeps this frame, and a forked process cannot destroy an event
+    if busy:
         raise TimeoutError(f"the GPU was still busy {seconds:.0f} s after the exception")

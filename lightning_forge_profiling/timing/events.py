@@ -1,8 +1,11 @@
 """Sources of timestamps: events on the GPU's timeline, or the host clock with the same interface."""
 
+import ctypes
+import os
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
+from weakref import WeakSet
 
 import torch
 
@@ -92,11 +95,29 @@ class DeviceEventSource:
 
     def new_event(self) -> Event:
         # torch.cuda.Event records the same CUDA event in four times the host time (docs/benchmarks.md)
-        return cast("Event", torch.Event(self._device, enable_timing=True))
+        event = torch.Event(self._device, enable_timing=True)
+        _alive.add(event)
+        return cast("Event", event)
 
     def stream(self) -> int:
         # as compiled code does; torch.cuda.current_stream() creates an object and costs more than the record
         return torch._C._cuda_getCurrentRawStream(self._index)  # noqa: SLF001
+
+
+# A forked process has no CUDA, and a `torch.Event` that is destroyed there ends it (torch 2.11: "terminate called after
+# throwing an instance of 'c10::AcceleratorError'"). A loader's worker would, as soon as it collects garbage that has an
+# event, such as a Trainer of an earlier fit with its callbacks. So events that exist at a fork outlive the new process.
+_alive: "Final[WeakSet[torch.Event]]" = WeakSet()
+_held: Final[list[torch.Event]] = []
+
+
+def _keep_for_ever() -> None:
+    for event in _held:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=lambda: _held.extend(_alive), after_in_parent=_held.clear, after_in_child=_keep_for_ever)
 
 
 def event_source(device: torch.device | str | int | None = None) -> EventSource:

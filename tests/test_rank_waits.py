@@ -69,6 +69,17 @@ def test_who_ends_its_epoch_late_is_late_and_who_waits_in_the_next_one_is_not(tm
     assert second.leaves_ms["callback/SlowCallback.on_train_epoch_end"] == pytest.approx(4 * 500 / 310, abs=1.5)
 
 
+@pytest.mark.slow
+def test_no_live_step_has_the_wait_for_a_rank_whose_trace_takes_long_to_export(tmp_path):
+    environment = {**os.environ, "MASTER_PORT": str(free_port())}
+    done = script("slow_rank.py", tmp_path, "export", "window", cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    [folder] = tmp_path.rglob("forge_record")
+    run = read_run(folder).ranks[0].state.report.analysis.run
+    assert run.all_steps == 80
+    assert run.step_ms.max < 400, "rank 1 exports for half a second, and rank 0 waits for it in the step after"
+
+
 def rank(number, *, exposed, error=0.1, **more):
     """A rank on a GPU with 20 ms of work and 2 ms of communication that nothing hides; and what is given on top."""
     leaves = {"data": 1.0, "transfer": 0.5, "forward": 6.0, "backward": 10.0, "optimizer": 2.0, "other": 0.5}

@@ -96,6 +96,7 @@ class FitMonitor(Guarded):
         self.readings = HostReadings(self.step_timer)
         self._ended_batch = -1
         self._kind_of_step = (False, True)
+        self._after_window = False
         self._automatic = True
         self._due_s = 0.0
 
@@ -177,12 +178,15 @@ class FitMonitor(Guarded):
             return
         self._ended_batch = progress.batches.total.ready
         self._end_step(trainer, batch, progress, now_ns)
+        recorded = self.recording
         if self.window is not None:
             self.window.end_step(trainer)
+        # the first step after a window has what this rank waits for others, whose traces take longer to export
+        self._after_window = recorded and not self.recording and trainer.world_size > 1
         if self.memory is not None and now_ns >= self.memory.due_ns and trainer.global_step and not self._warming_up():
             with self.step_timer.own_work():
                 self.memory.end_step(self.step_timer.step - 1, now_ns)
-        kind = self.recording, self._warming_up()
+        kind = self.recording or self._after_window, self._warming_up()
         if kind != self._kind_of_step or now_ns / 1e9 >= self._due_s:
             self._between_steps(trainer, kind, now_ns / 1e9)
 
@@ -191,8 +195,6 @@ class FitMonitor(Guarded):
         step_timer, proxy = self.step_timer, self._proxy
         if proxy is None or self._counter is None or self._ledger_parts is None:
             return
-        # the first step after a window has what this rank waits for others, whose traces take longer to export
-        after_window = self._kind_of_step[0] and trainer.world_size > 1
         work = self._counter.count(
             batch,
             trainer,
@@ -202,7 +204,7 @@ class FitMonitor(Guarded):
         )
         step_timer.end_step(
             work,
-            recorded=self.recording or after_window,
+            recorded=self.recording or self._after_window,
             ends_epoch=bool(progress.batches.is_last_batch),
             saw_all=proxy.saw_step(trainer, trained=batch is not None),
             began_ns=max(now_ns, self.ledger.changed_ns) if self._counter.calls_user else now_ns,

@@ -1,8 +1,8 @@
 """Train with two CPU processes, of which rank 1, or with `both` each, takes 20 ms longer in one place of its step.
 
 The folder; the place: `data`, `forward`, `backward`, `optimizer`, `callback`, `epoch` for 25 times as long at the end
-of each of four epochs, or none; any of `both`, `window`, `metered` for a simulated GPU for each process, and `long` for
-minutes instead of seconds.
+of each of four epochs, `export` for 25 times as long at the end of a window, or none; any of `both`, `window`,
+`metered` for a simulated GPU for each process, and `long` for minutes instead of seconds.
 """
 
 import os
@@ -21,6 +21,7 @@ from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
 from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.gpu.nvml import GpuReader, find_device
+from lightning_forge_profiling.profiler import session
 from tests.fake_nvml import FakeBoard, FakeNvml
 from tests.models import busy, loader, quiet_trainer
 
@@ -90,6 +91,12 @@ class MeteredGpu(FakeNvml):
         return super().nvmlDeviceGetTotalEnergyConsumption(handle)
 
 
+def export_late(profiler, raw, *, export=session.export_trace):
+    for _ in range(25):
+        slow("export")
+    export(profiler, raw)
+
+
 def start_metered(rows, _device, _period_s):
     gpu = MeteredGpu(FakeBoard())
     reader = GpuReader(gpu, find_device(gpu, environ={}), pid=1)
@@ -101,6 +108,7 @@ if __name__ == "__main__":
     folder = sys.argv[1]
     if "metered" in OPTIONS:
         FitLog._start_telemetry = start_metered
+    session.export_trace = export_late
     window = [ForgeProfilerCallback(30, 33)] if "window" in OPTIONS else []
     trainer = quiet_trainer(
         *window,

@@ -2,6 +2,8 @@
 
     python -m docs.measure_fixes                           # all cases; an H200 takes under 5 minutes
     python -m docs.measure_fixes --cases straggler,sync-bound
+    python -m docs.measure_fixes --keep FOLDER             # and the traces
+    python -m docs.measure_fixes --again FOLDER            # what today's code predicts of them
     python -m docs.measure_fixes --quick                   # tiny sizes on the CPU, to try the script itself
     python -m docs.measure_fixes --cpu                     # threads, fused optimizers, workers: on a CPU
 
@@ -33,9 +35,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,13 +50,19 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from benchmarks.real_models import Clicks, Pictures, Reading, RealGPT, Recommender, ResNet, loader, pictures
+from benchmarks.workloads import random_tokens
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.diagnosis.combine import combine, without_run
+from lightning_forge_profiling.pipeline import analyze
+from lightning_forge_profiling.results.analysis import Analysis, RunEvidence, RunRegion
+from lightning_forge_profiling.results.rank import Distribution
 from tests.scripts import planted
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 75  # for each device that a case needs
 RECORDED = 8
+FIGURES = "measured.json"
 REGIONS = ("step", "data", "transfer", "forward", "backward", "optimizer", "other")
 
 
@@ -66,14 +74,15 @@ class Size:
     warmup: int = 15
     steps: int = 30
     rounds: int = 3
+    settled: int = 150
 
     @property
     def batches(self) -> int:
-        """Of the longest run."""
-        return self.warmup + self.steps + 1 + RECORDED + 1
+        """Of the recorded run, which goes on after its window, whose analysis in a child process slows some steps."""
+        return self.warmup + self.steps + 1 + RECORDED + 1 + self.settled
 
 
-SIZES = {True: Size(tiny=True, warmup=2, steps=6, rounds=1), False: Size(tiny=False)}
+SIZES = {True: Size(tiny=True, warmup=2, steps=6, rounds=1, settled=0), False: Size(tiny=False)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +194,19 @@ def _logging(size: Size, *, every: int) -> Setup:
     return Setup(planted.MLP(2, 32), planted.held(size.batches, 8, 32, pin=False), {**options, "callbacks": callbacks})
 
 
+class LooksLater(planted.MLP):
+    """The same figures of each layer as in `planted.LooksAtEverything`, left on the GPU."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As many rows as there."""
+        self.largest, self.means = [], []
+        for layer in self.layers:
+            x = layer(x).relu()
+            self.largest.append(x.detach().max())
+            self.means.append(x.detach().mean())
+        return x
+
+
 class CollectsGarbage(planted.MLP):
     """Collects garbage every few steps, as scripts do that ran out of memory once."""
 
@@ -199,11 +221,45 @@ def _garbage(size: Size, *, frozen: bool) -> Setup:
     return Setup(CollectsGarbage(2, 32), planted.held(size.batches, 8, 32, pin=False))
 
 
+def _resnet(
+    norms: Reading,
+    size: Size,
+    rows: DataLoader[Any] | None = None,
+    *,
+    pin: bool = True,
+    precision: str = "bf16-mixed",
+) -> Setup:
+    model = ResNet((1, 1), 8, norms=norms) if size.tiny else ResNet(norms=norms)
+    batch, side = (2, 32) if size.tiny else (64, 224)
+    options = {} if size.tiny else {"precision": precision, "benchmark": True}
+    return Setup(model, pictures(size.batches, batch, side, pin=pin) if rows is None else rows, options)
+
+
+def _resnet_loader(workers: int, size: Size) -> Setup:
+    batch, side = (2, 32) if size.tiny else (32, 224)
+    return _resnet("never", size, loader(Pictures(batch * size.batches, side), batch, workers))
+
+
+def _real_gpt(precision: str, size: Size, **options: Any) -> Setup:
+    if size.tiny:
+        return Setup(RealGPT(1, 64, 16, 32, **options), planted.tokens(size.batches, tiny=True))
+    rows = random_tokens(size.batches, batch_size=4)
+    return Setup(RealGPT(**options), rows, {"precision": precision})
+
+
+def _recommender(size: Size, workers: int | None = None, **options: Any) -> Setup:
+    batch, rows = (4, 100) if size.tiny else (2048, 10_000)
+    kept = loader(Clicks(batch if workers is None else batch * size.batches, rows), batch, workers or 0)
+    if workers is None:
+        kept = DataLoader(list(kept) * size.batches, batch_size=None)
+    return Setup(Recommender(rows=rows, **options), kept)
+
+
 CASES: dict[str, Case] = {
     "input-bound": Case(partial(_loader, 0), partial(_loader, 8)),
     "worker-restarts": Case(partial(_restarts, persistent=False), partial(_restarts, persistent=True)),
     "transfer-bound": Case(partial(_copies, pin=False), partial(_copies, pin=True)),
-    "sync-bound": Case(partial(_mlp, planted.LooksAtEverything, 16), partial(_mlp, planted.MLP, 16)),
+    "sync-bound": Case(partial(_mlp, planted.LooksAtEverything, 16), partial(_mlp, LooksLater, 16)),
     "allocator-churn": Case(partial(_mlp, planted.EmptiesCache, 24), partial(_mlp, planted.MLP, 24)),
     "slow-optimizer": Case(partial(_mlp, planted.LoopedAdam, 24), partial(_mlp, FusedAdam, 24)),
     "launch-bound": Case(partial(_small, planted.SmallKernels), partial(_small, planted.Graphed)),
@@ -217,6 +273,36 @@ CASES: dict[str, Case] = {
     "straggler": Case(partial(_ranks, planted.SlowGPU), partial(_ranks, planted.GPT), devices=2),
 }
 
+# mistakes in real models
+REAL: dict[str, Case] = {
+    "resnet-loader": Case(partial(_resnet_loader, 0), partial(_resnet_loader, 8), code="input-bound"),
+    "resnet-copies": Case(partial(_resnet, "never", pin=False), partial(_resnet, "never"), code="transfer-bound"),
+    "resnet-float32": Case(
+        partial(_resnet, "never", precision="32-true"), partial(_resnet, "never"), code="compute-bound"
+    ),
+    "resnet-norms": Case(partial(_resnet, "each"), partial(_resnet, "on the GPU"), code="slow-hook"),
+    "gpt-float32": Case(partial(_real_gpt, "32-true"), partial(_real_gpt, "bf16-mixed"), code="compute-bound"),
+    "gpt-optimizer": Case(
+        partial(_real_gpt, "bf16-mixed", optimizer=partial(torch.optim.AdamW, lr=1e-4, foreach=False)),
+        partial(_real_gpt, "bf16-mixed"),
+        code="slow-optimizer",
+    ),
+    "gpt-launches": Case(
+        partial(_real_gpt, "bf16-true"), partial(_real_gpt, "bf16-true", graphed=4), code="launch-bound"
+    ),
+    "gpt-checks": Case(
+        partial(_real_gpt, "bf16-mixed", checks="each"),
+        partial(_real_gpt, "bf16-mixed", checks="on the GPU"),
+        code="sync-bound",
+    ),
+    "dlrm-loader": Case(partial(_recommender, workers=0), partial(_recommender, workers=12), code="input-bound"),
+    "dlrm-checks": Case(
+        partial(_recommender, checks="each"), partial(_recommender, checks="on the GPU"), code="sync-bound"
+    ),
+    "dlrm-launches": Case(partial(_recommender), partial(_recommender, graphed=2048), code="launch-bound"),
+}
+ALL = CASES | REAL
+
 
 # -- one case, in a process of its own -----------------------------------------------------------------------------
 
@@ -229,23 +315,22 @@ class Measured:
     after: dict[str, float]
     verdicts_before: tuple[str, ...]
     verdicts_after: tuple[str, ...]
-    recorded_verdict: str
-    predicted_ms: float | None
-    at_most: bool
-    title: str
+    live: dict[str, float]
+    """The step of the recorded run, its window left out, and its regions."""
+    recorded_verdict: str = ""
+    saves_ms: float | None = None
+    """What the finding says, if there is one; its bound, if the steps could not be played again."""
+    at_most: bool = False
+    bound_ms: float | None = None
+    """What it would say without playing the steps again."""
+    title: str = ""
 
-    @property
-    def saved_ms(self) -> float:
-        """As measured."""
-        return self.before["step"] - self.after["step"]
-
-    def judgement(self) -> str:
-        """Whether the prediction is right."""
-        if self.predicted_ms is None:
-            return "no prediction"
-        if abs(self.predicted_ms - self.saved_ms) <= max(1.0, 0.2 * self.saved_ms):
-            return "yes"
-        return "the bound holds" if self.at_most and self.saved_ms <= self.predicted_ms else "no"
+    def left(self, saves_ms: float | None) -> tuple[float, float] | None:
+        """What such a saving would leave of the step, and by how many percent that is off."""
+        if saves_ms is None:
+            return None
+        left_ms = self.live["step"] - saves_ms
+        return left_ms, 100 * (left_ms / self.after["step"] - 1)
 
 
 def train(setup: Setup, case: Case, size: Size, folder: Path, *, record: bool = False) -> Analysis | None:
@@ -275,7 +360,7 @@ def train(setup: Setup, case: Case, size: Size, folder: Path, *, record: bool = 
 
 def measure(name: str, size: Size, folder: Path) -> Measured | None:
     """Run a case; None on any rank but the first."""
-    case = CASES[name]
+    case = ALL[name]
     runs: dict[str, list[Analysis | None]] = {"before": [], "after": []}
     for _ in range(size.rounds):
         runs["before"].append(train(case.before(size), case, size, folder))
@@ -283,18 +368,49 @@ def measure(name: str, size: Size, folder: Path) -> Measured | None:
     recorded = train(case.before(size), case, size, folder, record=True)
     if recorded is None:
         return None
-    found = next((each for each in recorded.findings if each.code == (CASES[name].code or name)), None)
-    saves = None if found is None else found.saves
-    return Measured(
-        before=_medians(runs["before"]),
-        after=_medians(runs["after"]),
-        verdicts_before=_verdicts(runs["before"]),
-        verdicts_after=_verdicts(runs["after"]),
+    return with_predictions(
+        Measured(
+            before=_medians(runs["before"]),
+            after=_medians(runs["after"]),
+            verdicts_before=_verdicts(runs["before"]),
+            verdicts_after=_verdicts(runs["after"]),
+            live=_medians([recorded]),
+        ),
+        recorded,
+        case.code or name,
+    )
+
+
+def with_predictions(measured: Measured, recorded: Analysis, code: str) -> Measured:
+    """The figures of a case with what the finding of its recorded run says."""
+    unplayed = replace(recorded, ranks=tuple(replace(rank, replay=None) for rank in recorded.ranks))
+    found, bounded = (
+        next((each for each in analysis.findings if each.code == code), None)
+        for analysis in (recorded, combine(without_run(unplayed), recorded.run))
+    )
+    saves, bound = (None if each is None else each.saves for each in (found, bounded))
+    return replace(
+        measured,
         recorded_verdict=recorded.verdict,
-        predicted_ms=None if saves is None else saves.ms_per_step,
+        saves_ms=None if saves is None else saves.ms_per_step,
         at_most=saves is not None and saves.at_most,
+        bound_ms=None if bound is None else bound.ms_per_step,
         title="" if found is None else found.title,
     )
+
+
+def predict_again(folder: Path, name: str) -> Measured:
+    """Today's predictions for a case whose trace and figures were kept, by the step of its runs without a window."""
+    measured = Measured(**json.loads((folder / FIGURES).read_text()))
+    measured = replace(measured, live=measured.before)
+    step_ms = measured.live["step"]
+    run = RunEvidence(
+        steps=SIZES[False].steps,
+        on_device=True,
+        step_ms=Distribution(mean=step_ms, p50=step_ms, min=step_ms, max=step_ms),
+        regions={region: RunRegion(device_ms=measured.live[region], host_ms=0.0) for region in REGIONS[1:]},
+    )
+    return with_predictions(measured, combine(analyze(folder).analysis, run), ALL[name].code or name)
 
 
 def _medians(runs: list[Analysis | None]) -> dict[str, float]:
@@ -328,12 +444,12 @@ def run_apart(name: str, *, quick: bool, limit_s: float, keep: Path | None = Non
                 start_new_session=True,  # so that it can be ended with rank 1 and the loader's workers
             )
             try:
-                code = process.wait(limit_s * CASES[name].devices)
+                code = process.wait(limit_s * ALL[name].devices)
             except BaseException as exc:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 if isinstance(exc, subprocess.TimeoutExpired):
-                    return f"no result within {limit_s * CASES[name].devices:g} s"
+                    return f"no result within {limit_s * ALL[name].devices:g} s"
                 raise
         if code or not result.exists():
             last = (log.read_text(errors="replace").strip() or "no output").splitlines()[-1]
@@ -341,8 +457,9 @@ def run_apart(name: str, *, quick: bool, limit_s: float, keep: Path | None = Non
         for trace in Path(scratch).rglob("rank*.trace.json.gz") if keep is not None else ():
             (keep / name).mkdir(parents=True, exist_ok=True)
             shutil.copy(trace, keep / name)
-        read = json.loads(result.read_text())
-        return Measured(**read)
+        if keep is not None:
+            shutil.copy(result, keep / name / FIGURES)
+        return Measured(**json.loads(result.read_text()))
 
 
 # -- fixes on a CPU, which may lose -----------------------------------------------------------------------------------
@@ -517,25 +634,45 @@ def measure_on_cpu(names: list[str], pairs: int) -> None:
 def row(name: str, found: Measured | str) -> str:
     """A line of the table."""
     if isinstance(found, str):
-        return f"| `{name}` | {found} | | | | | |"
-    much = "at most " if found.at_most else "about "
-    predicted = "" if found.predicted_ms is None else f"{much}{found.predicted_ms:.2f}"
-    return (
-        f"| `{name}` | {found.before['step']:.2f} | {found.after['step']:.2f} | {found.saved_ms:.2f} | {predicted} "
-        f"| {found.judgement()} | {found.recorded_verdict} |"
-    )
+        return f"| `{name}` | {found} | | | | |"
+    cells = []
+    for left, at_least in ((found.left(found.saves_ms), found.at_most), (found.left(found.bound_ms), False)):
+        off = "" if left is None else f"{'at least ' * at_least}{left[0]:.2f} ({_signed(left[1])} %)"
+        cells.append(off or "no finding")
+    times = f"{found.before['step']:.2f} | {found.after['step']:.2f}"
+    return f"| `{name}` | {times} | {cells[0]} | {cells[1]} | {found.recorded_verdict} |"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.0f}".replace("-", "\u2212")
+
+
+def summary(results: Iterable[Measured | str]) -> str:
+    """The median and the largest error of what was predicted, and of the bounds."""
+    measured = [each for each in results if isinstance(each, Measured) and each.saves_ms is not None]
+    if not measured:
+        return "Nothing was predicted."
+    lines = []
+    for what, off in (
+        ("played again", [each.left(each.saves_ms) for each in measured]),
+        ("by bounds", [each.left(each.bound_ms) for each in measured]),
+    ):
+        errors = sorted(abs(left[1]) for left in off if left is not None)
+        lines.append(f"{what} {statistics.median(errors):.0f} %, at most {errors[-1]:.0f} %")
+    return f"Error of the step after {len(measured)} fixes, median: {'; '.join(lines)}."
 
 
 def main() -> None:
     """Print a line for each case."""
     parser = argparse.ArgumentParser(description="What fixes save, as predicted and as measured.")
-    parser.add_argument("--cases", default=",".join(CASES), help="names of findings, by comma; all by default")
+    parser.add_argument("--cases", default=",".join(ALL), help="names of findings, by comma; all by default")
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes on the CPU: tries the script, measures nothing"
     )
     parser.add_argument("--limit", type=float, default=LIMIT_S, help=f"seconds for a case (default: {LIMIT_S})")
     parser.add_argument("--out", type=Path, default=Path("measure_fixes.json"), help="where all figures go, as JSON")
-    parser.add_argument("--keep", type=Path, help="a folder for the traces of the recorded runs")
+    parser.add_argument("--keep", type=Path, help="a folder for the traces of the recorded runs, with all figures")
+    parser.add_argument("--again", type=Path, help="trains nothing: today's predictions for what --keep has kept")
     parser.add_argument("--cpu", nargs="?", const="", help="fixes on a CPU instead: those whose name contains this")
     parser.add_argument("--pairs", type=int, default=PAIRS, help=f"pairs of runs with --cpu (default: {PAIRS})")
     parser.add_argument("--run", help=argparse.SUPPRESS)
@@ -549,22 +686,26 @@ def main() -> None:
             args.out.write_text(json.dumps(asdict(measured)))
         return
     names = args.cases.split(",")
-    if unknown := [name for name in names if name not in CASES]:
-        raise SystemExit(f"unknown cases {', '.join(unknown)}; there are {', '.join(CASES)}")
-    results: dict[str, dict[str, Any] | str] = {}
-    print("| Finding | ms before | ms after | saved | predicted | within 20 % or 1 ms | verdict |", flush=True)
-    print("|---|---:|---:|---:|---:|---|---|", flush=True)
+    if args.again is not None:
+        names = [name for name in names if (args.again / name / FIGURES).is_file()]
+    if unknown := [name for name in names if name not in ALL]:
+        raise SystemExit(f"unknown cases {', '.join(unknown)}; there are {', '.join(ALL)}")
+    results: dict[str, Measured | str] = {}
+    print("| Case | ms before | ms after | predicted after | by bounds | verdict |", flush=True)
+    print("|---|---:|---:|---:|---:|---|", flush=True)
     for name in names:
-        case = CASES[name]
-        if not args.quick and not case.on_cpu and torch.cuda.device_count() < case.devices:
-            found: Measured | str = (
-                f"skipped: it takes {case.devices} CUDA devices, here are {torch.cuda.device_count()}"
-            )
+        case = ALL[name]
+        if args.again is not None:
+            found: Measured | str = predict_again(args.again / name, name)
+        elif not args.quick and not case.on_cpu and torch.cuda.device_count() < case.devices:
+            found = f"skipped: it takes {case.devices} CUDA devices, here are {torch.cuda.device_count()}"
         else:
             found = run_apart(name, quick=args.quick, limit_s=args.limit, keep=args.keep)
-        results[name] = found if isinstance(found, str) else asdict(found)
+        results[name] = found
         print(row(name, found), flush=True)
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
+        figures = {name: each if isinstance(each, str) else asdict(each) for name, each in results.items()}
+        args.out.write_text(json.dumps(figures, indent=1) + "\n")
+    print(f"\n{summary(results.values())}", flush=True)
 
 
 if __name__ == "__main__":

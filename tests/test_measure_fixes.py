@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.measure_fixes import CASES, Measured, row
+from docs.measure_fixes import CASES, Measured, row, summary
 from tests.outcomes import HANGS_S
 
 CHECKOUT = Path(__file__).parents[1]
@@ -27,15 +27,17 @@ def run(*arguments):
     return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
 
-def measured(predicted_ms, *, at_most, saved_ms=10.0):
+def measured(saves_ms, bound_ms, *, at_most=False):
     return Measured(
-        before={"step": 10.0 + saved_ms},
+        before={"step": 20.5},
         after={"step": 10.0},
         verdicts_before=(),
         verdicts_after=(),
         recorded_verdict="sync-bound",
-        predicted_ms=predicted_ms,
+        live={"step": 20.0},
+        saves_ms=saves_ms,
         at_most=at_most,
+        bound_ms=bound_ms,
         title="",
     )
 
@@ -50,7 +52,8 @@ def test_a_case_ends_in_a_line_and_in_the_file(tmp_path):
     out = tmp_path / "fixes.json"
     done = run("--quick", "--cases", "slow-optimizer", "--limit", HANGS_S - 20, "--out", out)
     assert done.returncode == 0, done.stderr
-    *_, line = done.stdout.splitlines()
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("| `")]
+    assert "Error of the step after 1 fixes" in done.stdout
     figures = json.loads(out.read_text())["slow-optimizer"]
     assert line.startswith(f"| `slow-optimizer` | {figures['before']['step']:.2f} | {figures['after']['step']:.2f} |")
     assert min(figures["before"]["optimizer"], figures["after"]["optimizer"]) > 0
@@ -72,15 +75,23 @@ def test_a_case_that_is_none_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("predicted_ms", "at_most", "expected"),
+    ("found", "expected"),
     [
-        (11.9, False, "yes"),
-        (8.1, True, "yes"),
-        (13.0, False, "no"),
-        (13.0, True, "the bound holds"),
-        (7.0, True, "no"),
-        (None, False, "no prediction"),
+        (measured(9.0, 15.0), "| 20.50 | 10.00 | 11.00 (+10 %) | 5.00 (\u221250 %) | sync-bound |"),
+        (measured(15.0, 15.0, at_most=True), "| at least 5.00 (\u221250 %) | 5.00 (\u221250 %) |"),
+        (measured(None, None), "| no finding | no finding |"),
     ],
 )
-def test_a_prediction_is_held_to_what_was_measured(predicted_ms, at_most, expected):
-    assert f"| {expected} |" in row("sync-bound", measured(predicted_ms, at_most=at_most))
+def test_the_step_after_a_fix_stands_beside_what_was_predicted(found, expected):
+    assert expected in row("sync-bound", found)
+
+
+def test_errors_are_summed_up():
+    found = [measured(9.0, 15.0), measured(12.0, 15.0), measured(None, None), "no result"]
+    assert summary(found) == (
+        "Error of the step after 2 fixes, median: played again 15 %, at most 20 %; by bounds 50 %, at most 50 %."
+    )
+
+
+def test_nothing_predicted_is_said():
+    assert summary([measured(None, None)]) == "Nothing was predicted."

@@ -192,11 +192,11 @@ def test_the_command_as_json(capsys):
     assert found["verdict"] is None
 
 
-def test_bf16_shortens_products_by_the_peaks_and_activations_by_half(capsys):
+def test_bf16_shortens_products_by_the_peaks(capsys):
     assert main(["what-if", str(TRACES / "pinned_copies"), "--bf16", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    # the copies take 9.7 ms and stay; 8.8 ms of products in float32 take 0.6 at 67.0 of 989.5 TFLOP/s
-    assert (found["before_ms"], found["after_ms"]) == (pytest.approx(19.78, abs=0.05), pytest.approx(10.7, abs=0.1))
+    # the copies take 9.7 ms and stay; 8.8 ms of products in float32 take 0.6 at 67.0 of 989.5 TFLOP/s, and casts a part
+    assert (found["before_ms"], found["after_ms"]) == (pytest.approx(19.78, abs=0.05), pytest.approx(10.84, abs=0.05))
     assert found["verdict"] == "transfer-bound"
     assert "67 TFLOP/s in fp32 and 990 in bf16" in found["notes"][0]
 

@@ -76,6 +76,7 @@ def busy_time(recording: Recording) -> BusyTime:
 
 
 _LATENCY_PERCENTILE: Final = 5
+_USUAL_LATENCY_NS: Final = 10_000  # 4 to 9 us in traces of H100s and H200s that were idle at times
 # A launch takes 3 to 20 us of host time (H200); one that first loads the kernel's module 6 to 330 ms (lazy loading on
 # MI250 and MI300X).
 _LONG_LAUNCH_NS: Final = 100_000
@@ -103,12 +104,17 @@ class IdleTime:
 
 
 def launch_latency(recording: Recording) -> int:
-    """Time from a launch to the start of its kernel on an idle GPU, in nanoseconds."""
-    linked = recording.links.linked
-    delay = recording.trace.gpu.start[linked] - recording.links.time[linked]
-    delay = delay[delay > 0]
-    # most kernels of a busy GPU wait in the queue, and the minimum would be an outlier
-    return int(np.percentile(delay, _LATENCY_PERCENTILE)) if len(delay) else 0
+    """Time from a launch to the start of its kernel on an idle GPU, in nanoseconds; a usual one if it never is idle."""
+    gpu, linked = recording.trace.gpu, recording.links.linked
+    launch = recording.links.time[linked]
+    delay = gpu.start[linked] - launch
+    busy_until = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(gpu.end)[:-1]))[: len(gpu)]
+    known = delay > 0
+    if not known.any():
+        return 0
+    idle = known & (launch >= busy_until[linked])  # else most kernels wait in the queue
+    least = np.percentile(delay[idle], _LATENCY_PERCENTILE) if idle.any() else _USUAL_LATENCY_NS
+    return int(min(np.percentile(delay[known], _LATENCY_PERCENTILE), least))  # the minimum would be an outlier
 
 
 def idle_time(recording: Recording, busy: Intervals) -> IdleTime:

@@ -1,24 +1,36 @@
 """What the fixes of a rank's findings would leave of a step: its recorded steps, played again with each of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
 
 from lightning_forge_profiling.analysis.critical_path import CriticalPath, critical_path
 from lightning_forge_profiling.analysis.fixes import (
+    FUSED,
+    WIDE,
     Change,
     ReplaySteps,
     as_graphs,
     can_be_captured,
+    from_pinned_memory,
+    fused,
+    fused_update,
+    in_bf16,
     without_allocations,
+    without_reads,
     without_region,
 )
 from lightning_forge_profiling.analysis.intervals import Intervals
+from lightning_forge_profiling.analysis.rank_analysis import TO_DEVICE
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.regions import host_spans
 from lightning_forge_profiling.analysis.replay import Graph, error_pct, step_ns
+from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.results.rank import RankSummary, Replay
+
+_log = plain_logger(__name__)
 
 MOST_ERROR_PCT: Final = 3.0
 """Steps that are played unchanged have to take as long as recorded, within this: else nothing is predicted."""
@@ -41,13 +53,21 @@ def predictions(recording: Recording, summary: RankSummary) -> Replay | None:
     off_pct = [100 * (step_ns([graph]) / recorded_ns - 1), error_pct(graph, recording.trace.calls.name) or 0.0]
     if max(map(abs, off_pct)) > MOST_ERROR_PCT:
         return None
-    changed = {code: change(steps).graph for code, change in changes.items()}
+    changed = dict(_changed(steps, changes))
     return Replay(
         host=HOST,
         step_ms=_with_each_host(graph),
         after_ms={code: _with_each_host(graph) for code, graph in changed.items()},
         uncertain_pct=max(map(abs, off_pct)) + scatter_pct(graph),
     )
+
+
+def _changed(steps: ReplaySteps, changes: Mapping[str, Change]) -> Iterator[tuple[str, Graph]]:
+    for code, change in changes.items():
+        try:
+            yield code, change(steps).graph
+        except ConfigurationError as exc:
+            _log.debug("No prediction for %s: %s", code, exc)
 
 
 def path_of(recording: Recording) -> CriticalPath | None:
@@ -86,11 +106,20 @@ def _changes(recording: Recording, summary: RankSummary) -> Iterator[tuple[str, 
     update_ms = sum(region.idle_ms_per_step for region in summary.regions if region.name == "optimizer")
     if summary.idle["data"].ms_per_step >= least_ms:
         yield "input-bound", without_region("data")
+    if summary.host.idle_after_sync_ms_per_step >= least_ms:
+        yield "sync-bound", without_reads
+    to_gpu = [copies for copies in summary.copies if copies.direction == TO_DEVICE]
+    if sum(copies.exposed_ms_per_step for copies in to_gpu if copies.memory == "pageable") >= least_ms:
+        yield "transfer-bound", from_pinned_memory
     if summary.host.idle_after_allocator_ms_per_step >= least_ms:
         yield "allocator-churn", without_allocations
     if update_ms >= least_ms:
-        yield "slow-optimizer", as_graphs("optimizer")
+        yield "slow-optimizer", fused_update
     spans = host_spans(recording)
     passes = spans["forward"] | spans["backward"]
     if summary.host.idle_launching_ms_per_step >= least_ms and can_be_captured(recording, passes):
         yield "launch-bound", as_graphs("forward", "backward")
+    if summary.flops is not None and summary.flops.dtype in WIDE:
+        yield "compute-bound", in_bf16
+    if sum(kind.ms_per_step for name, kind in summary.kinds.items() if name in FUSED) >= least_ms:
+        yield "memory-bandwidth-bound", fused

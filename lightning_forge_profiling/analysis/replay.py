@@ -27,6 +27,7 @@ from lightning_forge_profiling.kineto.trace import Ints
 ROUNDS: Final = 4  # of the recorded steps; those before the last let host and GPU settle
 _CLOSE_NS: Final = 10_000  # work that begins so soon after other work has waited for it
 _BLOCKED_NS: Final = 100_000  # a launch takes 3 to 20 us; one that takes so long waits for room in the queue
+_MUCH_QUEUED: Final = 256  # works; the queue takes 1,024 entries, and an H100 was seen to block from 460 works on
 _MOST_LOOKED_AT: Final = 1_000  # works that ended last, among which the one that is waited for is looked for
 _SHORTEST_GAP_NS: Final = 1_000  # between kernels of one stream, where it cannot be measured
 
@@ -44,6 +45,7 @@ class Graph:
         takes: host time of the call, without waiting.
         awaited: position of the work that the call waits for; -1 for none.
         returns: how long after that work's end it returns.
+        steady: mask of calls that recording does not slow: `cudaMalloc` and `cudaFree` are long, and the driver's own.
         rest: for each step the host time from its last call to its end.
         work: rows of `Trace.gpu`.
         launched_by: for each of them the position of its call.
@@ -60,6 +62,7 @@ class Graph:
     takes: Ints
     awaited: Ints
     returns: Ints
+    steady: NDArray[np.bool_]
     rest: Ints
     work: Ints
     launched_by: Ints
@@ -112,6 +115,7 @@ class Graph:
             before=self.before[calls],
             takes=self.takes[calls],
             returns=self.returns[calls],
+            steady=self.steady[calls],
             launched_by=place[self.launched_by[works]],
             begins=self.begins.only(works),
             work=self.work[works],
@@ -121,8 +125,10 @@ class Graph:
 
     def with_host(self, factor: float) -> Self:
         """The graph of a host that takes so many times as long."""
+        calls = np.where(self.steady, 1.0, factor)
         before, takes, returns, rest = (
-            np.rint(column * factor).astype(np.int64) for column in (self.before, self.takes, self.returns, self.rest)
+            np.rint(column * by).astype(np.int64)
+            for column, by in ((self.before, factor), (self.takes, calls), (self.returns, calls), (self.rest, factor))
         )
         return replace(self, before=before, takes=takes, returns=returns, rest=rest)
 
@@ -134,7 +140,8 @@ class Graph:
         launched = np.zeros(len(calls) + 1, bool)
         launched[links.call[recording.step >= 0]] = True
         threads = np.unique(calls.thread[launched[:-1]])
-        waiting = np.any([named(trace, calls, kind) for kind in (WAITS, FREES, ALLOCATES)], axis=0)
+        of_driver = named(trace, calls, FREES) | named(trace, calls, ALLOCATES)
+        waiting = named(trace, calls, WAITS) | of_driver
         chosen = launched[:-1] | (waiting & np.isin(calls.thread, threads))
         row = np.flatnonzero(chosen & (steps.host.at(calls.start) >= 0))  # in order of time
         step, start, end = steps.host.at(calls.start[row]), calls.start[row], calls.end[row]
@@ -154,7 +161,10 @@ class Graph:
         host = steps.host.spans
         before = np.where(start > previous, host.within(previous, np.maximum(start, previous)), start - previous)
         awaited, returns = _awaited(start, end, waiting[row], gpu.end[work], launched_by)
-        waited = take(gpu.end[work], awaited) > start
+        # a full queue is waited for, too, where what it is full of was launched before these steps
+        waited = (take(gpu.end[work], awaited) > start) | (
+            (awaited < 0) & _waits_for_room(start, end, links.time[every], gpu.start[every])
+        )
         takes = np.where(waited, np.minimum(end - start, _SHORTEST_GAP_NS), end - start)
         return cls(
             steps=len(steps),
@@ -165,6 +175,7 @@ class Graph:
             takes=takes,
             awaited=awaited,
             returns=returns,
+            steady=of_driver[row],
             rest=host.within(last, finish),
             work=work,
             launched_by=launched_by,
@@ -211,6 +222,12 @@ def _awaited(
             awaited[call] = done[-1]
             returns[call] = end[call] - max(work_end[done[-1]], start[call])
     return awaited, returns
+
+
+def _waits_for_room(start: Ints, end: Ints, launch: Ints, work_start: Ints) -> NDArray[np.bool_]:
+    """Mask of calls that take long while much work is queued."""
+    launched, begun = (np.searchsorted(np.sort(times), start) for times in (launch, work_start))
+    return (end - start > _BLOCKED_NS) & (launched - begun >= _MUCH_QUEUED)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,6 +1,7 @@
 """Watches what fills a rank's GPU while it trains: PyTorch's allocator between steps, and what the model keeps."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 from time import perf_counter_ns
@@ -192,14 +193,16 @@ class MemoryWatch:
             metrics["memory/grows_mib_per_step"] = memory.growth.bytes_per_step / MIB
         return metrics
 
-    def memory(self, samples_per_step: float | None) -> RunMemory | None:
+    def memory(
+        self, *, samples_per_step: float | None = None, tokens_per_step: float | None = None
+    ) -> RunMemory | None:
         """What was found so far; None before the first reading."""
         if self._latest is None:
             return None
         points = self._points if self._points[-1] is self._latest else [*self._points, self._latest]
-        return self._of(points, samples_per_step)
+        return replace(self._of(points), samples_per_step=samples_per_step, tokens_per_step=tokens_per_step)
 
-    def _of(self, points: Sequence[_Point], samples_per_step: float | None = None) -> RunMemory:
+    def _of(self, points: Sequence[_Point]) -> RunMemory:
         return RunMemory(
             model=self._counts[-1].model,
             limit_gib=self._limit / GIB,
@@ -212,7 +215,6 @@ class MemoryWatch:
             ),
             growth=self._growing(),
             peak_known=self._activations is not None,
-            samples_per_step=samples_per_step,
         )
 
 

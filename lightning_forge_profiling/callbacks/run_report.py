@@ -176,8 +176,8 @@ def _worker_restarts(steady: Rates, workers: int) -> WorkerRestarts | None:
     )
 
 
-def _samples_per_step(steady: Rates) -> float | None:
-    return steady.samples / steady.steps if steady.samples and steady.steps else None
+def _per_step(count: float | None, steps: int) -> float | None:
+    return count / steps if count and steps else None
 
 
 def recorded_analysis(trace: TraceReport | None) -> Analysis | None:
@@ -242,7 +242,12 @@ def run_report(
             cpu=monitor.readings.cpu_use(max(int(trainer.num_devices), 1)),
             switches=monitor.readings.switches,
             recompilations=monitor.recompilations(),
-            memory=None if monitor.memory is None else monitor.memory.memory(_samples_per_step(run.steady)),
+            memory=None
+            if monitor.memory is None
+            else monitor.memory.memory(
+                samples_per_step=_per_step(run.steady.samples, run.steady.steps),
+                tokens_per_step=_per_step(run.steady.tokens, run.steady.steps),
+            ),
             rank=trainer.global_rank,
         )
         if trainer.world_size > 1:

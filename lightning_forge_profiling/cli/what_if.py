@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _GRAPHS = ("forward", "backward", "optimizer")
 _SCALED = 0.99  # of the recorded step
-_WITHOUT = ("syncs", "reads", "allocations", "data")
+_WITHOUT = ("syncs", "reads", "allocations", "data", "pageable")
 
 _EXAMPLES = """\
 examples:
@@ -53,7 +53,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         default=[],
         choices=_WITHOUT,
         help="without waits for the GPU, without operators that wait for it (.item(), .cpu()), without cudaMalloc and "
-        "cudaFree, or without waits for data; may be repeated",
+        "cudaFree, without waits for data, or without pageable memory (pinned instead); may be repeated",
     )
     parser.add_argument(
         "--graphs",
@@ -70,9 +70,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         metavar="KIND=X",
         help="kernels of a kind or category (matmul, comm, elementwise, ...) take X times as long; may be repeated",
     )
-    parser.add_argument(
-        "--bf16", action="store_true", help="in bf16 instead of float32, by the GPU's peaks: at the most"
-    )
+    parser.add_argument("--bf16", action="store_true", help="in bf16 autocast instead of float32, by the GPU's peaks")
+    parser.add_argument("--fuse", action="store_true", help="element-wise kernels, copies and fills are fused")
     parser.add_argument("--overlap-comm", action="store_true", help="nothing waits for communication")
     parser.add_argument("--equal-ranks", action="store_true", help="each rank is as fast as the fastest")
     parser.add_argument("--rank", type=at_least(0), metavar="N", help="only this rank")
@@ -144,11 +143,13 @@ def _changes(args: argparse.Namespace) -> "Iterator[tuple[str, Change]]":
         "reads": fixes.without_reads,
         "allocations": fixes.without_allocations,
         "data": fixes.without_region("data"),
+        "pageable": fixes.from_pinned_memory,
     }
+    words = {"data": "waits for data", "pageable": "pageable memory"}
     for name in args.drop:
         yield f"without {name}", fixes.without_operators(name)
     for name in args.without:
-        yield f"without {'waits for data' if name == 'data' else name}", kinds[name]
+        yield f"without {words.get(name, name)}", kinds[name]
     if args.graphs:
         yield f"{', '.join(args.graphs)} as CUDA graphs", fixes.as_graphs(*args.graphs)
     for kind, factor in args.scale:
@@ -157,6 +158,8 @@ def _changes(args: argparse.Namespace) -> "Iterator[tuple[str, Change]]":
         yield f"{kind} x {factor:g}", fixes.scaled([kind], factor)
     if args.bf16:
         yield "in bf16", fixes.in_bf16
+    if args.fuse:
+        yield "kernels fused", fixes.fused
     if args.overlap_comm:
         yield "communication overlapped", fixes.overlapped
 

@@ -17,6 +17,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     of_step,
     region,
 )
+from lightning_forge_profiling.flops.peaks import bus_gb_per_s
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence
 from lightning_forge_profiling.results.run import OTHERS, CpuUse, LoaderSettings
 
@@ -149,6 +150,12 @@ def _traced_copies_ms(context: RuleContext) -> float:
     return to_device + context.rank.idle["copy"].ms_per_step
 
 
+def _pinning_saves_ms(context: RuleContext) -> float:
+    """All but what the copies take at the speed of the bus."""
+    size = sum(copy.bytes_per_step for copy in context.rank.copies if copy.memory == "pageable")
+    return _traced_copies_ms(context) - size / bus_gb_per_s(context.rank.device) / 1e6
+
+
 def _explain_traced_copies(context: RuleContext) -> Explanation:
     copies = [copy for copy in context.rank.copies if copy.direction == "HtoD"]
     main = max(copies, key=lambda copy: copy.exposed_ms_per_step, default=None)
@@ -199,7 +206,10 @@ INPUT_IN_TRACE: Final = Rule(
     _explain_traced_wait,
     at_most=lambda context: only_bounded(_traced_wait(context), context.rank.loader),
 )
-GPU_RULES: Final = (INPUT_IN_TRACE, Rule("transfer-bound", _traced_copies_ms, _explain_traced_copies))
+GPU_RULES: Final = (
+    INPUT_IN_TRACE,
+    Rule("transfer-bound", _traced_copies_ms, _explain_traced_copies, _pinning_saves_ms),
+)
 
 # only the run shows it: epochs end in few windows, and one restart there would count too much
 WORKER_RESTARTS: Final = Rule(

@@ -7,6 +7,7 @@ To add one, write a function for its cost and one for its words into the file of
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from statistics import fmean
 from types import MappingProxyType
 from typing import Final, Generic, Literal, TypeVar
 
@@ -102,6 +103,7 @@ def as_finding(
     )
 
 
+_ALIKE: Final = 0.02  # steps that differ by less than this part show no difference between hosts
 _BEYOND: Final = 1.2  # from this multiple of the cause's cost on, a saving needs an explanation
 
 
@@ -128,25 +130,33 @@ def replayed_saving(replay: Replay | None, code: str, live_ms: float | None = No
     after = None if replay is None else replay.after_ms.get(code)
     if replay is None or after is None:
         return None
-    step_ms = replay.step_ms[0]
-    left_ms = after[0]
-    if live_ms is not None and live_ms < step_ms:
-        left_ms, step_ms = _with_faster_host(replay.step_ms, after, live_ms), live_ms
-    left_ms = min(left_ms, step_ms)
-    pct, off_pct = 100 * (1 - left_ms / step_ms), replay.uncertain_pct * left_ms / step_ms
-    low_pct, high_pct = max(pct - off_pct, 0.0), min(pct + off_pct, 100.0)
-    ms = step_ms - left_ms
+    step_ms = replay.step_ms[0] if live_ms is None else min(live_ms, replay.step_ms[0])
+    left_ms = [min(each, step_ms) for each in _left(replay.step_ms, after, step_ms)]
+    pct = 100 * (1 - fmean(left_ms) / step_ms)
+    low_pct, high_pct = (
+        100 * (1 - each * (1 + sign * replay.uncertain_pct / 100) / step_ms)
+        for each, sign in ((max(left_ms), 1), (min(left_ms), -1))
+    )
+    low_pct, high_pct = max(low_pct, 0.0), min(high_pct, 100.0)
+    ms = step_ms - fmean(left_ms)
     interval = f", {low_pct:.0f} to {high_pct:.0f} %" if f"{low_pct:.0f}" != f"{high_pct:.0f}" else ""
     text = f"That saves about {in_ms(ms)} a step ({pct:.0f} %{interval})."
     return Saving(ms_per_step=ms, pct=pct, at_most=False, text=text, low_pct=low_pct, high_pct=high_pct) if ms else None
 
 
-def _with_faster_host(step_ms: Sequence[float], after_ms: Sequence[float], live_ms: float) -> float:
-    """What a fix leaves of a step, between the two hosts with which a step takes longer and shorter than a live one."""
+def _left(step_ms: Sequence[float], after_ms: Sequence[float], live_ms: float) -> list[float]:
+    """What a fix leaves of a step with the host that a live step has, or with each that it may have.
+
+    With several where the GPU sets the pace, so that the step does not show how fast the host is. It is faster than
+    recorded then, as it always is without recording.
+    """
+    alike = [left for step, left in zip(step_ms[1:], after_ms[1:], strict=True) if abs(step / live_ms - 1) <= _ALIKE]
+    if len(alike) > 1:
+        return alike
     for (longer, with_it), (shorter, left) in pairwise(zip(step_ms, after_ms, strict=True)):
         if shorter <= live_ms < longer:
-            return with_it + (left - with_it) * (longer - live_ms) / (longer - shorter)
-    return after_ms[-1]  # also the fastest host takes longer
+            return [with_it + (left - with_it) * (longer - live_ms) / (longer - shorter)]
+    return [after_ms[0] if live_ms >= step_ms[0] else after_ms[-1]]  # also the fastest host takes longer
 
 
 def saving_of_fit(seconds: float, whole_s: float, steps: int, *, at_most: bool, whole: str = "fit") -> Saving:

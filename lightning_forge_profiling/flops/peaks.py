@@ -281,3 +281,12 @@ def _fits(part: Part, memory_bytes: int | None, sms: int | None, power_w: float 
     if sms and sms != part.sms:
         return False
     return not (power_w and part.power_w and power_w > part.power_w)
+
+
+# copies of 39 to 134 MB from pinned memory ran at 53 to 55 GB/s on H100s and H200s, on PCIe 5; PCIe 4 has half
+_ON_PCIE_5: Final = re.compile(r"\b(H100|H200|H800|H20|B200|B300|RTX PRO|RTX 50\d\d)\b")
+
+
+def bus_gb_per_s(device: str) -> float:
+    """How fast copies from pinned memory are to a GPU of this name."""
+    return 53.0 if _ON_PCIE_5.search(device) else 26.0

@@ -215,8 +215,12 @@ def memory_line(run: RunEvidence) -> str:
     cached, activations = parts.pop(CACHE, 0.0), parts.get(ACTIVATIONS, 0.0)
     named = ", ".join(f"{name} {digits(gib)}" for name, gib in parts.items())
     line = f"{'peak' if memory.peak_known else 'at least'} {digits(peak)} of {digits(memory.limit_gib)} GiB: {named}"
+    each = []
     if memory.samples_per_step and activations:
-        line += f" ({digits(activations * 1024 / memory.samples_per_step)} MiB a sample)"
+        each.append(f"{digits(activations * 1024 / memory.samples_per_step)} MiB a sample")
+    if memory.tokens_per_step and activations:
+        each.append(f"{digits(activations * 1024**2 / memory.tokens_per_step)} KiB a token")
+    line += f" ({', '.join(each)})" if each else ""
     line += f"; {digits(cached)} more {CACHE}" if cached else ""
     line += "" if memory.peak_known else "; the process had a higher peak before, which hides that of the steps"
     if growth is not None:

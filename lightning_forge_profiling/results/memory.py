@@ -83,6 +83,7 @@ class RunMemory:
         growth: what grows; None if nothing does.
         peak_known: whether the peak is known; else the process had a higher one before, and the curve's is a bound.
         samples_per_step: mean number of samples of a batch; None if unknown.
+        tokens_per_step: mean number of its tokens; None if they are not counted.
     """
 
     model: ModelMemory
@@ -91,3 +92,4 @@ class RunMemory:
     growth: MemoryGrowth | None = None
     peak_known: bool = True
     samples_per_step: float | None = None
+    tokens_per_step: float | None = None

@@ -202,6 +202,20 @@ def test_bf16_shortens_products_by_the_peaks(capsys):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "said", "unsaid"),
+    [
+        (["light_compute_bound", "--bf16"], "% of the bf16 peak", "tf32 peak"),
+        (["pageable_copies", "--without", "pageable"], "from pinned memory at 53.0 GB/s", "pageable memory at"),
+    ],
+)
+def test_what_bounds_the_step_then_is_said_of_what_was_changed(capsys, arguments, said, unsaid):
+    assert main(["what-if", str(TRACES / arguments[0]), *arguments[1:]]) == 0
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert unsaid not in printed
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["sync_item", "--graphs", "forward"], "forward has calls that wait for the GPU or ask CUDA for memory"),

@@ -47,6 +47,7 @@ _OF_ATTENTION: Final = 1.8
 _OF_ACTIVATIONS: Final = {"elementwise": 0.7, "reduction": 0.6, "softmax": 0.6}
 _CASTS: Final = 1.15
 _CASTS_ON_HOST: Final = 1.25
+_FLOATS: Final = re.compile(rb'"(float|double)"')
 _NOT_CAST: Final = ("memcpy", "memset", "comm", "optimizer")
 
 
@@ -201,14 +202,15 @@ def fused(steps: ReplaySteps) -> ReplaySteps:
 
 def from_pinned_memory(steps: ReplaySteps) -> ReplaySteps:
     """With copies to the GPU from pinned memory instead of pageable: as fast as the bus, and the host goes on."""
-    graph, gpu = steps.graph, steps.recording.trace.gpu
-    copied = np.array([bool(_PAGEABLE.search(name)) for name in steps.recording.trace.names], bool)[
-        gpu.name[graph.work]
-    ]
-    runs = np.rint(gpu.size[graph.work] / bus_gb_per_s(steps.recording.trace.device)).astype(np.int64)
+    graph, trace = steps.graph, steps.recording.trace
+    pageable = [bool(_PAGEABLE.search(name)) for name in trace.names]
+    copied = np.array(pageable, bool)[trace.gpu.name[graph.work]]
+    runs = np.rint(trace.gpu.size[graph.work] / bus_gb_per_s(trace.device)).astype(np.int64)
     calls = np.isin(np.arange(len(graph.call)), graph.launched_by[copied])
+    names = [name.replace("Pageable", "Pinned") if of else name for name, of in zip(trace.names, pageable, strict=True)]
     return replace(
         steps,
+        recording=replace(steps.recording, trace=replace(trace, names=names)),
         graph=replace(
             graph,
             runs=np.where(copied, np.minimum(runs, graph.runs), graph.runs),
@@ -316,4 +318,10 @@ def in_bf16(steps: ReplaySteps) -> ReplaySteps:
         f"matrix products by the peaks of {trace.device}, {before / 1e12:.0f} TFLOP/s in {flops.dtype} and "
         f"{after / 1e12:.0f} in bf16; what else changes, as measured of GPTs on an H100"
     )
-    return replace(cast, graph=replace(cast.graph, before=slower), notes=(*steps.notes, note))
+    signatures = [replace(each, types=_FLOATS.sub(b'"c10::BFloat16"', each.types)) for each in trace.signatures]
+    return replace(
+        cast,
+        recording=replace(steps.recording, trace=replace(trace, signatures=signatures)),
+        graph=replace(cast.graph, before=slower),
+        notes=(*steps.notes, note),
+    )

@@ -36,6 +36,7 @@ MOST_ERROR_PCT: Final = 3.0
 """Steps that are played unchanged have to take as long as recorded, within this: else nothing is predicted."""
 
 HOST: Final = (1.0, 0.85, 0.7, 0.55, 0.4)  # of its recorded time: recording makes hosts up to 2.3 times slower
+_GPU_BOUND_PCT: Final = 85.0  # below, what the GPU computes is no finding
 _NAMED_FROM: Final = 0.05  # of the step; what costs less is no finding
 _MOST_WORK: Final = 50_000  # GPU work that is played, which takes some 10 s
 
@@ -119,6 +120,8 @@ def _changes(recording: Recording, summary: RankSummary) -> Iterator[tuple[str, 
     passes = spans["forward"] | spans["backward"]
     if summary.host.idle_launching_ms_per_step >= least_ms and can_be_captured(recording, passes):
         yield "launch-bound", as_graphs("forward", "backward")
+    if summary.gpu.busy_pct < _GPU_BOUND_PCT:
+        return
     if summary.flops is not None and summary.flops.dtype in WIDE:
         yield "compute-bound", in_bf16
     if sum(kind.ms_per_step for name, kind in summary.kinds.items() if name in FUSED) >= least_ms:

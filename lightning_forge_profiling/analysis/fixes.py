@@ -38,7 +38,7 @@ _OF_UPDATE: Final = 0.35
 FUSED: Final = ("elementwise", "copy", "fill")
 _PAGEABLE: Final = re.compile("HtoD.*Pageable")
 _COPY_NS: Final = 10_000
-WIDE: Final = ("fp32", "tf32", "fp64")
+_WIDE: Final = ("fp32", "tf32", "fp64")
 # Of `precision="bf16-mixed"` in place of float32, by traces of two GPTs with and without it (4 layers and 12, H100,
 # torch 2.11, 2026-11-26): products take as much less as the peaks differ; attention 0.12 of its time where the peaks
 # are 0.07 apart; norms, embeddings and the update as long as before; the others these parts. The casts between
@@ -301,7 +301,7 @@ def in_bf16(steps: ReplaySteps) -> ReplaySteps:
     flops, problem = flop_rate(steps.recording, 1, 1)
     if flops is None:
         raise ConfigurationError(f"bf16 cannot be predicted, because the precision of the steps is unknown: {problem}")
-    if flops.dtype not in WIDE:
+    if flops.dtype not in _WIDE:
         raise ConfigurationError(f"the matrix products of these steps are {flops.dtype} already")
     peak = find_peak(trace.device, memory_bytes=trace.memory_bytes, sms=trace.multiprocessors)
     if peak is None or not {flops.dtype, "bf16"} <= peak.flops.keys():

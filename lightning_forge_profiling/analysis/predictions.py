@@ -8,7 +8,6 @@ import numpy as np
 from lightning_forge_profiling.analysis.critical_path import CriticalPath, critical_path
 from lightning_forge_profiling.analysis.fixes import (
     FUSED,
-    WIDE,
     Change,
     ReplaySteps,
     as_graphs,
@@ -122,7 +121,7 @@ def _changes(recording: Recording, summary: RankSummary) -> Iterator[tuple[str, 
         yield "launch-bound", as_graphs("forward", "backward")
     if summary.gpu.busy_pct < _GPU_BOUND_PCT:
         return
-    if summary.flops is not None and summary.flops.dtype in WIDE:
+    if summary.flops is not None and summary.flops.dtype == "fp32":  # where bf16 is the advice
         yield "compute-bound", in_bf16
     if sum(kind.ms_per_step for name, kind in summary.kinds.items() if name in FUSED) >= least_ms:
         yield "memory-bandwidth-bound", fused

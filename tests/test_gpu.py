@@ -25,6 +25,7 @@ from lightning_forge_profiling import (
     ThroughputCallback,
     region,
 )
+from lightning_forge_profiling.diagnosis.memory import largest_batch
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.timing.events import DeviceEventSource
 from tests.entered_steps import watch
@@ -546,6 +547,21 @@ def test_what_varies_from_step_to_step_is_no_growth(tmp_path):
     memory = ours.analysis().run.memory
     assert memory.growth is None
     assert memory.curve.peak_gib[-1] > memory.curve.kept_gib[-1] + 0.4
+
+
+@pytest.mark.usefixtures("four_gib")
+def test_memory_runs_out_at_about_the_batch_that_was_said(tmp_path):
+    def train_with(batch):
+        ours = ThroughputCallback(warmup_steps=2)
+        tokens = random_tokens(30, batch_size=batch, length=256, vocabulary=8192)
+        trainer(tmp_path, 30, callbacks=[ours]).fit(GPT(4, 512, 256, 8192), tokens)
+        return ours.analysis().run.memory
+
+    times = largest_batch(train_with(16))
+    print(f"A batch {times:.2f} times as large fills it.")
+    train_with(int(0.85 * 16 * times))
+    with pytest.raises(torch.OutOfMemoryError):
+        train_with(int(1.2 * 16 * times))
 
 
 def test_a_cuda_graph_that_is_recorded_again_is_named_with_its_reason(tmp_path):

@@ -78,7 +78,7 @@ def _not_of_steps(marks, steps, work):
     """Where the GPU has reached a checkpoint or validation: the host is there, and all launched before is done."""
     found = []
     for mark in marks:
-        if mark.name not in {"forge.validation", "forge.checkpoint"}:
+        if mark.name not in {"forge.validation", "forge.checkpoint", "forge.profiler"}:
             continue
         found.append((_reached(mark.start, work), _reached(mark.end, work)))
     return found

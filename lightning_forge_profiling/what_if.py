@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
 from lightning_forge_profiling.analysis.collectives import collectives_of
@@ -11,7 +12,7 @@ from lightning_forge_profiling.analysis.light_steps import prepared
 from lightning_forge_profiling.analysis.predictions import MOST_ERROR_PCT, can_be_played, scatter_pct
 from lightning_forge_profiling.analysis.rank_analysis import summarize
 from lightning_forge_profiling.analysis.recording import with_steps
-from lightning_forge_profiling.analysis.replay import Graph, error_pct, live_host, play, step_ns, together
+from lightning_forge_profiling.analysis.replay import Graph, error_pct, live_hosts, play, step_ns, together
 from lightning_forge_profiling.analysis.replayed_trace import replayed_trace
 from lightning_forge_profiling.analysis.timeline_lanes import draw
 from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN
@@ -37,11 +38,12 @@ class Prediction:
         recorded_ms: the mean recorded step, on the slowest rank.
         replayed_ms: the step when the recorded ones are played again unchanged.
         live_ms: the step without recording, for which the host is made faster; None if unknown.
+        hosts: the parts of its recorded time that the host is played with: several where the step does not show it.
         before_ms: the step that the change is made to: that without recording, if it is known and explained by a faster
             host, or else the one that is played.
         error_pct: how far means of every other step, played again, are from what those took; None with a single step.
         after_ms: the step with the change.
-        low_ms: lower end of the interval that the scatter of the recorded steps gives it.
+        low_ms: lower end of the interval that the scatter of the recorded steps and the hosts give it.
         high_ms: its upper end.
         analysis: what would bound the step then; None if communication is overlapped, for what it then hides behind is
             not known.
@@ -57,6 +59,7 @@ class Prediction:
     recorded_ms: float
     replayed_ms: float
     live_ms: float | None
+    hosts: tuple[float, ...]
     before_ms: float
     error_pct: float | None
     after_ms: float
@@ -109,19 +112,19 @@ def predict(
             f"more or less than recorded, and at most {MOST_ERROR_PCT:.0f} % would be"
         )
     changed = [_changed(replace(steps, graph=graph), changes) for steps, graph in zip(ranks, graphs, strict=True)]
-    factor = 1.0 if live_ms is None else live_host(graphs, live_ms * 1e6)
-    changed = [replace(steps, graph=steps.graph.with_host(factor)) for steps in changed]
+    hosts = live_hosts(graphs, None if live_ms is None else live_ms * 1e6)
     if equal_ranks:  # which then wait for each other no more
-        changed = [min(changed, key=lambda steps: step_ns([steps.graph]))] * len(changed)
-    after = [steps.graph for steps in changed]
-    after_ns, before_ns = step_ns(after), step_ns([graph.with_host(factor) for graph in graphs])
+        changed = [min(changed, key=lambda steps: step_ns([steps.graph.with_host(hosts[0])]))] * len(changed)
+    each_ns = [step_ns([steps.graph.with_host(factor) for steps in changed]) for factor in hosts]
+    after_ns, before_ns = fmean(each_ns), step_ns([graph.with_host(hosts[0]) for graph in graphs])
+    changed = [replace(steps, graph=steps.graph.with_host(fmean(hosts))) for steps in changed]
     notes = tuple(dict.fromkeys(note for steps in changed for note in steps.notes))
     if abs(after_ns - before_ns) < _NOTHING * before_ns:
         notes += ("that changes nothing in these steps",)
     scatter = scatter_pct(ranks[0].graph) / 100
     results = [
         _result(replayed_trace(steps, played), of.recording.trace.rank)
-        for steps, played, of in zip(changed, play(after), ranks, strict=True)
+        for steps, played, of in zip(changed, play([steps.graph for steps in changed]), ranks, strict=True)
     ]
     overlaps = any(steps.overlaps for steps in changed)
     return Prediction(
@@ -133,11 +136,12 @@ def predict(
         recorded_ms=recorded_ns / 1e6,
         replayed_ms=replayed_ns / 1e6,
         live_ms=live_ms,
+        hosts=hosts,
         before_ms=before_ns / 1e6,
         error_pct=error,
         after_ms=after_ns / 1e6,
-        low_ms=after_ns * (1 - scatter) / 1e6,
-        high_ms=after_ns * (1 + scatter) / 1e6,
+        low_ms=min(each_ns) * (1 - scatter) / 1e6,
+        high_ms=max(each_ns) * (1 + scatter) / 1e6,
         analysis=None if overlaps else conclude(results, source=source).analysis,
     )
 

@@ -118,6 +118,20 @@ def test_work_that_takes_longer_than_the_host_sets_the_pace(host_bound):
     assert after_ms(host_bound, fixes.without_syncs, fixes.scaled(["matmul"], 30.0)) == pytest.approx(31, abs=0.05)
 
 
+def test_where_the_gpu_sets_the_pace_the_host_may_be_any_that_is_faster_than_recorded(tmp_path):
+    trace = Synthetic()
+    for step in range(4):
+        start = 10 * step
+        trace.step(step, start, start + 10)
+        trace.operator("slow", start, start + 4)
+        trace.kernel(start + 4.01, start + 14, launched=start + 4, name="gemm_a")
+    found = predict(trace.write(tmp_path), [fixes.scaled(["matmul"], 0.01)], live_ms=10.0)
+    assert found.hosts == (0.85, 0.7, 0.55, 0.4)
+    # the host's 10 ms, of which it was ahead for none: at 0.4 to 0.85 of their time
+    assert (found.low_ms, found.high_ms) == (pytest.approx(4, abs=0.2), pytest.approx(8.5, abs=0.2))
+    assert found.low_ms < found.after_ms < found.high_ms
+
+
 def test_a_wait_for_data_is_taken_out(tmp_path):
     trace = Synthetic()
     for step in range(4):

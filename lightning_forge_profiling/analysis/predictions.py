@@ -24,7 +24,7 @@ from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.rank_analysis import TO_DEVICE
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.regions import host_spans
-from lightning_forge_profiling.analysis.replay import Graph, error_pct, step_ns
+from lightning_forge_profiling.analysis.replay import HOST, Graph, error_pct, step_ns
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.results.rank import RankSummary, Replay
@@ -34,7 +34,6 @@ _log = plain_logger(__name__)
 MOST_ERROR_PCT: Final = 3.0
 """Steps that are played unchanged have to take as long as recorded, within this: else nothing is predicted."""
 
-HOST: Final = (1.0, 0.85, 0.7, 0.55, 0.4)  # of its recorded time: recording makes hosts up to 2.3 times slower
 _GPU_BOUND_PCT: Final = 85.0  # below, what the GPU computes is no finding
 _NAMED_FROM: Final = 0.05  # of the step; what costs less is no finding
 _MOST_WORK: Final = 50_000  # GPU work that is played, which takes some 10 s

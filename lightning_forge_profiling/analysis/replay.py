@@ -23,6 +23,7 @@ from lightning_forge_profiling.analysis.kernels import KINDS
 from lightning_forge_profiling.analysis.launches import ALLOCATES, FREES, WAITS, named
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import Ints
+from lightning_forge_profiling.results.rank import SAME_STEP
 
 ROUNDS: Final = 4  # of the recorded steps; those before the last let host and GPU settle
 _CLOSE_NS: Final = 10_000  # work that begins so soon after other work has waited for it
@@ -413,19 +414,32 @@ def error_pct(graph: Graph, names: Ints) -> float | None:
     return float(100 * (step_ns([fitted.only(chosen)]) / took - 1))
 
 
-_FASTEST: Final = 0.4  # recording makes hosts up to 2.3 times slower
+HOST: Final = (1.0, 0.85, 0.7, 0.55, 0.4)
+"""Parts of its recorded time that a host may take: recording makes hosts up to 2.3 times slower."""
+
 _CLOSE: Final = 1.01
 
 
-def live_host(graphs: Sequence[Graph], live_ns: float) -> float:
-    """What the host takes of its recorded time without recording, by how long a step takes then.
+def live_hosts(graphs: Sequence[Graph], live_ns: float | None) -> tuple[float, ...]:
+    """What the host may take of its recorded time without recording, by how long a step takes then.
 
     Returns:
-        A factor; 1 where recorded steps are no longer than others, or where a faster host would not explain that.
+        Factors: several where the GPU sets the pace, so that a step does not show it; 1 where the step is unknown, no
+        shorter than recorded, or not explained by a faster host.
     """
+    recorded_ns = step_ns(graphs)
+    known_ns = recorded_ns if live_ns is None else min(live_ns, recorded_ns)
+    steps = {factor: step_ns([graph.with_host(factor) for graph in graphs]) for factor in HOST[1:]}
+    alike = tuple(factor for factor, ns in steps.items() if abs(ns / known_ns - 1) <= SAME_STEP)
+    if len(alike) > 1:
+        return alike
+    return (1.0 if live_ns is None else _live_host(graphs, live_ns),)
+
+
+def _live_host(graphs: Sequence[Graph], live_ns: float) -> float:
     if step_ns(graphs) <= _CLOSE * live_ns:
         return 1.0
-    low, high = _FASTEST, 1.0
+    low, high = HOST[-1], HOST[0]
     if step_ns([graph.with_host(low) for graph in graphs]) > _CLOSE * live_ns:
         return 1.0
     while high - low > 0.005:  # noqa: PLR2004

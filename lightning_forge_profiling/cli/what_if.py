@@ -172,6 +172,7 @@ def _as_json(found: "Prediction", changes: list[str]) -> dict[str, object]:
         "recorded_ms": found.recorded_ms,
         "replayed_ms": found.replayed_ms,
         "live_ms": found.live_ms,
+        "hosts": found.hosts,
         "before_ms": found.before_ms,
         "error_pct": found.error_pct,
         "after_ms": found.after_ms,
@@ -195,6 +196,11 @@ def _verdict(found: "Prediction") -> str:
 
 def _live(found: "Prediction") -> str:
     """How the steps are played that recording slowed."""
+    if len(found.hosts) > 1:
+        return (
+            "the GPU sets the pace, which hides how fast the host is without recording: played with "
+            f"{max(found.hosts):g} to {min(found.hosts):g} of its recorded time"
+        )
     if found.live_ms is None:
         return "unknown, so the host is played as recorded, which slows it: give --live-ms"
     live = f"{found.live_ms:.2f} ms a step without recording"
@@ -216,7 +222,8 @@ def _lines(found: "Prediction", changes: list[str]) -> "Iterator[str]":
     yield f"changed    {'; '.join(changes)}"
     for note in found.notes:
         yield f"note       {note}"
-    scatter = f" ({found.low_ms:.2f} to {found.high_ms:.2f} by the scatter of the steps)" if found.steps > 1 else ""
+    why = "by the scatter of the steps and by the host" if len(found.hosts) > 1 else "by the scatter of the steps"
+    scatter = f" ({found.low_ms:.2f} to {found.high_ms:.2f} {why})" if found.steps > 1 else ""
     yield (
         f"then       {found.after_ms:.2f} ms{scatter} instead of {found.before_ms:.2f}, {abs(saved_ms):.2f} ms "
         f"{'less' if saved_ms >= 0 else 'more'} ({abs(100 * saved_ms / found.before_ms):.0f} %)"

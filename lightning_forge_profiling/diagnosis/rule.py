@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, Generic, Literal, TypeVar
 
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunRegion, Saving
-from lightning_forge_profiling.results.rank import RankSummary, Replay
+from lightning_forge_profiling.results.rank import SAME_STEP, RankSummary, Replay
 from lightning_forge_profiling.results.run import CpuTime
 
 NAMED_FROM_PCT: Final = 5.0  # what costs less of a step is not named: run-to-run variation is of that size
@@ -103,7 +103,6 @@ def as_finding(
     )
 
 
-_ALIKE: Final = 0.02  # steps that differ by less than this part show no difference between hosts
 _BEYOND: Final = 1.2  # from this multiple of the cause's cost on, a saving needs an explanation
 
 
@@ -150,7 +149,7 @@ def _left(step_ms: Sequence[float], after_ms: Sequence[float], live_ms: float) -
     With several where the GPU sets the pace, so that the step does not show how fast the host is. It is faster than
     recorded then, as it always is without recording.
     """
-    alike = [left for step, left in zip(step_ms[1:], after_ms[1:], strict=True) if abs(step / live_ms - 1) <= _ALIKE]
+    alike = [left for step, left in zip(step_ms[1:], after_ms[1:], strict=True) if abs(step / live_ms - 1) <= SAME_STEP]
     if len(alike) > 1:
         return alike
     for (longer, with_it), (shorter, left) in pairwise(zip(step_ms, after_ms, strict=True)):

@@ -410,6 +410,10 @@ class IdlePart:
     ms_per_step: float
 
 
+SAME_STEP: Final = 0.02
+"""Steps that differ by less than this part, with hosts of different speed, do not show how fast the host is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
     """Steps as they would be with a fix: the recorded ones, played again.

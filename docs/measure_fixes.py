@@ -688,6 +688,8 @@ def main() -> None:
     names = args.cases.split(",")
     if args.again is not None:
         names = [name for name in names if (args.again / name / FIGURES).is_file()]
+        if not names:
+            raise SystemExit(f"{args.again} has none of these cases with its {FIGURES}, as --keep writes it")
     if unknown := [name for name in names if name not in ALL]:
         raise SystemExit(f"unknown cases {', '.join(unknown)}; there are {', '.join(ALL)}")
     results: dict[str, Measured | str] = {}

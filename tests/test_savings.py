@@ -83,6 +83,7 @@ def test_the_step_after_a_fix_is_as_measured(case, code, after_ms):
     found = the(code, combine(analysis, run))
     assert run.step_ms.mean - found.saves.ms_per_step == pytest.approx(after_ms, rel=0.1)
     assert not found.saves.at_most
+    assert analysis.verdict == code
 
 
 def test_a_bound_holds_for_the_run_and_not_for_the_recorded_steps_alone(without_replay):

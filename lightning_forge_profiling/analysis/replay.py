@@ -23,7 +23,7 @@ from lightning_forge_profiling.analysis.kernels import KINDS
 from lightning_forge_profiling.analysis.launches import ALLOCATES, FREES, WAITS, named
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import Ints
-from lightning_forge_profiling.results.rank import SAME_STEP
+from lightning_forge_profiling.results.rank import hosts_of
 
 ROUNDS: Final = 4  # of the recorded steps; those before the last let host and GPU settle
 _CLOSE_NS: Final = 10_000  # work that begins so soon after other work has waited for it
@@ -429,10 +429,10 @@ def live_hosts(graphs: Sequence[Graph], live_ns: float | None) -> tuple[float, .
     """
     recorded_ns = step_ns(graphs)
     known_ns = recorded_ns if live_ns is None else min(live_ns, recorded_ns)
-    steps = {factor: step_ns([graph.with_host(factor) for graph in graphs]) for factor in HOST[1:]}
-    alike = tuple(factor for factor, ns in steps.items() if abs(ns / known_ns - 1) <= SAME_STEP)
+    steps = [step_ns([graph.with_host(factor) for graph in graphs]) for factor in HOST]
+    alike = hosts_of(steps, known_ns)
     if len(alike) > 1:
-        return alike
+        return tuple(HOST[host] for host in alike)
     return (1.0 if live_ns is None else _live_host(graphs, live_ns),)
 
 

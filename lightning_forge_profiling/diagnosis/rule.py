@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, Generic, Literal, TypeVar
 
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunRegion, Saving
-from lightning_forge_profiling.results.rank import SAME_STEP, RankSummary, Replay
+from lightning_forge_profiling.results.rank import RankSummary, Replay, hosts_of
 from lightning_forge_profiling.results.run import CpuTime
 
 NAMED_FROM_PCT: Final = 5.0  # what costs less of a step is not named: run-to-run variation is of that size
@@ -149,9 +149,9 @@ def _left(step_ms: Sequence[float], after_ms: Sequence[float], live_ms: float) -
     With several where the GPU sets the pace, so that the step does not show how fast the host is. It is faster than
     recorded then, as it always is without recording.
     """
-    alike = [left for step, left in zip(step_ms[1:], after_ms[1:], strict=True) if abs(step / live_ms - 1) <= SAME_STEP]
+    alike = hosts_of(step_ms, live_ms)
     if len(alike) > 1:
-        return alike
+        return [after_ms[host] for host in alike]
     for (longer, with_it), (shorter, left) in pairwise(zip(step_ms, after_ms, strict=True)):
         if shorter <= live_ms < longer:
             return [with_it + (left - with_it) * (longer - live_ms) / (longer - shorter)]

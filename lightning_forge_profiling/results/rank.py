@@ -3,7 +3,7 @@
 Names end in the unit. Percentages are of the step unless the name says otherwise.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -410,8 +410,15 @@ class IdlePart:
     ms_per_step: float
 
 
-SAME_STEP: Final = 0.02
-"""Steps that differ by less than this part, with hosts of different speed, do not show how fast the host is."""
+_SAME_STEP: Final = 0.02
+
+
+def hosts_of(step_ms: Sequence[float], live_ms: float) -> list[int]:
+    """Positions of hosts that are faster than recorded, the first, and with which a step takes as long as a live one.
+
+    Several where the GPU sets the pace, so that the step does not show how fast the host is.
+    """
+    return [place for place, ms in enumerate(step_ms) if place and abs(ms / live_ms - 1) <= _SAME_STEP]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,16 @@
 """On a real GPU: nothing waits, and the numbers agree with a trace of the same steps."""
 
-import gc
 import gzip
 import json
 import math
+import os
 import re
 import statistics
 import time
 from bisect import bisect_left
 from collections import defaultdict
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 
 import lightning as L
@@ -29,6 +30,7 @@ from lightning_forge_profiling.diagnosis.memory import largest_batch
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.timing.events import DeviceEventSource
 from tests.entered_steps import watch
+from tests.outcomes import script
 
 pytestmark = pytest.mark.gpu
 
@@ -478,21 +480,13 @@ def test_what_the_model_keeps_is_what_a_snapshot_has(tmp_path):
 
 
 def test_workers_survive_what_earlier_fits_left_behind(tmp_path):
-    """A worker that collects a Trainer of before must not destroy the events of its callbacks: it has no CUDA."""
+    """A worker that collects a Trainer of before must not destroy the events of its callbacks: it has no CUDA.
 
-    class Collects(torch.utils.data.Dataset):
-        def __len__(self):
-            return 32
-
-        def __getitem__(self, index):
-            gc.collect()
-            return torch.ones(64, 64)
-
-    for _ in range(4):
-        ours = ThroughputCallback(warmup_steps=2)
-        loader = torch.utils.data.DataLoader(Collects(), num_workers=2, multiprocessing_context="fork")
-        trainer(tmp_path, 16, callbacks=[ours]).fit(SmallKernels(), loader)
-        assert ours.analysis().run.all_steps == 16
+    In a process of its own: it would not survive pinned tensors either, which earlier tests may have left behind.
+    """
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    ran = script("forked_workers.py", tmp_path, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths})
+    assert ran.stdout.count("steps: 16\n") == 4, ran.stderr[-2000:]
 
 
 class Keeps(SmallKernels):

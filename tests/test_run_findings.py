@@ -22,6 +22,7 @@ from lightning_forge_profiling.results.analysis import (
     NOTHING_STANDS_OUT,
     Finding,
     RunEvidence,
+    RunLedger,
     RunRegion,
     WorkerRestarts,
 )
@@ -74,6 +75,25 @@ MEASURED = {
     "optimizer": evidence(100, (0.04, 0.04), (0.36, 0.07), (0.86, 0.79), (2.26, 1.98), (2.1, 2.68), (0.19, 0.26)),
     ".item()": evidence(92, (0.03, 0.04), (0.37, 0.08), (2.37, 2.59), (1.73, 1.55), (0.3, 0.38), (0.09, 0.25)),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("part", ["gc/generation_0_1", "logger/self.log"])
+def test_on_a_gpu_that_waits_the_host_what_has_a_finding_of_its_own_is_not_also_launching(part):
+    """A collection and self.log may be in any region, of which the ledger says nothing."""
+    alone = MEASURED["launch-bound"]
+    seconds = 0.1 * alone.step_ms.mean * alone.steps / 1e3
+    ledger = RunLedger(
+        wall_s=10 * seconds,
+        parts={"steps": 9 * seconds, part: seconds},
+        unexplained_s=0.0,
+        counts={part: alone.steps},
+        counted_s={part: seconds},
+    )
+    shares = {each.code: each.share_pct for each in combine(None, replace(alone, ledger=ledger)).findings}
+    other = next(share for code, share in shares.items() if code != "launch-bound")
+    assert other == pytest.approx(10, abs=0.1)
+    assert shares["launch-bound"] + other == pytest.approx(98, abs=1)
+    assert combine(None, alone).findings[0].share_pct == pytest.approx(98, abs=1)
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def test_regions_in_the_backward_pass_of_a_gpu_are_the_fits(tmp_path, caplog):
         def training_step(self, batch):
             return Nested.apply(super().training_step(batch), 0)
 
-    throughput = every_step(warmup_steps=0)
+    throughput = every_step(warmup_steps=1)
     quiet_trainer(throughput, accelerator="gpu", default_root_dir=tmp_path).fit(Checkpointed(), loader())
     assert computed_in > {threading.get_ident()}, "autograd has a thread of its own"
     assert user_regions(throughput) == {"block", "backward of mine", "the innermost"}

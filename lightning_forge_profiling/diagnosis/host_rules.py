@@ -19,6 +19,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     Explanation,
     Rule,
     RuleContext,
+    host_sets_the_pace,
     in_ms,
     of_step,
     region,
@@ -259,10 +260,6 @@ def _explain_python(context: RuleContext) -> Explanation:
 
 # -- the host sets the pace of a run ---------------------------------------------------------------------------------
 
-# the GPU waits for the host when it had caught up at most batch ends. On an H200 this was 92 to 100 % wherever Python,
-# synchronizations or cudaMalloc set the pace, and 0 % in every run whose GPU did; what lies between is seldom met.
-_MOSTLY_PCT: Final = 50.0
-
 # where the GPU waits for the host, both finish a region at the same time: on an H200 within 0.1 %, and the length of
 # the last kernels. Where the GPU takes longer, the host has queued work ahead.
 _FELL_BEHIND: Final = 1.05
@@ -284,10 +281,9 @@ def _host_paced_ms(run: RunEvidence) -> float:
 
 
 def _launching_in_run_ms(run: RunEvidence) -> float:
-    starved_pct = run.gpu_starved_pct
-    if not run.on_device or starved_pct is None or starved_pct < _MOSTLY_PCT:
+    if run.gpu_starved_pct is None or not run.on_device or not host_sets_the_pace(run):
         return 0.0
-    return _host_paced_ms(run) * starved_pct / 100
+    return _host_paced_ms(run) * run.gpu_starved_pct / 100
 
 
 def _explain_launching_in_run(run: RunEvidence) -> Explanation:
@@ -317,8 +313,7 @@ def has_own_finding(run: RunEvidence, name: str) -> bool:
 
 def _outside_regions_ms(run: RunEvidence) -> float:
     """Time between regions without what timing takes, which costs a GPU that is behind nothing."""
-    hidden = run.on_device and (run.gpu_starved_pct or 0.0) < _MOSTLY_PCT
-    timing_ms = 0.0 if hidden or run.overhead_us is None else run.overhead_us / 1e3
+    timing_ms = 0.0 if run.overhead_us is None or not host_sets_the_pace(run) else run.overhead_us / 1e3
     return max(region(run, "other").device_ms - timing_ms, 0.0)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from lightning_forge_profiling.diagnosis.rule import Evidence, in_ms, in_s, of_step, shorter
+from lightning_forge_profiling.diagnosis.rule import Evidence, host_sets_the_pace, in_ms, in_s, of_step, shorter
 from lightning_forge_profiling.names import (
     BEFORE_FIT,
     CHECKPOINT_WRITE,
@@ -201,8 +201,9 @@ def in_steps_pct(evidence: RunEvidence) -> float:
 
 def self_times(evidence: RunEvidence) -> RunEvidence:
     """The evidence with all hooks and loggers taken out of its regions, named or not, so that no time counts twice."""
-    # hooks and garbage collections are measured in every step, regions are estimated from the split ones. So on a CPU
-    # what those leave of the mean step is the most that the regions have together.
+    # hooks and garbage collections are measured in every step, regions are estimated from the split ones. So what those
+    # leave of the mean step is the most that the regions have together, where the GPU hides none of it. That also takes
+    # a collection, which may come anywhere, and self.log in training_step out of the regions.
     if evidence.ledger is None:
         return evidence
     costs = LedgerCosts(evidence, evidence.ledger)
@@ -213,7 +214,7 @@ def self_times(evidence: RunEvidence) -> RunEvidence:
         if name in REGIONS
     }
     left_ms, sum_ms = max(evidence.step_ms.mean - costs.apart_ms, 0.0), sum(times.device_ms for times in own.values())
-    if not evidence.on_device and sum_ms > left_ms:
+    if host_sets_the_pace(evidence) and sum_ms > left_ms:
         scale = left_ms / sum_ms
         own = {
             name: replace(times, device_ms=times.device_ms * scale, host_ms=times.host_ms * scale)

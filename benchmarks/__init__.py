@@ -1,1 +1,0 @@
-"""What the package costs and whether its numbers are true, measured."""

@@ -53,13 +53,18 @@ PLANTED = {  # kind and number of ranks: the seconds that are a hang, the rank, 
     ("first_exited", 2): (SHORT, 0, rf"rank 0 is gone {LOST}"),
 }  # fmt: skip
 
+NCCL = {  # of two ranks; the other one waits in whatever it does last
+    kind: (rank, where.replace("ranks 0, 2, 3 wait", "rank 0 waits").replace("in all_reduce", r"in \w+"))
+    for (kind, _), (_, rank, where) in PLANTED.items()
+}
+
 
 @contextmanager
-def ranks_of(folder, kind, ranks, limit):
+def ranks_of(folder, kind, ranks, limit, device="cpu"):
     """The processes of a run that will hang, with an open standard input, in a session of their own."""
     folder.mkdir()
     shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
-    command = [sys.executable, SCRIPTS / "hanging.py", folder, str(ranks), kind, limit]
+    command = [sys.executable, SCRIPTS / "hanging.py", folder, str(ranks), kind, limit, device]
     with (folder / "output").open("w") as output:
         processes = [
             subprocess.Popen(
@@ -114,6 +119,27 @@ def test_planted_hangs_are_known_by_rank_and_place_within_a_minute(tmp_path):
     [run] = [read_run(path) for path in records_at(tmp_path / "asked")]
     said = [event.text for event in run.ranks[0].events if event.kind == "hang"]
     assert re.search(PLANTED["asked", 4][2], said[-1])
+
+
+@pytest.mark.gpu
+@pytest.mark.multi_gpu
+@pytest.mark.timeout(2 * HANGS_S)
+def test_planted_hangs_under_nccl_are_known_by_rank_and_place_within_a_minute(tmp_path):
+    """There the other ranks go on until they read a value, for which their GPU would have to finish its collective."""
+    found, last, began = {}, {}, time.monotonic()
+    with ExitStack() as running:
+        for kind in NCCL:
+            running.enter_context(ranks_of(tmp_path / kind, kind, 2, SHORT, "gpu"))
+        while len(found) < len(NCCL) and time.monotonic() < began + HANGS_S:
+            time.sleep(0.5)
+            for kind, (rank, where) in NCCL.items():
+                hang = None if kind in found else hang_of(tmp_path / kind, 2)
+                if hang is not None:
+                    last[kind] = hang
+                    if hang.rank == rank and re.search(where, hang.where):
+                        found[kind] = time.time() - (tmp_path / kind / "hangs").stat().st_mtime
+    late = {kind: last.get(kind) for kind in NCCL if found.get(kind, WITHIN_S) >= WITHIN_S}
+    assert late == {}, found
 
 
 # -- a fit in this process --------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_forge_profiling.pipeline import analyze
 from tests.outcomes import tables
 
 pytestmark = [pytest.mark.gpu, pytest.mark.multi_gpu]
@@ -50,6 +51,21 @@ def test_both_ranks_record_one_window_and_the_rates_add_up(tmp_path, strategy):
     assert summary["throughput/samples_per_sec"] == pytest.approx(2 * summary["throughput/device/samples_per_sec"])
     regions = ("data", "transfer", "forward", "backward", "optimizer", "other")
     assert sum(summary[f"time/{name}_ms"] for name in regions) == pytest.approx(summary["time/step_ms"])
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_the_light_steps_of_a_steady_window_are_of_both_ranks(tmp_path, strategy):
+    train(strategy, tmp_path, "steady")
+    [path] = tmp_path.rglob("summary.json")
+    live_ms = json.loads(path.read_text())["run"]["step_ms"]["mean"]
+    ranks = analyze(path.parent).analysis.ranks
+    assert len(ranks) == 2
+    for rank in ranks:
+        assert [step.light for step in rank.per_step] == [True] * 6 + [False] * 2
+        assert [step.number for step in rank.per_step] == [step.number for step in ranks[0].per_step]
+        assert [step.counted for step in rank.per_step] == [False] + [True] * 5 + [False] * 2, "operators explain them"
+        assert rank.comm.exposed_ms_per_step > 0
+        print(f"{strategy}, rank {rank.rank}: {rank.step_ms.mean:.2f} ms light, {live_ms:.2f} ms live")
 
 
 def test_a_late_host_is_named_and_what_recording_added_is_not_blamed(tmp_path):

@@ -1,7 +1,7 @@
-"""Train with CPU processes that were started as the ranks; after some steps rank 1 comes to a standstill.
+"""Train with processes that were started as the ranks; after some steps rank 1 comes to a standstill.
 
 The folder; the number of ranks; the kind of hang, or `evaluates` for a long evaluation on rank 1 alone; the number of
-seconds without a movement that is a hang, or `real`.
+seconds without a movement that is a hang, or `real`; `cpu`, or `gpu` for NCCL.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.ranks import standing
 from tests.models import Classifier, Samples, busy, loader, quiet_trainer
 
-FOLDER, RANKS, KIND, LIMIT = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+FOLDER, RANKS, KIND, LIMIT, DEVICE = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
 RANK = int(os.environ["LOCAL_RANK"])
 HANGS = (0 if KIND.startswith("first_") else 1) == RANK
 STEP = 50
@@ -35,7 +35,7 @@ def now_hanging():
 
 def skipped(group):
     if RANK != 1:
-        distributed.all_reduce(torch.ones(3), group=group)
+        distributed.all_reduce(torch.ones(3, device="cuda" if DEVICE == "gpu" else "cpu"), group=group)
     else:
         now_hanging()
 
@@ -102,9 +102,8 @@ class Hangs(Classifier):
 def main():
     if LIMIT != "real":
         standing.LEAST_S = float(LIMIT)
-    trainer = quiet_trainer(
-        ThroughputCallback(warmup_steps=1), devices=RANKS, strategy="ddp", default_root_dir=FOLDER, max_epochs=1
-    )
+    options = {"devices": RANKS, "accelerator": DEVICE, "strategy": "ddp"}
+    trainer = quiet_trainer(ThroughputCallback(warmup_steps=1), **options, default_root_dir=FOLDER, max_epochs=1)
     batches = loader(100_000)
     if KIND == "worker":
         batches = torch.utils.data.DataLoader(Deadlocked(100_000), 4, num_workers=1)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -56,6 +57,11 @@ PLANTED = {  # kind and number of ranks: the seconds that are a hang, the rank, 
 NCCL = {  # of two ranks; the other one waits in whatever it does last
     kind: (rank, where.replace("ranks 0, 2, 3 wait", "rank 0 waits").replace("in all_reduce", r"in \w+"))
     for (kind, _), (_, rank, where) in PLANTED.items()
+} | {
+    "skipped": (
+        None,
+        r"rank 1 waits in \w+ #\d+, which rank 0 never entered; .* all_reduce, skipped at hanging\.py:\d+",
+    )
 }
 
 
@@ -154,7 +160,7 @@ class Pauses(Classifier):
 
     def once(self, place):
         if self.pause.partition(" ")[0] == place and self.seen >= 3:
-            {"wait": wait, "compute": compute, "debug": debug}[self.pause.partition(" ")[2]]()
+            {"wait": wait, "compute": compute, "debug": debug, "gather": gather}[self.pause.partition(" ")[2]]()
             self.pause = ""
 
     def training_step(self, batch):
@@ -175,6 +181,13 @@ def wait():
 
 def compute():
     hashlib.pbkdf2_hmac("sha512", b"", b"", 4_000_000)  # without the interpreter lock
+
+
+def gather():
+    """As NCCL does where another rank does not join a new group: it waits within PyTorch, and keeps a core busy."""
+    torch_distributed = {}
+    exec(compile("def all_gather(c): c()", torch.distributed.distributed_c10d.__file__, "exec"), torch_distributed)  # noqa: S102
+    torch_distributed["all_gather"](partial(hashlib.pbkdf2_hmac, "sha512", b"", b"", 10_000_000))
 
 
 def debug():
@@ -216,6 +229,17 @@ def test_a_standing_step_is_on_record_and_a_slow_part_is_not(tmp_path, monkeypat
         assert said == []
         assert list(path.glob("*.stacks.txt")) == []
     assert handled() == before == 0
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+def test_a_rank_that_waits_in_a_collective_and_keeps_a_core_busy_stands(tmp_path, monkeypatch):
+    monkeypatch.setattr(standing, "LEAST_S", 2.0)
+    trainer = quiet_trainer(ThroughputCallback(warmup_steps=1), default_root_dir=tmp_path, limit_val_batches=1)
+    trainer.fit(Pauses("step gather"), loader(300 * 4), loader())
+    [path] = records_at(tmp_path)
+    said = [event.text for event in read_run(path).ranks[0].events if event.kind == "hang"]
+    assert re.fullmatch(r"rank 0 waits in \w+", said[0])
 
 
 # -- a simulated day --------------------------------------------------------------------------------------------------
@@ -345,6 +369,7 @@ FOR_IT = "for it in all_reduce"
 HELD = "a call that holds Python's interpreter lock"
 HEARD = "last heard in step 4711"
 MOVES, WAITS = None, Standing(seconds=60, call="all_reduce", waits=True)
+SETS_UP = Standing(seconds=60, place="f at a.py:3", call="all_reduce", waits=True, entered={"0": 4710})
 STANDS = Standing(seconds=63, place="collate at data.py:31", call="get")
 
 
@@ -404,6 +429,15 @@ def silence(rank, process, **more):
             {},
             # neither entered what the other waits in: either may be the odd one
             (None, "rank 0 waits in all_reduce #5, which rank 1 never entered; rank 1 waits in all_reduce #10"),
+        ),
+        (
+            (SETS_UP, entered(4711, 4711)),
+            {},
+            # rank 0 sets up a new group, of which there is no entry yet
+            (
+                None,
+                "rank 1 waits in all_reduce #4711, which rank 0 never entered; rank 0 waits in all_reduce, f at a.py:3",
+            ),
         ),
         (
             (entered(7, 7, shape="8"), entered(7, 7, shape="8"), entered(7, 7, name="barrier")),

@@ -149,7 +149,10 @@ def _never_entered(waits: Mapping[int, Standing], seconds: float) -> Hang | None
             first = next(iter(absent))
             where = f"{_named(present, 'wait')} in {_what(one)}, which {_named(absent)} never entered"
             other = absent[first]
-            neither = all(w.entered.get(other.group, other.number) < other.number for w in present.values())
+            # without a number it sets up a group, which the others may not do
+            neither = not other.number or all(
+                w.entered.get(other.group, other.number) < other.number for w in present.values()
+            )
             blamed = [] if neither and len(present) <= len(absent) else absent  # either may be the odd one
             at = f", {other.place}" if other.place else ""
             hang = _hang(blamed, f"{where}; {_named([first], 'wait')} in {_what(other)}{at}", seconds)

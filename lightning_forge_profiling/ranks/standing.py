@@ -180,8 +180,12 @@ class StandingWatch:
             self._find(frame, progress.step, read_collectives(self._thread_id))
         elif stillness.same_s >= self._ask_s:  # NCCL keeps a core busy while it waits
             self._ask_s = 2 * stillness.same_s
-            collectives = read_collectives(self._thread_id)
-            if collectives.pending is not None and time.time() - collectives.pending.since >= limit_s:
+            collectives, pending_s = read_collectives(self._thread_id), 0.0
+            if collectives.pending is not None:
+                pending_s = time.time() - collectives.pending.since
+            elif innermost(lines_of(frame)).waits:  # for the others to set up a new group, of which there is no entry
+                pending_s = stillness.same_s
+            if pending_s >= limit_s:
                 self._find(frame, progress.step, collectives)
         return None if self._found is None else Standing(seconds=stillness.same_s, **self._found)
 

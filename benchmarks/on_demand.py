@@ -96,6 +96,12 @@ def running(ranks: int) -> Iterator[tuple[Path, Path]]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+def _recorded(folder: Path, ranks: int) -> bool:
+    """Whether the window of the settings is over, in which a request would be refused."""
+    written = {path.parent for path in folder.rglob(".rank*.raw/*.json")}  # which are compressed where a core is free
+    return len(written) + len([*folder.rglob("rank*.trace.json.gz")]) >= ranks
+
+
 def _until(condition: Callable[[], object], process: subprocess.Popen[bytes] | None = None) -> bool:
     deadline = time.monotonic() + _LIMIT_S
     while not condition():
@@ -146,6 +152,7 @@ def main() -> None:
     while asked < args.requests:
         plans = []
         with running(args.ranks) as (folder, record):
+            _until(partial(_recorded, folder, args.ranks))
             for _ in range(min(most, args.requests - asked)):
                 asked += 1
                 plan = ask(record, asked, chance)
@@ -153,8 +160,7 @@ def main() -> None:
                 good = good and plan is not None and _until(partial(are_there, plan, args.ranks))
                 same += good
                 plans += [plan] if plan is not None and plan.state == "recorded" else []
-                if not good:
-                    print(f"request {asked}: {plan}", flush=True)
+                print(f"request {asked}: {'the same steps on all ranks' if good else plan}", flush=True)
             time.sleep(_SETTLES_S)
             asked_ms = times_of(folder)
         with running(args.ranks) as (folder, _):

@@ -68,6 +68,14 @@ def steps_of(folder, rank=0):
 
 
 @pytest.mark.slow
+def test_with_ddp_the_window_that_comes_by_default_is_after_the_steps_that_ddp_times_itself(tmp_path):
+    """In its first ten iterations it waits for events, so that light steps among them would not be like later ones."""
+    with training(tmp_path, ranks=2, throughput={"warmup_steps": 2}):
+        pass
+    assert steps_of(tmp_path)[0][0] == 11
+
+
+@pytest.mark.slow
 def test_a_live_run_is_asked_and_says_where_the_report_is(tmp_path):
     with training(tmp_path, profiler=None, throughput={"window": "on-demand"}):
         done = ask(tmp_path, "--wait", "--steps", "2")

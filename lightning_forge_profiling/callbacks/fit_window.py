@@ -44,6 +44,8 @@ _log = plain_logger(__name__)
 MOST_WINDOWS: Final = 20
 _MOST_BYTES: Final = 4 * 2**30  # of a rank's traces
 _MOST_NAMED: Final = 16
+# until then DistributedDataParallel times each step by events that it waits for (reducer.cpp: its first ten iterations)
+_DDP_TIMES_ITSELF: Final = 11
 
 
 @dataclass(slots=True)
@@ -190,7 +192,7 @@ class FitWindow(Guarded):
             ahead.of_fit,
             of_epoch=ahead.of_epoch,
             batch=ahead.batch,
-            warmup_steps=self._step_timer.warmup_steps,
+            warmup_steps=max(self._step_timer.warmup_steps, _DDP_TIMES_ITSELF if trainer.world_size > 1 else 0),
             workers=workers,
             prefetched=prefetched,
             named=self.named_steps,

@@ -1,0 +1,1 @@
+"""What the package costs and whether its numbers are true, measured."""

@@ -98,26 +98,34 @@ def hang_of(folder, ranks):
     return ranks_status(heard, ranks, time.time()).hang
 
 
+def late_or_wrong(root, planted, meanwhile=lambda: None):
+    """By kind, after how many seconds a hang was known by rank and place, if late, and what was said of it last."""
+    found, last, began = {}, {}, time.monotonic()
+    while len(found) < len(planted) and time.monotonic() < began + HANGS_S:
+        time.sleep(0.5)
+        meanwhile()
+        for kind, (ranks, rank, where) in planted.items():
+            hang = None if kind in found else hang_of(root / kind, ranks)
+            if hang is not None:
+                last[kind] = hang
+                if hang.rank == rank and re.search(where, hang.where):
+                    found[kind] = time.time() - (root / kind / "hangs").stat().st_mtime
+    return {kind: (found.get(kind), last.get(kind)) for kind in planted if found.get(kind, WITHIN_S) >= WITHIN_S}
+
+
 @pytest.mark.slow
 @pytest.mark.real_time
 @pytest.mark.timeout(2 * HANGS_S)
 def test_planted_hangs_are_known_by_rank_and_place_within_a_minute(tmp_path):
-    found, last, began = {}, {}, time.monotonic()
+    def evaluates():
+        assert hang_of(tmp_path / "evaluates", 2) is None  # its rank 0 waits for 15 s
+
     with ExitStack() as running:
         for (kind, ranks), (limit, _, _) in PLANTED.items():
             running.enter_context(ranks_of(tmp_path / kind, kind, ranks, limit))
         running.enter_context(ranks_of(tmp_path / "evaluates", "evaluates", 2, SHORT))
-        while len(found) < len(PLANTED) and time.monotonic() < began + HANGS_S:
-            time.sleep(0.5)
-            assert hang_of(tmp_path / "evaluates", 2) is None  # its rank 0 waits for 15 s
-            for (kind, ranks), (_, rank, where) in PLANTED.items():
-                hang = None if kind in found else hang_of(tmp_path / kind, ranks)
-                if hang is not None:
-                    last[kind] = hang
-                    if hang.rank == rank and re.search(where, hang.where):
-                        found[kind] = time.time() - (tmp_path / kind / "hangs").stat().st_mtime
-    late = {kind: last.get(kind) for kind, _ in PLANTED if found.get(kind, WITHIN_S) >= WITHIN_S}
-    assert late == {}, found
+        planted = {kind: (ranks, rank, where) for (kind, ranks), (_, rank, where) in PLANTED.items()}
+        assert late_or_wrong(tmp_path, planted, meanwhile=evaluates) == {}
     record = next((tmp_path / "asked").rglob("rank0.jsonl")).parent
     assert "asked" in (record / "rank1.stacks.txt").read_text()
     by_neighbour = next((tmp_path / "held_lock").rglob("rank1.stacks.txt")).read_text()
@@ -132,20 +140,10 @@ def test_planted_hangs_are_known_by_rank_and_place_within_a_minute(tmp_path):
 @pytest.mark.timeout(2 * HANGS_S)
 def test_planted_hangs_under_nccl_are_known_by_rank_and_place_within_a_minute(tmp_path):
     """There the other ranks go on until they read a value, for which their GPU would have to finish its collective."""
-    found, last, began = {}, {}, time.monotonic()
     with ExitStack() as running:
         for kind in NCCL:
             running.enter_context(ranks_of(tmp_path / kind, kind, 2, SHORT, "gpu"))
-        while len(found) < len(NCCL) and time.monotonic() < began + HANGS_S:
-            time.sleep(0.5)
-            for kind, (rank, where) in NCCL.items():
-                hang = None if kind in found else hang_of(tmp_path / kind, 2)
-                if hang is not None:
-                    last[kind] = hang
-                    if hang.rank == rank and re.search(where, hang.where):
-                        found[kind] = time.time() - (tmp_path / kind / "hangs").stat().st_mtime
-    late = {kind: last.get(kind) for kind in NCCL if found.get(kind, WITHIN_S) >= WITHIN_S}
-    assert late == {}, found
+        assert late_or_wrong(tmp_path, {kind: (2, *expected) for kind, expected in NCCL.items()}) == {}
 
 
 # -- a fit in this process --------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ _log = plain_logger(__name__)
 MOST_WINDOWS: Final = 20
 _MOST_BYTES: Final = 4 * 2**30  # of a rank's traces
 _MOST_NAMED: Final = 16
-# until then DistributedDataParallel times each step by events that it waits for (reducer.cpp: its first ten iterations)
+# until then DistributedDataParallel waits for events, to time itself (`should_collect_runtime_stats` of reducer.cpp)
 _DDP_TIMES_ITSELF: Final = 11
 
 

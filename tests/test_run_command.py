@@ -226,6 +226,7 @@ def test_warnings_come_once_and_lightning_says_no_more_than_it_may(tmp_path, pac
     ("arguments", "complaint"),
     [
         (["missing.py"], "missing.py: no such file"),
+        (["examples/missing.py"], "examples/missing.py: no such file"),
         (["python", "tells.py"], "Give the script without `python`"),
         (["--no-window", "--trace-dir", "x", "tells.py"], "--trace-dir and --no-window exclude each other"),
         (["--no-window", "--window", "1:2", "tells.py"], "not allowed with argument"),

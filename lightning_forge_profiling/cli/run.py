@@ -158,7 +158,7 @@ def _interpreter_options() -> list[str]:
 def _file_of(script: str) -> str:
     """The script, or the console script of that name; refuses what cannot be read. Python reports what is no Python."""
     if not Path(script).exists():
-        installed = Path(sys.executable).with_name(script)
+        installed = Path(sys.executable).parent / script
         if entry_points(group="console_scripts", name=script) and installed.exists():
             return str(installed)
         raise ConfigurationError(

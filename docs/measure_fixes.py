@@ -8,7 +8,7 @@
     python -m docs.measure_fixes --cpu                     # threads, fused optimizers, workers: on a CPU
 
 Each case runs in a process of its own, with a time limit. Before and after come in turns, three each, with
-`ThroughputCallback` alone, so that no step is slowed by recording; the figures are medians of the three means. Then a
+`ThroughputCallback` alone, so that no step is slowed by recording; the figures are those of the run whose mean step is the median. Then a
 run with the problem is recorded, and its finding says what the fix saves. A line of the table is printed as soon as a
 case is measured, and everything is in the file of `--out`, also where a case or the script comes to an end before.
 
@@ -370,11 +370,11 @@ def measure(name: str, size: Size, folder: Path) -> Measured | None:
         return None
     return with_predictions(
         Measured(
-            before=_medians(runs["before"]),
-            after=_medians(runs["after"]),
+            before=_median_run(runs["before"]),
+            after=_median_run(runs["after"]),
             verdicts_before=_verdicts(runs["before"]),
             verdicts_after=_verdicts(runs["after"]),
-            live=_medians([recorded]),
+            live=_median_run([recorded]),
         ),
         recorded,
         case.code or name,
@@ -413,13 +413,13 @@ def predict_again(folder: Path, name: str) -> Measured:
     return with_predictions(measured, combine(analyze(folder).analysis, run), ALL[name].code or name)
 
 
-def _medians(runs: list[Analysis | None]) -> dict[str, float]:
-    regions = [
-        {"step": each.run.step_ms.mean, **{name: region.device_ms for name, region in each.run.regions.items()}}
-        for each in runs
-        if each is not None and each.run is not None
-    ]
-    return {name: statistics.median(each.get(name, 0.0) for each in regions) for name in REGIONS}
+def _median_run(runs: list[Analysis | None]) -> dict[str, float]:
+    """Step and regions of the run whose step is the median, so that they belong together."""
+    evidence = sorted((run for each in runs if each and (run := each.run)), key=lambda run: run.step_ms.mean)
+    run = evidence[len(evidence) // 2]
+    return {"step": run.step_ms.mean} | {
+        name: run.regions[name].device_ms if name in run.regions else 0.0 for name in REGIONS[1:]
+    }
 
 
 def _verdicts(runs: list[Analysis | None]) -> tuple[str, ...]:

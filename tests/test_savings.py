@@ -71,6 +71,7 @@ def test_the_prediction_for_a_planted_problem_holds(code):
         ("light_sync_bound", "sync-bound", 3.716),
         ("light_compute_bound", "compute-bound", 14.243),
         ("light_memory_bandwidth_bound", "memory-bandwidth-bound", 3.909),
+        ("light_tf32", "compute-bound", 32.152),
         ("pageable_copies", "transfer-bound", 9.23),
         ("allocator_churn", "allocator-churn", 3.47),
         ("slow_optimizer", "slow-optimizer", 3.49),
@@ -84,6 +85,13 @@ def test_the_step_after_a_fix_is_as_measured(case, code, after_ms):
     assert run.step_ms.mean - found.saves.ms_per_step == pytest.approx(after_ms, rel=0.1)
     assert not found.saves.at_most
     assert analysis.verdict == code
+
+
+def test_float32_that_runs_as_tf32_is_advised_bf16_as_plain_float32_is():
+    found = the("compute-bound", combine(analyze(TRACES / "light_tf32").analysis, live("light_tf32")))
+    assert found.evidence["dtype"] == "tf32"
+    assert found.fix == 'Trainer(..., precision="bf16-mixed")'
+    assert found.saves.pct < 20, "most of a ResNet's step is norms and convolutions of few operations a byte"
 
 
 def test_a_bound_holds_for_the_run_and_not_for_the_recorded_steps_alone(without_replay):

@@ -120,7 +120,7 @@ def _changes(recording: Recording, summary: RankSummary) -> Iterator[tuple[str, 
         yield "launch-bound", as_graphs("forward", "backward")
     if summary.gpu.busy_pct < _GPU_BOUND_PCT:
         return
-    if summary.flops is not None and summary.flops.dtype == "fp32":  # where bf16 is the advice
+    if summary.flops is not None and summary.flops.dtype in {"fp32", "tf32"}:  # where bf16 is the advice
         yield "compute-bound", in_bf16
     if sum(kind.ms_per_step for name, kind in summary.kinds.items() if name in FUSED) >= least_ms:
         yield "memory-bandwidth-bound", fused

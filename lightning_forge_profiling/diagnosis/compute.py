@@ -121,7 +121,13 @@ def _explain_gpu_compute(context: RuleContext) -> Explanation:
             title += f" ({flops.matmul_pct_of_peak:.0f} % of the {flops.dtype} peak)"
             evidence["matmul_pct_of_peak"] = flops.matmul_pct_of_peak
     fix = ""
-    if flops and flops.dtype in {"fp32", "fp64"}:
+    if flops and flops.dtype == "tf32":
+        fix = _BF16
+        advice = (
+            'It computes in tf32, on float32 tensors: Trainer(precision="bf16-mixed") doubles the peak, and moves less '
+            "in kernels that compute little."
+        )
+    elif flops and flops.dtype in {"fp32", "fp64"}:
         fix = _BF16
         advice = (
             f'It computes in {flops.dtype}: Trainer(precision="bf16-mixed") or '

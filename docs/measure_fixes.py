@@ -8,9 +8,10 @@
     python -m docs.measure_fixes --cpu                     # threads, fused optimizers, workers: on a CPU
 
 Each case runs in a process of its own, with a time limit. Before and after come in turns, three each, with
-`ThroughputCallback` alone, so that no step is slowed by recording; the figures are those of the run whose mean step is the median. Then a
-run with the problem is recorded, and its finding says what the fix saves. A line of the table is printed as soon as a
-case is measured, and everything is in the file of `--out`, also where a case or the script comes to an end before.
+`ThroughputCallback` alone, so that no step is slowed by recording; the figures are those of the run whose mean step is
+the median. Then a run with the problem is recorded, and its finding says what the fix saves. A line of the table is
+printed as soon as a case is measured, and everything is in the file of `--out`, also where a case or the script comes
+to an end before.
 
 `--cpu` measures each fix on one and on two threads, on an idle machine and beside a process that keeps a core busy, in
 pairs of forked processes in turns. A fix is only advised where no median of such pairs is above 1.

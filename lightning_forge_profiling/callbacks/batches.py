@@ -12,7 +12,13 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from lightning_forge_profiling.callbacks.lightning_api import BatchSource, LightningModule, Trainer, batch_source
+from lightning_forge_profiling.callbacks.lightning_api import (
+    BatchSource,
+    LightningModule,
+    Trainer,
+    batch_source,
+    combined_loader,
+)
 from lightning_forge_profiling.names import function_part
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.ledger import LedgerClock
@@ -79,6 +85,16 @@ class BatchSize:
         if size is None or not self._known.allows(size, ends_epoch=source.ends_epoch):
             raise UnknownBatchSizeError(f"batch {self._batches} is not like those before it")
         return size
+
+    def of_full(self, batch: Any) -> int | None:
+        """The samples of a batch that has as many as the loader gives in all but its last; None if it has not."""
+        known = self._known
+        if known is None or known.size is None or known.streams or not self._sizes:
+            return None
+        if _read(self._sizes[0], batch) != known.size:
+            return None
+        self._batches += 1
+        return known.size
 
     def _agreeing(self, batch: Any, known: _Known, *, ends_epoch: bool) -> list[_Size]:
         """Where the sizes of a batch are not all the same, those that are of its samples."""
@@ -332,15 +348,15 @@ class WorkCounter(BatchCounter):
         self._flops = _flops_function(flops_per_batch, module)
         self._module, self._began = weakref.ref(module), False
         self._batches = 0
+        self._counted_loader: object = None  # of the batches before, as long as there is one in each step
+        self.calls_user = self._calls_user()  # whether a function of the user's is called for each batch
 
     @property
     def counts_flops(self) -> bool:
         """Whether the FLOPs of a batch are given."""
         return self._flops is not None
 
-    @property
-    def calls_user(self) -> bool:
-        """Whether a function of the user's is called for each batch."""
+    def _calls_user(self) -> bool:
         return bool(self._batch_size_fn or self._tokens_fn or (self._flops is not None and self._flops.part))
 
     @property
@@ -349,22 +365,35 @@ class WorkCounter(BatchCounter):
         problem, batches = self._problems.get("" if self._flops is None else self._flops.name, ("", 0))
         return f"{problem} (for {batches} of {self._batches} batches)" if problem else ""
 
-    def count(self, batch: Any, trainer: Trainer, step: int, *, updates: int, each_changes: bool) -> StepWork:
+    def count(
+        self, batch: Any, trainer: Trainer, step: int, *, updates: int, each_changes: bool, ends_epoch: bool
+    ) -> StepWork:
         """The work of one step, after which the weights have been updated so often in all."""
         if not self._began:
             self._began = True
             if self._flops is None:  # the module may have learnt it since the callbacks' hooks came
                 self._flops = _flops_function(None, self._module())
+                self.calls_user = self._calls_user()
         self._batches += 1
         flops = self._flops
         changed, ends_cycle = self._cycles.after_batch(updates, step, each_changes=each_changes)
         return StepWork(
-            samples=self.samples(batch, partial(batch_source, trainer)),
-            tokens=self.tokens(batch),
+            samples=self._samples(batch, trainer, ends_epoch=ends_epoch),
+            tokens=None if self._tokens_fn is None else self.tokens(batch),
             optimizer_steps=int(changed),
             flops=None if flops is None else self._count(flops.name, flops.function, batch, flops.part),
             ends_cycle=ends_cycle,
         )
+
+    def _samples(self, batch: Any, trainer: Trainer, *, ends_epoch: bool) -> float | None:
+        """Samples in a batch, at a fifth of the cost if it is like the one before it: this runs each step."""
+        if self._batch_size is not None and not ends_epoch and batch is not None:
+            loader = combined_loader(trainer)
+            samples = self._batch_size.of_full(batch) if loader is self._counted_loader else None
+            if samples is not None:
+                return samples
+            self._counted_loader = loader
+        return self.samples(batch, partial(batch_source, trainer))
 
 
 class _Flops(NamedTuple):

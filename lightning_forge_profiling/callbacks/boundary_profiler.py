@@ -228,11 +228,13 @@ class BoundaryProfiler:
     def start(self, action_name: str) -> None:
         """Begin an action."""
         self.inner.start(action_name)
-        self._boundaries.get(action_name, _IDLE).before()
+        if (boundary := self._boundaries.get(action_name)) is not None:
+            boundary.before()
 
     def stop(self, action_name: str) -> None:
         """End an action."""
-        self._boundaries.get(action_name, _IDLE).after()
+        if (boundary := self._boundaries.get(action_name)) is not None:
+            boundary.after()
         self.inner.stop(action_name)
 
     def describe(self) -> None:

@@ -15,8 +15,9 @@ from lightning_forge_profiling.results.run import CpuUse, RegionCpu, ShareInterv
 from lightning_forge_profiling.timing.run_totals import StepBlocks
 from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS
 
-# a reading takes 0.6 ms (two CPU cores, and an H100 host of 16), and workers that ended cannot be read
+# a reading takes 0.6 to 1 ms (two CPU cores, and H100 hosts of 16), and workers that ended cannot be read
 ACCOUNT_PERIOD_S: Final = 0.5
+_SHARE: Final = 1e-3  # the largest share of the training thread's time that readings take
 
 _ENOUGH_S: Final = 0.5  # the kernel counts in hundredths of a second: less is no evidence
 _ENOUGH_FETCH_NS: Final = 50_000_000
@@ -25,7 +26,7 @@ AUTOGRAD: Final = "pt_autograd"  # PyTorch's name of the threads that run backwa
 
 
 class CpuAccount:
-    """Reads CPU times at both ends of consecutive steps that count, and twice a second in between."""
+    """Reads CPU times at both ends of consecutive steps that count, and up to twice a second in between."""
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class CpuAccount:
         self._blocks = StepBlocks()
         self.clock: ThreadClock | None = None  # that of the training thread; None if the system does not have it
         self._turned_ns = 0, 0, 0
+        self._period_s = ACCOUNT_PERIOD_S
         self._regions_ns: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
 
     def watch_thread(self) -> None:
@@ -75,11 +77,13 @@ class CpuAccount:
         """Whether to `read` between two steps, of which the later one counts or not, by `time.perf_counter`."""
         if self._last is None or not counts:
             return counts or self._last is not None
-        return now_s - self._last.at_s >= ACCOUNT_PERIOD_S
+        return now_s - self._last.at_s >= self._period_s
 
     def read(self, *, counts: bool) -> None:
         """Read, and add what was used since the last reading if that was of steps that count."""
+        began_ns = thread_time_ns()
         before, now = self._last, self._times(self._workers())
+        self._period_s = max(ACCOUNT_PERIOD_S, (thread_time_ns() - began_ns) / 1e9 / _SHARE)
         self._first = self._first or now
         self._last = now if counts else None
         if before is not None:

@@ -177,35 +177,40 @@ class FitMonitor(Guarded):
         if progress is None or progress.batches.total.ready == self._ended_batch:
             return
         self._ended_batch = progress.batches.total.ready
-        self._end_step(trainer, batch, progress, now_ns)
-        recorded = self.recording
-        if self.window is not None:
-            self.window.end_step(trainer)
+        window = self.window
+        recorded = records = window is not None and window.running
+        self._end_step(trainer, batch, progress, now_ns, recorded=recorded)
+        if window is not None:
+            window.end_step(trainer)
+            records = window.running
         # the first step after a window has what this rank waits for others, whose traces take longer to export
-        self._after_window = recorded and not self.recording and trainer.world_size > 1
-        if self.memory is not None and now_ns >= self.memory.due_ns and trainer.global_step and not self._warming_up():
+        self._after_window = recorded and not records and trainer.world_size > 1
+        warms_up = self._warming_up()
+        if self.memory is not None and now_ns >= self.memory.due_ns and trainer.global_step and not warms_up:
             with self.step_timer.own_work():
                 self.memory.end_step(self.step_timer.step - 1, now_ns)
-        kind = self.recording or self._after_window, self._warming_up()
+        kind = records or self._after_window, warms_up
         if kind != self._kind_of_step or now_ns / 1e9 >= self._due_s:
             self._between_steps(trainer, kind, now_ns / 1e9)
 
     @guarded
-    def _end_step(self, trainer: Trainer, batch: Any, progress: StepProgress, now_ns: int) -> None:
+    def _end_step(self, trainer: Trainer, batch: Any, progress: StepProgress, now_ns: int, *, recorded: bool) -> None:
         step_timer, proxy = self.step_timer, self._proxy
         if proxy is None or self._counter is None or self._ledger_parts is None:
             return
+        ends_epoch = bool(progress.batches.is_last_batch)
         work = self._counter.count(
             batch,
             trainer,
             step_timer.step,
             updates=progress.updates.completed,
             each_changes=self._automatic and trainer.accumulate_grad_batches == 1,  # which a callback may change
+            ends_epoch=ends_epoch,
         )
         step_timer.end_step(
             work,
-            recorded=self.recording or self._after_window,
-            ends_epoch=bool(progress.batches.is_last_batch),
+            recorded=recorded or self._after_window,
+            ends_epoch=ends_epoch,
             saw_all=proxy.saw_step(trainer, trained=batch is not None),
             began_ns=max(now_ns, self.ledger.changed_ns) if self._counter.calls_user else now_ns,
         )

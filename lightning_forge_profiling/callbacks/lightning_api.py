@@ -319,6 +319,12 @@ def batch_source(trainer: Trainer) -> BatchSource:
     )
 
 
+def combined_loader(trainer: Trainer) -> object:
+    """What the fit's loaders are in, another object as soon as they are made anew; None where a step may fetch more."""
+    loop = trainer.fit_loop
+    return None if _fetched_by_module(getattr(loop, "_data_fetcher", None)) else getattr(loop, "_combined_loader", None)
+
+
 def _fetched_by_module(fetcher: object) -> bool:
     """Whether the module fetches by itself, from a `dataloader_iter`."""
     return type(fetcher).__name__ == "_DataLoaderIterDataFetcher"

@@ -380,8 +380,9 @@ class StepTimer(Guarded):
         try:
             while self._stack:  # an exception that the user's code caught may have left something open
                 self._pop()
-            self.exit_wait()
-            self._next_range(self.step + 1)
+            if self._wait or self._step_range is not None:
+                self.exit_wait()
+                self._next_range(self.step + 1)
             timers, split, chosen, following = self.timers, self.is_split, self._chosen, self.step + 1
             left_out: LeftOut | None = "recorded" if recorded else "warm-up" if following <= self.warmup_steps else None
             left_out = "stood" if self.stood_in == self.step else left_out

@@ -1,5 +1,6 @@
 """What this package does beside the training is the profiler's: its rows, its collections, its child process."""
 
+import copy
 import gc
 import os
 import subprocess
@@ -9,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
 from torch.profiler.profiler import _KinetoProfile
 
@@ -255,3 +256,21 @@ def test_work_that_gets_no_core_once_training_is_over_is_left_to_be_begun_again(
             process.stdin.write("over\n")
             process.stdin.flush()
         assert process.stdout.read().split() == ["None", "[]"]
+
+
+def test_hooks_of_each_step_are_called_where_a_subclass_has_them_and_none_is_lost(tmp_path):
+    class Counts(ThroughputCallback):
+        began, zeroed = 0, 0
+
+        def on_train_batch_start(self, *args):
+            self.began += 1
+
+    ours, plain = Counts(), ForgeProfilerCallback(trace_dir=tmp_path)
+    plain.on_before_zero_grad = lambda *args: setattr(ours, "zeroed", ours.zeroed + 1)  # the user's own
+    copies = []
+    keeps = LambdaCallback(on_train_batch_end=lambda *args: copies.append(copy.deepcopy(ours)))
+    quiet_trainer(ours, plain, keeps, default_root_dir=tmp_path).fit(Classifier(), loader(32, batch_size=8))
+    assert (ours.began, ours.zeroed) == (4, 4)
+    for callback in (ours, plain, copies[0]):
+        for hook in ("on_train_batch_start", "on_before_zero_grad", "on_before_optimizer_step", "on_after_backward"):
+            assert callable(getattr(callback, hook))

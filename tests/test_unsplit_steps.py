@@ -25,8 +25,8 @@ ONE = StepWork(samples=2, optimizer_steps=1)
 class Loop:
     """A training loop on a simulated GPU that is always done before the host comes to a step's end."""
 
-    def __init__(self):
-        self.device = FakeDevice()
+    def __init__(self, *, in_bulk=True):
+        self.device, self.in_bulk, self.ended_in_bulk = FakeDevice(), in_bulk, 0
         self.budget = budget = TimingBudget(None)
         timers = CUDATimerCollection((), events=self.device, clock_ns=self.device.host_clock_ns)
         self.step_timer = StepTimer(timers, budget=budget, clock_ns=self.device.host_clock_ns)
@@ -48,15 +48,45 @@ class Loop:
             self.pass_time(ms / 4)
             self.step_timer.exit(name)
         during()
-        self.step_timer.end_step(ONE)
+        if self.in_bulk and self.step_timer.end_plain_step(ONE, self.device.host_clock_ns()):
+            self.ended_in_bulk += 1
+        else:
+            self.step_timer.end_step(ONE)
 
     def finish(self):
         self.step_timer.finish(wait=True)
         return {step: dict(times.device_ms) for step, times in self.seen.items()}
 
 
-def test_each_takes_one_event_and_has_its_own_time():
+@pytest.fixture(params=["at once", "in bulk"])
+def loop(request):
+    return Loop(in_bulk=request.param == "in bulk")
+
+
+def test_in_bulk_they_come_to_the_same_totals_and_ledger():
+    loops = [Loop(in_bulk=False), Loop()]
+    for loop in loops:
+        loop.budget.rate = 0.05
+        for step in range(1000):
+            loop.step(10 + step % 3, during=lambda loop=loop, step=step: step == 500 and loop.step_timer.split())
+        loop.finish()
+    assert [loop.ended_in_bulk > 600 for loop in loops] == [False, True]
+    one, other = loops
+    assert one.seen == other.seen
+    assert one.step_timer.summary() == other.step_timer.summary()
+    assert one.step_timer.ledger.read() == other.step_timer.ledger.read()
+
+
+def test_a_step_in_which_training_stood_still_is_left_out_in_bulk_too():
     loop = Loop()
+    for step in range(100):
+        loop.step(10, during=lambda step=step: setattr(loop.step_timer, "stood_in", 3 + step) if step == 80 else None)
+    loop.finish()
+    summary = loop.step_timer.summary()
+    assert (summary.steady.steps, summary.stood_steps) == (102, 1)
+
+
+def test_each_takes_one_event_and_has_its_own_time(loop):
     made = loop.device.calls
     took = [10 + step % 3 for step in range(20)]
     for ms in took:
@@ -78,8 +108,7 @@ def test_each_takes_one_event_and_has_its_own_time():
     assert loop.step_timer.summary().step_ms.max == pytest.approx(40)
 
 
-def test_a_split_step_behind_them_has_its_regions_and_its_own_time():
-    loop = Loop()
+def test_a_split_step_behind_them_has_its_regions_and_its_own_time(loop):
     loop.budget.rate = 0.15
     took = [10 + step % 3 for step in range(40)]
     for ms in took:
@@ -96,8 +125,7 @@ def test_a_split_step_behind_them_has_its_regions_and_its_own_time():
 
 
 @pytest.mark.parametrize("region", ["checkpoint", "validation", LOADER_START])
-def test_what_lies_between_two_of_them_is_not_theirs(region):
-    loop = Loop()
+def test_what_lies_between_two_of_them_is_not_theirs(loop, region):
 
     def between():
         if region == "validation":
@@ -121,8 +149,7 @@ def test_what_lies_between_two_of_them_is_not_theirs(region):
     assert sum(own.values()) == pytest.approx(13)
 
 
-def test_those_before_the_end_of_the_run_count_and_what_comes_after_them_does_not():
-    loop = Loop()
+def test_those_before_the_end_of_the_run_count_and_what_comes_after_them_does_not(loop):
     for ms in (10, 11, 12):
         loop.step(ms)
     loop.pass_time(300)

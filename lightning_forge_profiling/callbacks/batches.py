@@ -348,6 +348,7 @@ class WorkCounter(BatchCounter):
         self._flops = _flops_function(flops_per_batch, module)
         self._module, self._began = weakref.ref(module), False
         self._batches = 0
+        self._latest = StepWork()
         self._counted_loader: object = None  # of the batches before, as long as there is one in each step
         self.calls_user = self._calls_user()  # whether a function of the user's is called for each batch
 
@@ -377,16 +378,21 @@ class WorkCounter(BatchCounter):
         self._batches += 1
         flops = self._flops
         changed, ends_cycle = self._cycles.after_batch(updates, step, each_changes=each_changes)
-        return StepWork(
-            samples=self._samples(batch, trainer, ends_epoch=ends_epoch),
-            tokens=None if self._tokens_fn is None else self.tokens(batch),
-            optimizer_steps=int(changed),
-            flops=None if flops is None else self._count(flops.name, flops.function, batch, flops.part),
-            ends_cycle=ends_cycle,
+        work = (
+            self._samples(batch, trainer, ends_epoch=ends_epoch),
+            None if self._tokens_fn is None else self.tokens(batch),
+            int(changed),
+            None if flops is None else self._count(flops.name, flops.function, batch, flops.part),
+            ends_cycle,
         )
+        if work != self._latest:  # mostly it is that of the step before
+            self._latest = StepWork(*work)
+        return self._latest
 
     def _samples(self, batch: Any, trainer: Trainer, *, ends_epoch: bool) -> float | None:
         """Samples in a batch, at a fifth of the cost if it is like the one before it: this runs each step."""
+        if _SAMPLES in self._problems:
+            return None
         if self._batch_size is not None and not ends_epoch and batch is not None:
             loader = combined_loader(trainer)
             samples = self._batch_size.of_full(batch) if loader is self._counted_loader else None

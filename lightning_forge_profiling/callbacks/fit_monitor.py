@@ -142,7 +142,7 @@ class FitMonitor(Guarded):
         self._steps_ahead = lightning_api.batches_ahead(trainer).of_fit
         self.step_timer.start()
         for callback in self.callbacks:
-            callback.use_backward_hooks(on=not module.automatic_optimization)
+            callback.skip_hooks(backward=module.automatic_optimization)
         if self.window is not None:
             self.window.begin(trainer)
         self.ledger.count_steps(on=not (self.recording or self._warming_up()))
@@ -207,13 +207,11 @@ class FitMonitor(Guarded):
             each_changes=self._automatic and trainer.accumulate_grad_batches == 1,  # which a callback may change
             ends_epoch=ends_epoch,
         )
-        step_timer.end_step(
-            work,
-            recorded=recorded or self._after_window,
-            ends_epoch=ends_epoch,
-            saw_all=proxy.saw_step(trainer, trained=batch is not None),
-            began_ns=max(now_ns, self.ledger.changed_ns) if self._counter.calls_user else now_ns,
-        )
+        saw_all, recorded = proxy.saw_step(trainer, trained=batch is not None), recorded or self._after_window
+        began_ns = max(now_ns, self.ledger.changed_ns) if self._counter.calls_user else now_ns
+        usual = saw_all and not (recorded or ends_epoch)
+        if not (usual and step_timer.end_plain_step(work, began_ns)):
+            step_timer.end_step(work, recorded=recorded, ends_epoch=ends_epoch, saw_all=saw_all, began_ns=began_ns)
         if self._ledger_parts.compiling:
             self._ledger_parts.end_compilation()
         if self._ledger_parts.compilations.pending:

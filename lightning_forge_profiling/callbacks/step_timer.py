@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from lightning_forge_profiling.callbacks.completed_steps import CompletedSteps, EndedStep
 from lightning_forge_profiling.callbacks.guard import Guarded, guarded
+from lightning_forge_profiling.callbacks.plain_steps import PlainSteps
 from lightning_forge_profiling.names import (
     DATA_LOADER,
     EXCLUDED,
@@ -116,6 +117,7 @@ class StepTimer(Guarded):
         self._user_regions = Lock()  # autograd has a thread for each device
         self.totals = RunTotals(tuple(name for name in REGIONS if name in timed), bucket)
         self._completed = CompletedSteps(self.totals)
+        self._plain = PlainSteps(self._completed, self._budget, self.ledger)
         self._deliver_at, self._deliver_ns = _DELIVER_EVERY, 0
         self._dropped = 0
         for region in (*REGIONS, *EXCLUDED, LOADER_START, LOADER_END, WHOLE):
@@ -364,6 +366,30 @@ class StepTimer(Guarded):
         """The built-in region under way, timed or not, also for another thread; None if unknown."""
         return self._label if self._label in REGIONS else self._untimed
 
+    def end_plain_step(self, work: StepWork, began_ns: int) -> bool:
+        """End a step in a few lines, if only its end is timed and the next one's too; returns whether it has ended."""
+        step, timers, ledger = self.step, self.timers, self.ledger
+        if (
+            step >= self._plain.until
+            or self._stack
+            or self._wait
+            or not self.active
+            or self._label != WHOLE
+            or began_ns >= self._deliver_ns
+            or ledger.noted
+            or ledger.collected
+        ):
+            return False
+        self._since = timers.switch(WHOLE, WHOLE)
+        complete, self._dropped = timers.dropped == self._dropped, timers.dropped
+        left_out: LeftOut | None = "stood" if self.stood_in == step else None
+        took_ns = began_ns - self._stepped_ns
+        self._plain.ended.append((step, work, took_ns, self._own_ns, began_ns, left_out, complete))
+        self._stepped_ns = self._since.host_ns
+        self.step = timers.tag = ledger.step = step + 1
+        self._own_ns = self._clock_ns() - began_ns
+        return True
+
     def end_step(
         self,
         work: StepWork,
@@ -377,6 +403,7 @@ class StepTimer(Guarded):
         if not self.active:
             return
         began_ns = self._clock_ns() if began_ns is None else began_ns
+        self._settle()
         try:
             while self._stack:  # an exception that the user's code caught may have left something open
                 self._pop()
@@ -419,9 +446,13 @@ class StepTimer(Guarded):
                 or (split and timers.backlog > _DELIVER_ABOVE)
             ):
                 self.deliver()
+            self._plain.plan(following, following if self.is_split or recorded else self._deliver_at - 1)
             self._own_ns += self._clock_ns() - began_ns
         except Exception as exc:
             self.note_failure(exc)
+
+    def _settle(self) -> None:
+        self._plain.settle(own_counts=not self.host_is_ahead)
 
     def _end_split_step(self, base: str, began_ns: int, *, saw_all: bool) -> bool | None:
         """End the last region of a step; returns whether the GPU waits for the host, if that is known."""
@@ -512,6 +543,7 @@ class StepTimer(Guarded):
 
     def deliver(self) -> None:
         """Enter the steps that the GPU has completed into the totals. Never waits."""
+        self._settle()
         self._deliver_at, self._deliver_ns = self.step + _DELIVER_EVERY, self._clock_ns() + _DELIVER_NS
         self._completed.deliver(self.timers)
 

@@ -26,6 +26,10 @@ _log = plain_logger(__name__)
 # hooks that only manual optimization needs: elsewhere the Trainer's profiler announces backward
 _BACKWARD_HOOKS: Final = ("on_before_backward", "on_after_backward")
 
+# hooks of each step that do nothing here, unless a subclass has them
+_UNUSED_HOOKS: Final = ("on_train_batch_start", "on_before_zero_grad", "on_before_optimizer_step")
+_STEP_HOOKS: Final = (*_BACKWARD_HOOKS, *_UNUSED_HOOKS)
+
 # what Lightning sets on each callback at the start of a run, bound to the module, and never removes
 _LOGGING_ATTRIBUTES: Final = ("log", "log_dict")
 
@@ -68,8 +72,9 @@ class TimedCallback(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings and the results: a copy takes no part in a running fit."""
-        transient = {"monitor", "_begun", "_loops", *_LOGGING_ATTRIBUTES, *_BACKWARD_HOOKS}
-        return {name: value for name, value in self.__dict__.items() if name not in transient}
+        transient = {"monitor", "_begun", "_loops", *_LOGGING_ATTRIBUTES}
+        skipped = {name for name in _STEP_HOOKS if self.__dict__.get(name, ...) is None}
+        return {name: value for name, value in self.__dict__.items() if name not in transient | skipped}
 
     @property
     def fit_results(self) -> FitResults:
@@ -94,14 +99,23 @@ class TimedCallback(Callback):
     def fit_is_over(self) -> None:
         """Keep the results, and nothing else of the fit."""
         self.monitor = None
-        self.use_backward_hooks(on=True)
+        self.use_all_hooks()
 
-    def use_backward_hooks(self, *, on: bool) -> None:
-        """Whether Lightning calls the hooks around a manual backward, at a context manager and two strings each."""
-        for name in _BACKWARD_HOOKS:
-            self.__dict__.pop(name, None)
-            if not on:
-                self.__dict__[name] = None  # which is not callable, and so is skipped
+    def skip_hooks(self, *, backward: bool) -> None:
+        """Have Lightning skip what does nothing here, at a context manager and two strings for each hook and step.
+
+        Args:
+            backward: whether the hooks around a manual backward do nothing.
+        """
+        unused = [name for name in _UNUSED_HOOKS if getattr(type(self), name) is getattr(Callback, name)]
+        for name in (*unused, *(_BACKWARD_HOOKS if backward else ())):
+            self.__dict__.setdefault(name, None)  # which is not callable, and so is skipped
+
+    def use_all_hooks(self) -> None:
+        """Have Lightning call all hooks again."""
+        for name in _STEP_HOOKS:
+            if self.__dict__.get(name, ...) is None:
+                del self.__dict__[name]
 
     # -- hooks ---------------------------------------------------------------------------------------------------
 

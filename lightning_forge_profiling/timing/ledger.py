@@ -232,9 +232,7 @@ class LedgerClock:
         """Begin a step, which ends the previous one."""
         if self.collected:
             self._take_garbage()
-        if own_ns:
-            self._ns[self._stack[0]] -= own_ns
-            self._ns[PROFILER] += own_ns
+        self.move_own(own_ns)
         if step == 1 and self._stack[:1] == [FIRST_STEP]:
             self.turn_to(STEPS)
         self.step = step
@@ -246,6 +244,16 @@ class LedgerClock:
                 self._long_ns.update(self.noted)
                 self._keep_if_long(step - 1, self.noted)
             self.noted.clear()
+
+    def marks_at(self, step: int) -> bool:
+        """Whether the time so far is kept when this step begins."""
+        return not step % self._marks.every
+
+    def move_own(self, ns: int) -> None:
+        """Count the latest time of the steps to the profiler."""
+        if ns:
+            self._ns[self._stack[0]] -= ns
+            self._ns[PROFILER] += ns
 
     def _keep_if_long(self, step: int, parts: Mapping[str, int]) -> None:
         """Keep the long parts of a step if it has most time in them."""

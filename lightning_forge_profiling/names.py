@@ -125,7 +125,7 @@ _OWN_PAGE: Final = (
     *("python-bound", "memory-bandwidth-bound", "gpu-idle", "memory-near-limit"),
 )
 _SHARED_PAGES: Final = {
-    "blocked": ("blocked-forward", "blocked-backward"),
+    "blocked": ("blocked-forward", "blocked-backward", "blocked-optimizer"),
     "busy-machine": ("cpu-starved", "cpu-throttled", "gil-held"),
     "outside-the-step": (
         *("checkpoint-bound", "validation-bound", "slow-callback", "slow-hook", "slow-logger", "loader-startup"),

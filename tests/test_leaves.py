@@ -460,12 +460,34 @@ class WaitsInBackward(Plain):
         return loss
 
 
-@pytest.mark.parametrize(("model", "region"), [(WaitsInStep, "forward"), (WaitsInBackward, "backward")])
+class Waiting(torch.optim.SGD):
+    def step(self, closure=None):
+        loss = super().step(closure)
+        time.sleep(0.02)
+        return loss
+
+
+class WaitsInUpdate(Plain):
+    def configure_optimizers(self):
+        return Waiting(self.parameters(), lr=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "region"), [(WaitsInStep, "forward"), (WaitsInBackward, "backward"), (WaitsInUpdate, "optimizer")]
+)
 def test_a_wait_in_the_modules_own_code_is_named(model, region):
     first, *others = fitted(model(), data=batches()).findings
     assert first.code == f"blocked-{region}"
     assert first.evidence["blocked_ms_per_step"] == pytest.approx(20, abs=1.5), "also where it then waits for a core"
-    assert "compute-bound" in {found.code for found in others}
+    codes = {found.code for found in others}
+    assert "compute-bound" in codes
+    assert "slow-optimizer" not in codes
+
+
+def test_recorded_too_an_update_that_waits_is_no_slow_one(tmp_path):
+    analysis = fitted(WaitsInUpdate(), ForgeProfilerCallback(10, 13, trace_dir=tmp_path), data=batches())
+    assert analysis.findings[0].code == "blocked-optimizer"
+    assert "slow-optimizer" not in {found.code for found in analysis.findings}
 
 
 class SlowSamples(Samples):

@@ -160,7 +160,7 @@ def _spent(recording: Recording, idle: IdleTime, *, on_cpu: bool) -> dict[str, I
         return {"data": data, "launching": idle.for_python}
     host = host_spans(recording)
     outside = outside_operators(recording, host)
-    inside = {name: outside & host[name] for name in ("forward", "backward")}
+    inside = {name: outside & host[name] for name in ("forward", "backward", "optimizer")}
     return {"data": host["data"], "python": outside, **inside}
 
 

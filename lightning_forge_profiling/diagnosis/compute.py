@@ -3,7 +3,7 @@
 from math import ceil
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.host_rules import blocked_ms, has_own_finding, waits_are_known
+from lightning_forge_profiling.diagnosis.host_rules import has_own_finding
 from lightning_forge_profiling.diagnosis.loader import accumulating
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
@@ -12,10 +12,12 @@ from lightning_forge_profiling.diagnosis.rule import (
     Rule,
     RuleContext,
     backward_is_heavy,
+    blocked_ms,
     in_ms,
     of_step,
     region,
     unpredicted,
+    waits_are_known,
 )
 from lightning_forge_profiling.flops.peaks import find_peak
 from lightning_forge_profiling.results.analysis import RunEvidence

@@ -19,6 +19,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     Explanation,
     Rule,
     RuleContext,
+    blocked_ms,
     host_sets_the_pace,
     in_ms,
     of_step,
@@ -341,21 +342,8 @@ def _explain_between_regions(run: RunEvidence) -> Explanation:
 # -- the module's code waits in a run --------------------------------------------------------------------------------
 
 
-def waits_are_known(run: RunEvidence) -> bool:
-    """Whether a wait in the module's code is known from its time without a core."""
-    # where another thread of the process waits for a core, no thread may use one; several ranks wait for each other,
-    # and on a GPU the training thread waits for autograd's.
-    cpu = run.cpu
-    if cpu is None or run.on_device or run.world_size > 1:
-        return False
-    return cpu.contended is False or cpu.threads == 1
-
-
-def blocked_ms(run: RunEvidence, *regions: str) -> float:
-    """Milliseconds per step in which the module's own code waits, of evidence as `self_times` gives it."""
-    if run.cpu is None or not waits_are_known(run):
-        return 0.0
-    return sum(run.cpu.blocked_pct(name) * region(run, name).device_ms / 100 for name in regions)
+def _waits_ms(name: str, run: RunEvidence) -> float:
+    return blocked_ms(run, name)
 
 
 def _explain_blocked(name: str, run: RunEvidence) -> Explanation:
@@ -376,7 +364,6 @@ GPU_RULES: Final = (
 CPU_RULES: Final = (Rule("python-bound", lambda context: context.cpu.python_ms_per_step, _explain_python),)
 RUN_RULES: Final = (
     Rule("between-regions", _between_regions_ms, _explain_between_regions),  # of which a trace has no mark
-    Rule("blocked-forward", lambda run: blocked_ms(run, "forward"), partial(_explain_blocked, "forward")),
-    Rule("blocked-backward", lambda run: blocked_ms(run, "backward"), partial(_explain_blocked, "backward")),
+    *(Rule(f"blocked-{name}", partial(_waits_ms, name), partial(_explain_blocked, name)) for name in COMPUTE),
     Rule("launch-bound", _launching_in_run_ms, _explain_launching_in_run, _host_paced_ms),
 )

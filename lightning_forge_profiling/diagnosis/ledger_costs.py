@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from lightning_forge_profiling.diagnosis.rule import Evidence, host_sets_the_pace, in_ms, in_s, of_step, shorter
+from lightning_forge_profiling.diagnosis.rule import (
+    COMPUTE,
+    Evidence,
+    host_sets_the_pace,
+    in_ms,
+    in_s,
+    of_step,
+    shorter,
+)
 from lightning_forge_profiling.names import (
     BEFORE_FIT,
     CHECKPOINT_WRITE,
@@ -229,7 +237,7 @@ def _own_waits(
 ) -> CpuUse:
     """The use of the cores with waits in the regions' own times, if hooks only wait; no more than no core was used."""
     waits_ms = {}
-    for name in ("forward", "backward"):
+    for name in COMPUTE:
         if name in own and own[name].device_ms:
             blocked_ms = evidence.regions[name].device_ms * cpu.blocked_pct(name) / 100
             waits_ms[name] = min(max(blocked_ms - hooks_ms[name], 0.0), own[name].device_ms)

@@ -9,17 +9,18 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.findings import CPU_RULES
-from lightning_forge_profiling.diagnosis.host_rules import blocked_ms
 from lightning_forge_profiling.diagnosis.ledger_costs import hooks_ms, self_times
 from lightning_forge_profiling.diagnosis.loader import with_advice_of
 from lightning_forge_profiling.diagnosis.machine_rules import machine_findings
 from lightning_forge_profiling.diagnosis.many_ranks import spread
 from lightning_forge_profiling.diagnosis.ranks import HOST_WAITS
 from lightning_forge_profiling.diagnosis.rule import (
+    COMPUTE,
     NAMED_FROM_PCT,
     REGION_OF,
     RuleContext,
     as_finding,
+    blocked_ms,
     of_step,
     replayed_saving,
     saving,
@@ -300,7 +301,7 @@ def _operators_and_python(recorded: Sequence[Finding], steps: RecordedSteps) -> 
     # what is no operator's and not Python's between them: hooks, known waits, waits for other ranks
     apart_ms = (
         hooks_ms(run, "transfer", "forward", "backward", "optimizer", "other")
-        + blocked_ms(own, "forward", "backward")
+        + blocked_ms(own, *COMPUTE)
         + steps.ranks_ms
     )
     if not steps.difference and not update_differs and 100 * apart_ms < NAMED_FROM_PCT * live_ms:
@@ -327,7 +328,7 @@ def _live_cpu(rank: RankSummary, own: RunEvidence, apart_ms: float) -> RuleConte
     cpu, live_ms = RuleContext(rank).cpu, own.step_ms.mean
     regions_ms = {name: region.device_ms for name, region in own.regions.items()}
     data_ms = regions_ms.get("data", cpu.data_ms_per_step)
-    update_ms = regions_ms.get("optimizer", cpu.optimizer_ms_per_step)
+    update_ms = max(regions_ms.get("optimizer", cpu.optimizer_ms_per_step) - blocked_ms(own, "optimizer"), 0.0)
     added_ms = max(rank.step_ms.mean - live_ms, 0.0)
     python_ms = max(cpu.python_ms_per_step - added_ms - apart_ms, 0.0)  # assumes that recording slows only Python
     operators_ms = live_ms - apart_ms - data_ms - update_ms - max(python_ms, regions_ms.get("other", 0.0))

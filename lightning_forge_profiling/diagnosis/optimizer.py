@@ -10,10 +10,10 @@ from lightning_forge_profiling.diagnosis.rule import (
     Explanation,
     Rule,
     RuleContext,
+    blocked_ms,
     in_ms,
     of_step,
     region,
-    share_pct,
 )
 from lightning_forge_profiling.results.analysis import RunEvidence
 from lightning_forge_profiling.results.rank import Region
@@ -134,14 +134,15 @@ def _unfused_cpu_advice(kind: str, threads: int | None, run: RunEvidence | None,
 
 def slow_update_ms(run: RunEvidence) -> float:
     """What the update takes of each step; 0 for as much as a fused one may take."""
-    return region(run, "optimizer").device_ms if share_pct(run, "optimizer") >= NAMED_FROM[CODE, "run"] else 0.0
+    works_ms = region(run, "optimizer").device_ms - blocked_ms(run, "optimizer")
+    return works_ms if 100 * works_ms >= NAMED_FROM[CODE, "run"] * run.step_ms.mean else 0.0
 
 
 def explain_run_update(run: RunEvidence) -> Explanation:
     """The words for a run with a slow update."""
     optimizer = region(run, "optimizer")
     return Explanation(
-        f"the optimizer's update, with clipping and zero_grad, takes {of_step(optimizer.device_ms, run.step_ms.mean)}",
+        f"the optimizer's update, with clipping and zero_grad, takes {of_step(slow_update_ms(run), run.step_ms.mean)}",
         {"optimizer_ms_per_step": optimizer.device_ms, "optimizer_host_ms_per_step": optimizer.host_ms},
         *_run_advice(run),
     )

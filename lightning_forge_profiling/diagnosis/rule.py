@@ -33,8 +33,7 @@ REGION_OF: Final = MappingProxyType(
         "transfer-bound": "transfer",
         "slow-optimizer": "optimizer",
         "between-regions": "other",
-        "blocked-forward": "forward",
-        "blocked-backward": "backward",
+        **{f"blocked-{name}": name for name in COMPUTE},
     }
 )
 
@@ -292,6 +291,23 @@ def shorter(times: RunRegion, device_ms: float, host_ms: float, p50_ms: float = 
         host_ms=max(times.host_ms - host_ms, 0.0),
         p50_ms=None if times.p50_ms is None else max(times.p50_ms - p50_ms, 0.0),
     )
+
+
+def waits_are_known(run: RunEvidence) -> bool:
+    """Whether a wait in the module's code is known from its time without a core."""
+    # where another thread of the process waits for a core, no thread may use one; several ranks wait for each other,
+    # and on a GPU the training thread waits for autograd's.
+    cpu = run.cpu
+    if cpu is None or run.on_device or run.world_size > 1:
+        return False
+    return cpu.contended is False or cpu.threads == 1
+
+
+def blocked_ms(run: RunEvidence, *regions: str) -> float:
+    """Milliseconds per step in which the module's own code waits, of evidence as `self_times` gives it."""
+    if run.cpu is None or not waits_are_known(run):
+        return 0.0
+    return sum(run.cpu.blocked_pct(name) * region(run, name).device_ms / 100 for name in regions)
 
 
 def share_pct(run: RunEvidence, *regions: str) -> float:

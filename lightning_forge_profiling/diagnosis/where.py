@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.rule import REGION_OF, in_ms, region
+from lightning_forge_profiling.diagnosis.rule import COMPUTE, REGION_OF, in_ms, region
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence
 from lightning_forge_profiling.results.rank import RankSummary, SpentIn
 from lightning_forge_profiling.results.run import WORKER_LINES, SampledLine
@@ -84,8 +84,7 @@ _SPENT: Final = MappingProxyType(
         "python-bound": "python",
         "input-bound": "data",
         "launch-bound": "launching",
-        "blocked-forward": "forward",
-        "blocked-backward": "backward",
+        **{f"blocked-{name}": name for name in COMPUTE},
     }
 )
 

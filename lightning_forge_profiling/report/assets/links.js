@@ -23,6 +23,7 @@ const SHOWN_BY = {
   "between-regions": { rows: ["other"], spans: [region("other")] },
   "blocked-forward": { rows: ["forward"], spans: [region("forward")] },
   "blocked-backward": { rows: ["backward"], spans: [region("backward")] },
+  "blocked-optimizer": { rows: ["optimizer"], spans: [region("optimizer")] },
   "communication-bound": { rows: ["comm"], sections: ["collectives"], spans: [COMMUNICATION] },
   "straggler": { sections: ["ranks", "collectives"], spans: [COMMUNICATION] },
   "compute-bound": { sections: ["kernels", "operators"], spans: [STREAMS] },

@@ -228,13 +228,19 @@ def test_there_is_no_guess(tmp_path, make_trainer, caplog, case):
 
 
 class TakesTwo(FromIterator):
+    def __init__(self, first):
+        super().__init__()
+        self.first = first
+
     def training_step(self, dataloader_iter):
-        next(dataloader_iter)
+        if self.seen >= self.first:
+            next(dataloader_iter)
         return super().training_step(dataloader_iter)
 
 
-def test_a_step_that_takes_two_batches_has_no_known_size(make_trainer, caplog):
-    metrics, _, [warning] = fitted(make_trainer, DataLoader(Samples(32), 4), caplog, TakesTwo())
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_step_that_takes_two_batches_has_no_known_size(make_trainer, caplog, first):
+    metrics, _, [warning] = fitted(make_trainer, DataLoader(Samples(32), 4), caplog, TakesTwo(first))
     assert "dataloader_iter" in warning
     assert "throughput/samples_per_sec" not in metrics
 

@@ -395,9 +395,10 @@ class WorkCounter(BatchCounter):
             return None
         if self._batch_size is not None and not ends_epoch and batch is not None:
             loader = combined_loader(trainer)
-            samples = self._batch_size.of_full(batch) if loader is self._counted_loader else None
-            if samples is not None:
-                return samples
+            if loader is not None and loader is self._counted_loader:
+                samples = self._batch_size.of_full(batch)
+                if samples is not None:
+                    return samples
             self._counted_loader = loader
         return self.samples(batch, partial(batch_source, trainer))
 

@@ -98,7 +98,7 @@ class FitMonitor(Guarded):
         self._kind_of_step = (False, True)
         self._after_window = False
         self._automatic = True
-        self._due_s = 0.0
+        self._due_s = self._reads_s = 0.0
 
     # -- before the training loop --------------------------------------------------------------------------------
 
@@ -247,8 +247,10 @@ class FitMonitor(Guarded):
     @guarded
     def _between_steps(self, trainer: Trainer, kind: tuple[bool, bool], now_s: float) -> None:
         """Do what comes seldom: a log entry, a line of the record, a reading of CPU times, steps of another kind."""
-        self.readings.look_up_switches(trainer, recording=self.recording)
-        self._look_for_recompilations()  # PyTorch announces a compilation, but not that it gives one up
+        reads = kind != self._kind_of_step or now_s >= self._reads_s  # else an entry waits for the Trainer's interval
+        if reads:
+            self.readings.look_up_switches(trainer, recording=self.recording)
+            self._look_for_recompilations()  # PyTorch announces a compilation, but not that it gives one up
         if self.log is not None and now_s >= self.log.due_s:
             self.log.end_step(trainer)
         counts = not any(kind)
@@ -258,8 +260,10 @@ class FitMonitor(Guarded):
             if self.log is not None:
                 latest = None if self.window is None else self.window.latest()
                 self.log.other_steps_come(recording=kind[0], trace=latest)
-        self.readings.between_steps(now_s, counts=counts)
-        self._due_s = min(inf if self.log is None else self.log.due_s, now_s + ACCOUNT_PERIOD_S)
+        if reads:
+            self.readings.between_steps(now_s, counts=counts)
+            self._reads_s = now_s + ACCOUNT_PERIOD_S
+        self._due_s = min(inf if self.log is None else self.log.due_s, self._reads_s)
 
     def _warming_up(self) -> bool:
         return self.step_timer.step < self.step_timer.warmup_steps

@@ -224,7 +224,9 @@ def difference_us(steps: dict[str, list[float]]) -> tuple[float, float]:
 
 
 def median_error(values: Sequence[float]) -> float:
-    """The standard error of a median, from the quartiles of values that are about normal."""
+    """The standard error of a median, from the quartiles of values that are about normal; 0 where one tells nothing."""
+    if len(values) == 1:  # as of steps with a row, in a run of a second
+        return 0.0
     low, _, high = statistics.quantiles(values)
     return 1.2533 * (high - low) / 1.349 / len(values) ** 0.5
 

@@ -121,6 +121,8 @@ def test_the_difference_is_of_each_kind_of_step_by_how_many_there_are():
     more, error = overhead.difference_us({overhead.OFF: off, "plain": plain[:680], "with a row": rows})
     assert more == pytest.approx((680 * 5 + 20 * 1000) / 700)
     assert 0 < error < 1
+    more, _ = overhead.difference_us({overhead.OFF: off, "plain": plain[:699], "with a row": [2003.0]})
+    assert more == pytest.approx((699 * 5 + 1000) / 700)
 
 
 @pytest.mark.slow

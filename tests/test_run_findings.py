@@ -27,6 +27,7 @@ from lightning_forge_profiling.results.analysis import (
     WorkerRestarts,
 )
 from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.results.run import SampledLine
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import StepTiming, StepWork
@@ -330,6 +331,21 @@ def test_a_host_that_runs_ahead_never_sees_the_gpu_drained():
     )
     assert run.gpu_starved_pct == 0
     assert combine(None, run).verdict == "compute-bound"
+
+
+def test_where_the_gpu_waits_for_a_line_that_waits_that_line_is_the_advice():
+    times = {"forward": (22.0, 22.0), "backward": (2.9, 2.9)}
+    run = evidence(100, (0.04, 0.04), (0.07, 0.07), *times.values(), (0.48, 0.48), (0.27, 0.27))
+    waits = SampledLine(file="train.py", line=6, function="M.training_step", pct=90.0, waiting_pct=97.0)
+    lines = ({"forward": (waits,)}, {"forward": (replace(waits, waiting_pct=3.0),)})
+    held_up, busy = (combine(None, replace(run, lines=of)).findings[0] for of in lines)
+    assert held_up.code == busy.code == "launch-bound"
+    assert "train.py:6 M.training_step (waiting, not computing)" in held_up.title
+    assert "what waits: a lock" in held_up.advice
+    assert not held_up.fix
+    assert "CUDA graphs" in busy.advice
+    several = combine(None, replace(run, lines={"forward": (waits,)}, world_size=2)).findings[0]
+    assert "what waits" not in several.advice, "it may wait for the other rank"
 
 
 def test_an_update_that_outlasts_its_launches_does_not_hide_that_the_gpu_waited_before():

@@ -15,6 +15,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
     NAMED_FROM,
     NAMED_FROM_PCT,
+    WAITS,
     Evidence,
     Explanation,
     Rule,
@@ -351,7 +352,7 @@ def _explain_blocked(name: str, run: RunEvidence) -> Explanation:
     return Explanation(
         f"{name} waits {of_step(waits_ms, run.step_ms.mean)} without using a core",
         {"blocked_ms_per_step": waits_ms, f"{name}_ms_per_step": region(run, name).device_ms},
-        "Look there for what waits: a lock, a file, a request to a server, a subprocess, sleep().",
+        WAITS,
     )
 
 

@@ -44,6 +44,9 @@ _MOSTLY_PCT: Final = 50.0
 # how to measure a setting where there is no evidence that it gains
 MEASURE: Final = "forge-profiling run --no-window train.py with each, then forge-profiling compare A B"
 
+# what to do about a training thread that uses no core
+WAITS: Final = "Look there for what waits: a lock, a file, a request to a server, a subprocess, sleep()."
+
 # a fix of two findings: the workers stay from epoch to epoch
 PERSISTENT: Final = "DataLoader(..., persistent_workers=True)"
 

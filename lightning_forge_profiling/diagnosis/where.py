@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.rule import COMPUTE, REGION_OF, in_ms, region
+from lightning_forge_profiling.diagnosis.rule import COMPUTE, REGION_OF, WAITS, in_ms, region
 from lightning_forge_profiling.results.analysis import Finding, RunEvidence
 from lightning_forge_profiling.results.rank import RankSummary, SpentIn
 from lightning_forge_profiling.results.run import WORKER_LINES, SampledLine
@@ -21,11 +21,15 @@ _SAMPLER: Final = (
 )
 
 _REGIONS: Final[dict[str, tuple[str, ...]]] = {
-    **{code: (name,) for code, name in REGION_OF.items() if code != "slow-optimizer"},  # which is no code of the user's
+    **{code: (name,) for code, name in REGION_OF.items()},
     **dict.fromkeys(
         ("python-bound", "launch-bound", "sync-bound"), ("transfer", "forward", "backward", "optimizer", "other")
     ),
 }
+
+
+# a GPU that waits for the host does so for a host that waits, too, which fewer launches do not change
+_HELD_UP: Final = ("launch-bound", "slow-optimizer")
 
 
 def with_lines(findings: Iterable[Finding], run: RunEvidence) -> list[Finding]:
@@ -60,6 +64,8 @@ def _with_line(finding: Finding, run: RunEvidence) -> Finding:
     waits = " (waiting, not computing)" if 100 * waiting[where] > _WAITING_PCT * spent[where] else ""
     if finding.code == "input-bound" and pct > _MOST_PCT and _is_sampler(where, run):
         finding = replace(finding, advice=_SAMPLER, fix="")
+    if waits and pct > _MOST_PCT and finding.code in _HELD_UP and run.on_device and run.world_size == 1:
+        finding = replace(finding, advice=WAITS, fix="")
     return _at_line(finding, f"{share} in {where}{waits}", where, pct)
 
 

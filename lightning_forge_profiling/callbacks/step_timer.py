@@ -403,8 +403,8 @@ class StepTimer(Guarded):
         if not self.active:
             return
         began_ns = self._clock_ns() if began_ns is None else began_ns
-        self._settle()
         try:
+            self._settle()
             while self._stack:  # an exception that the user's code caught may have left something open
                 self._pop()
             if self._wait or self._step_range is not None:

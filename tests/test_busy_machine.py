@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker
 
@@ -186,6 +187,32 @@ def test_the_line_that_waits_is_named():
     [line, *_] = analysis.run.lines["forward"]
     assert line.waiting_pct > 60
     assert line.pct > 60
+
+
+def test_the_line_that_calls_backward_does_not_wait_where_another_thread_runs_it(monkeypatch):
+    """As on a GPU: the thread that trains waits in the function of PyTorch's that starts the engine."""
+
+    class ByHand(Plain):
+        forward_s = 0.001
+
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch):
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch))
+            optimizer.step()
+
+    graph = torch.autograd.graph
+    known = {"run": graph._engine_run_backward, "sleep": time.sleep}
+    code = "def _engine_run_backward(*args, **kwargs):\n    sleep(0.02)\n    return run(*args, **kwargs)"
+    exec(compile(code, graph.__file__, "exec"), known)  # noqa: S102
+    monkeypatch.setattr(torch.autograd, "_engine_run_backward", known["_engine_run_backward"])
+    [line, *_] = fitted(ByHand(), 80).run.lines["backward"]
+    assert line.function.endswith("ByHand.training_step")
+    assert line.waiting_pct < 10
 
 
 def test_the_line_of_a_loader_that_computes_is_named():

@@ -22,7 +22,7 @@ from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.results.analysis import Analysis, RunEvidence, RunLedger, RunRegion
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.run import CpuUse, LoaderSettings, OptimizerSettings
-from tests.models import Classifier, every_step, loader
+from tests.models import Classifier, busy, every_step, loader
 from tests.test_cpu_time import ALONE, found, training
 
 COMMAND = "forge-profiling compare A B"
@@ -281,6 +281,18 @@ def test_only_what_counts_is_in_the_account():
     found_use = account.use(ranks=1)
     assert (found_use.used, found_use.loader_busy_pct) == (1.0, pytest.approx(100 * 1.1 / 4))
     assert found_use.idle == pytest.approx(min(0.5, usable_cores() - 1.0 - 1.1 / 4))
+
+
+def test_readings_that_take_long_come_seldom():
+    def slowly(_):
+        busy(5)
+        return times(0.0, 0.0, 0.0)
+
+    quick, slow = CpuAccount(list, lambda _: times(0.0, 0.0, 0.0)), CpuAccount(list, slowly)
+    for account in (quick, slow):
+        account.read(counts=True)
+    assert [account.due(1.0, counts=True) for account in (quick, slow)] == [True, False]
+    assert slow.due(600.0, counts=True)
 
 
 def test_too_little_to_count_and_a_platform_without_accounting_are_no_evidence():

@@ -47,6 +47,9 @@ _HALF: Final = 0.5
 # parts of torch whose calls may wait for something else than the interpreter lock
 _BLOCKING: Final = ("distributed", "cuda", "multiprocessing", "utils/data")
 
+# in which the thread that calls backward waits for the one that runs it for a GPU
+_IN_BACKWARD: Final = "_engine_run_backward"
+
 _LOOPS: Final = ("loops/training_epoch_loop.py", "utils/data/_utils/worker.py")
 
 # nanoseconds in all and without a core, and samples, by file, line and function; "" where none is the user's
@@ -213,7 +216,8 @@ class StackSampler(StackThread):
             region = self._region()
         hooked = part.startswith(("callback/", "module/", "datamodule/", "logger"))
         if hooked or (region is not None and part == STEPS):
-            add_sample(self._lines[part if hooked else region or ""], line, sample)
+            own = sample._replace(idle_ns=0) if frame.f_code.co_name == _IN_BACKWARD else sample
+            add_sample(self._lines[part if hooked else region or ""], line, own)
         self._interval.append((sample, self._may_block(frame)))
         if len(self._interval) >= _INTERVAL:
             self._end_interval()

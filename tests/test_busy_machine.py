@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker
 
-from lightning_forge_profiling import ThroughputCallback
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.diagnosis.bootstrap import share_interval
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
@@ -27,7 +27,8 @@ from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.run import WORKER_LINES, CpuUse, ShareInterval
 from tests.models import Samples, quiet_trainer
 from tests.outcomes import HANGS_S
-from tests.test_leaves import Plain, computes
+from tests.test_leaves import Plain, WaitsInUpdate, batches, computes
+from tests.test_leaves import fitted as fitted_leaves
 
 CHECKOUT = Path(__file__).parents[1]
 CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
@@ -67,6 +68,17 @@ def test_processes_on_the_same_core_are_the_verdict():
     assert next(iter(run["findings"])) == "cpu-starved"
     assert "unreliable" in run["note"]
     assert run["evidence"]["involuntary_switches_per_s"] > 1
+
+
+@pytest.mark.slow
+def test_an_update_that_waits_and_then_waits_for_a_core_is_no_slow_one(tmp_path):
+    with ExitStack() as stack:
+        for core in os.sched_getaffinity(0):
+            stack.enter_context(burners(2, core))
+        analysis = fitted_leaves(WaitsInUpdate(), ForgeProfilerCallback(10, 13, trace_dir=tmp_path), data=batches())
+    codes = {finding.code for finding in analysis.findings}
+    assert "blocked-optimizer" in codes
+    assert "slow-optimizer" not in codes
 
 
 @pytest.mark.slow

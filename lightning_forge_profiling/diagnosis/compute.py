@@ -12,12 +12,11 @@ from lightning_forge_profiling.diagnosis.rule import (
     Rule,
     RuleContext,
     backward_is_heavy,
-    blocked_ms,
     in_ms,
     of_step,
-    region,
     unpredicted,
     waits_are_known,
+    works_ms,
 )
 from lightning_forge_profiling.flops.peaks import find_peak
 from lightning_forge_profiling.results.analysis import RunEvidence
@@ -222,11 +221,7 @@ _RARELY_PCT: Final = 20.0
 
 def _work_ms(run: RunEvidence) -> dict[str, float]:
     """By region without a finding of its own what it computes: all of it but known waits."""
-    return {
-        name: max(region(run, name).device_ms - blocked_ms(run, name), 0.0)
-        for name in COMPUTE
-        if not has_own_finding(run, name)
-    }
+    return {name: works_ms(run, name) for name in COMPUTE if not has_own_finding(run, name)}
 
 
 def _gpu_work_ms(run: RunEvidence) -> float:

@@ -25,6 +25,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     replayed_saving,
     saving,
     share_pct,
+    works_ms,
 )
 from lightning_forge_profiling.results.analysis import Analysis, Finding, RunEvidence
 from lightning_forge_profiling.results.rank import RankSummary
@@ -328,7 +329,7 @@ def _live_cpu(rank: RankSummary, own: RunEvidence, apart_ms: float) -> RuleConte
     cpu, live_ms = RuleContext(rank).cpu, own.step_ms.mean
     regions_ms = {name: region.device_ms for name, region in own.regions.items()}
     data_ms = regions_ms.get("data", cpu.data_ms_per_step)
-    update_ms = max(regions_ms.get("optimizer", cpu.optimizer_ms_per_step) - blocked_ms(own, "optimizer"), 0.0)
+    update_ms = works_ms(own, "optimizer") if "optimizer" in regions_ms else cpu.optimizer_ms_per_step
     added_ms = max(rank.step_ms.mean - live_ms, 0.0)
     python_ms = max(cpu.python_ms_per_step - added_ms - apart_ms, 0.0)  # assumes that recording slows only Python
     operators_ms = live_ms - apart_ms - data_ms - update_ms - max(python_ms, regions_ms.get("other", 0.0))

@@ -10,10 +10,10 @@ from lightning_forge_profiling.diagnosis.rule import (
     Explanation,
     Rule,
     RuleContext,
-    blocked_ms,
     in_ms,
     of_step,
     region,
+    works_ms,
 )
 from lightning_forge_profiling.results.analysis import RunEvidence
 from lightning_forge_profiling.results.rank import Region
@@ -134,8 +134,8 @@ def _unfused_cpu_advice(kind: str, threads: int | None, run: RunEvidence | None,
 
 def slow_update_ms(run: RunEvidence) -> float:
     """What the update takes of each step; 0 for as much as a fused one may take."""
-    works_ms = region(run, "optimizer").device_ms - blocked_ms(run, "optimizer")
-    return works_ms if 100 * works_ms >= NAMED_FROM[CODE, "run"] * run.step_ms.mean else 0.0
+    update_ms = works_ms(run, "optimizer")
+    return update_ms if 100 * update_ms >= NAMED_FROM[CODE, "run"] * run.step_ms.mean else 0.0
 
 
 def explain_run_update(run: RunEvidence) -> Explanation:

@@ -313,6 +313,20 @@ def blocked_ms(run: RunEvidence, *regions: str) -> float:
     return sum(run.cpu.blocked_pct(name) * region(run, name).device_ms / 100 for name in regions)
 
 
+def works_ms(run: RunEvidence, name: str) -> float:
+    """Milliseconds per step in which a region computes, the wait for a core that computing takes included."""
+    left_ms = max(region(run, name).device_ms - blocked_ms(run, name), 0.0)
+    if run.cpu is None or name not in run.cpu.regions or not waits_are_known(run):
+        return left_ms
+    cpu = run.cpu.regions[name]
+    on_core = cpu.used_pct + cpu.waits_pct
+    if not on_core or not cpu.blocked_pct:
+        return left_ms
+    # on a busy machine a thread waits for a core also where it woke up: those waits go with what it waited for
+    computing = cpu.used_pct / (cpu.used_pct + cpu.blocked_pct)
+    return left_ms * (cpu.used_pct + cpu.waits_pct * computing) / on_core
+
+
 def share_pct(run: RunEvidence, *regions: str) -> float:
     """What the device times of some regions are of the step, in percent."""
     total = sum(region(run, name).device_ms for name in regions)

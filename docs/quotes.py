@@ -13,8 +13,8 @@ import textwrap
 from functools import cache, partial
 from pathlib import Path
 
+from lightning_forge_profiling.cli.schema import schema_json
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.report.json_schema import schema_json
 from lightning_forge_profiling.results.analysis import Analysis
 
 DOCS = Path(__file__).resolve().parent

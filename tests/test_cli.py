@@ -104,7 +104,7 @@ def test_analyze_says_first_which_window_of_a_folder_it_is_about(tmp_path):
     assert forge("analyze", tmp_path / "logs" / "input_bound").stdout.startswith("input-bound: ")
 
 
-def test_json_is_alone_on_stdout_and_follows_the_shipped_schema():
+def test_json_is_alone_on_stdout_and_follows_the_schema():
     done = forge("analyze", INPUT_BOUND, "--json")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import lightning_forge_profiling
+from lightning_forge_profiling.cli.schema import schema_json
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.files import summary_json
@@ -31,8 +31,7 @@ fuzzed = settings(
     deadline=timedelta(seconds=20),
     suppress_health_check=list(HealthCheck),
 )
-SCHEMA = Path(lightning_forge_profiling.__file__).parent / "report" / "summary.schema.json"
-VALIDATOR = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
+VALIDATOR = jsonschema.Draft202012Validator(json.loads(schema_json()))
 ROUNDING = 1e-6
 
 

@@ -1,7 +1,6 @@
 """`forge-profiling schema`: the JSON Schema of `summary.json`, or of a record's lines."""
 
 import argparse
-from importlib.resources import files
 
 from lightning_forge_profiling.cli.output import write_json
 
@@ -20,7 +19,18 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    room = "record" if arguments.record else "report"
-    name = "record.schema.json" if arguments.record else "summary.schema.json"
-    write_json(files("lightning_forge_profiling").joinpath(room, name).read_bytes())
+    write_json(schema_json(of_record=arguments.record))
     return 0
+
+
+def schema_json(*, of_record: bool = False) -> bytes:
+    """The schema of `summary.json`, or of a line of a record, made from what is written to it."""
+    from lightning_forge_profiling.results.json_layout import schema_of  # noqa: PLC0415
+
+    if of_record:
+        from lightning_forge_profiling.record.lines import Line  # noqa: PLC0415
+
+        return schema_of(Line, "a line of forge-profiling's forge_record/rankN.jsonl")
+    from lightning_forge_profiling.results.analysis import Analysis  # noqa: PLC0415
+
+    return schema_of(Analysis, "forge-profiling summary.json")

@@ -23,7 +23,7 @@ class ReportPaths:
     """Where the reports of one analysis lie.
 
     Attributes:
-        summary_json: everything, for programs; `summary.schema.json` of this package describes it.
+        summary_json: everything, for programs; `forge-profiling schema` describes it.
         summary_markdown: for a pull request or an editor.
         html: with the timeline, for a browser.
     """

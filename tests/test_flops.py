@@ -34,9 +34,9 @@ def counted_calls(events):
                 yield call
 
 
-def flops_of(call, **options):
+def flops_of(call):
     args = call["args"]
-    return operator_flops(call["name"], args["Input Dims"], args["Input type"], args["Concrete Inputs"], **options)
+    return operator_flops(call["name"], args["Input Dims"], args["Input type"], args["Concrete Inputs"])
 
 
 def recorded(work, tmp_path):
@@ -188,8 +188,6 @@ def test_a_recorded_gpt_step_counts_as_its_formula_says():
     attention = blocks * 2 * 2 * tokens * length * width
     assert sum(flops_of(call).flops for call in calls) == 3 * (3 * products + attention * 7 // 2)
     assert {flops_of(call).dtype for call in calls} == {"bf16"}
-    halved = sum(flops_of(call, causal_halved=True).flops for call in calls)
-    assert halved == 3 * (3 * products + attention * 7 // 4)
 
 
 # Recorded on an H200 with PyTorch 2.11. Q is the query's shape, K that of key and value; a string is a value that is
@@ -356,8 +354,7 @@ texts = st.sampled_from(["", "1", "True", "False", "[True, True, False]", "[1, 1
     dims=st.lists(shapes | json_values, max_size=17),
     types=st.lists(st.sampled_from(["float", "c10::Half"]) | json_values, max_size=17),
     concrete=st.lists(texts | json_values, max_size=17),
-    halved=st.booleans(),
 )
-def test_nonsense_is_counted_or_not_but_never_raises(name, dims, types, concrete, halved):
-    counted = operator_flops(name, dims, types, concrete, causal_halved=halved)
+def test_nonsense_is_counted_or_not_but_never_raises(name, dims, types, concrete):
+    counted = operator_flops(name, dims, types, concrete)
     assert counted is None or (counted.flops >= 0 and float(counted.flops) < float("inf"))

@@ -46,7 +46,6 @@ class Call:
     dims: Sequence[object]
     types: Sequence[object]
     concrete: Sequence[object]
-    causal_halved: bool
 
     def shape(self, index: int) -> tuple[int, ...]:
         """The dimensions of a tensor."""
@@ -188,7 +187,6 @@ class ConvolutionBackward:
 class Attention:
     """Fused scaled dot-product attention, or its backward."""
 
-    causal: int  # a flag, or the number of a mask (1 and 2 are causal)
     axes: tuple[int, int]  # of the heads and of the sequence
     lengths: tuple[int, ...] = ()  # given where sequences are shorter than the shapes say
     backward: bool = False
@@ -214,9 +212,7 @@ class Attention:
         # output from scores and value. Backward: the scores again, the gradients of query and key, and those of scores
         # and value.
         of_key, of_value = (3, 2) if self.backward else (1, 1)
-        flops = 2 * scores * (of_key * query[3] + of_value * value[3])
-        causal = call.text(self.causal) in {"True", "1", "2"} and query[sequence] == key[sequence]
-        return flops // 2 if causal and call.causal_halved else flops
+        return 2 * scores * (of_key * query[3] + of_value * value[3])
 
 
 class OperatorFlops(NamedTuple):
@@ -231,7 +227,7 @@ class OperatorFlops(NamedTuple):
 # - It counts the weight gradient of a grouped convolution as if it were not grouped, `groups` times too much.
 # - It reads `aten::_flash_attention_forward` and `aten::_efficient_attention_forward` as (batch, heads, sequence,
 #   depth); their layout is (batch, sequence, heads, depth).
-# As there, causal attention counts in full unless `causal_halved`, and so does a sliding window or an additive mask.
+# As there, causal attention counts in full, and so does a sliding window or an additive mask.
 # The backward of fused attention counts five products, its forward two, because it recomputes the scores. Attention as
 # separate products has four.
 def operator_flops(
@@ -239,8 +235,6 @@ def operator_flops(
     input_dims: Sequence[object],
     input_types: Sequence[str],
     concrete_inputs: Sequence[str],
-    *,
-    causal_halved: bool = False,
 ) -> OperatorFlops | None:
     """Count one recorded operator call; None if it has no formula or its arguments do not fit.
 
@@ -252,7 +246,7 @@ def operator_flops(
     operator = _OPERATORS.get(name)
     if operator is None:
         return None
-    call = Call(input_dims, input_types, concrete_inputs, causal_halved)
+    call = Call(input_dims, input_types, concrete_inputs)
     try:
         return OperatorFlops(operator.flops(call), call.dtype(operator.operand))
     except UncountableError:
@@ -293,22 +287,23 @@ _LAYOUTS: Final[tuple[tuple[_Formula, str], ...]] = (
     ),
     (ConvolutionBackward(transposed=7, output_mask=10), "convolution_backward"),
     (ConvolutionBackward(transposed=6, output_mask=9), "convolution_backward_overrideable"),
-    (Attention(4, _BHSD), "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu"),
-    (Attention(6, _BHSD), "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"),
-    (Attention(5, _BHSD), "_scaled_dot_product_fused_attention_overrideable"),
-    (Attention(8, _BSHD, lengths=(3, 4, 13, 15)), "_flash_attention_forward"),
-    (Attention(9, _BSHD, lengths=(4, 5, 12)), "_efficient_attention_forward"),
-    (Attention(10, _BHSD, lengths=(4, 5)), "_cudnn_attention_forward"),
-    (Attention(11, _BHSD, lengths=(6, 7), backward=True), "_scaled_dot_product_flash_attention_backward"),
-    (Attention(7, _BHSD, backward=True), "_scaled_dot_product_flash_attention_for_cpu_backward"),
-    (Attention(11, _BHSD, backward=True), "_scaled_dot_product_efficient_attention_backward"),
+    (Attention(_BHSD), "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu"),
+    (Attention(_BHSD), "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"),
+    (Attention(_BHSD), "_scaled_dot_product_fused_attention_overrideable"),
+    (Attention(_BSHD, lengths=(3, 4, 13, 15)), "_flash_attention_forward"),
+    (Attention(_BSHD, lengths=(4, 5, 12)), "_efficient_attention_forward"),
+    (Attention(_BHSD, lengths=(4, 5)), "_cudnn_attention_forward"),
     (
-        Attention(14, _BHSD, lengths=(9, 10), backward=True),
+        Attention(_BHSD, backward=True),
+        "_scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_efficient_attention_backward",
+    ),
+    (Attention(_BHSD, lengths=(6, 7), backward=True), "_scaled_dot_product_flash_attention_backward"),
+    (Attention(_BHSD, lengths=(8, 9), backward=True), "_scaled_dot_product_fused_attention_overrideable_backward"),
+    (
+        Attention(_BHSD, lengths=(9, 10), backward=True),
         "_scaled_dot_product_cudnn_attention_backward _cudnn_attention_backward",
     ),
-    (Attention(13, _BHSD, lengths=(8, 9), backward=True), "_scaled_dot_product_fused_attention_overrideable_backward"),
-    (Attention(11, _BSHD, lengths=(6, 7), backward=True), "_flash_attention_backward"),
-    (Attention(14, _BSHD, lengths=(6, 7), backward=True), "_efficient_attention_backward"),
+    (Attention(_BSHD, lengths=(6, 7), backward=True), "_flash_attention_backward _efficient_attention_backward"),
 )
 
 _OPERATORS: Final[Mapping[str, _Formula]] = MappingProxyType(

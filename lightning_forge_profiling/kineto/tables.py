@@ -55,7 +55,6 @@ class Arguments(msgspec.Struct, gc=False, frozen=True):
     allocated: Number = msgspec.field(default=-1, name="Total Allocated")
     reserved: Number = msgspec.field(default=-1, name="Total Reserved")
     device_type: Number = msgspec.field(default=-1, name="Device Type")
-    device_id: Number = msgspec.field(default=-1, name="Device Id")
 
 
 _NO_ARGUMENTS: Final = Arguments()

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 from multiprocessing import connection, get_context
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 from lightning_forge_profiling.host import cpu_times, free_cores
 from lightning_forge_profiling.kineto.chunks import COMPRESS_LEVEL
 from lightning_forge_profiling.kineto.tensorboard_copy import write_plugin_copy
-from lightning_forge_profiling.names import plugin_name, rank_summary_path, record_name, trace_name
+from lightning_forge_profiling.names import plugin_name, rank_summary_path, trace_name
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.safe_files import discard_with_folders, make_own_folder, open_regular, whole_file
 
@@ -214,13 +215,14 @@ def analyze(own: Path, ranks: Sequence[int], wait_s: float, record: Path | None 
 
 
 def _with_run(analysis: "Analysis", record: Path) -> "Analysis":
-    """The analysis combined with the measurements of the run so far, as rank 0 wrote them last."""
+    """The analysis combined with the measurements of the run so far, as the ranks wrote them last."""
     from lightning_forge_profiling.diagnosis.combine import combine  # noqa: PLC0415
-    from lightning_forge_profiling.record.reader import RecordError, read_rank  # noqa: PLC0415
+    from lightning_forge_profiling.record.reader import RecordError, read_run  # noqa: PLC0415
 
     try:
-        state = read_rank(record / record_name(0)).state
-    except RecordError:
+        run = read_run(record)
+    except (RecordError, OSError):
         return analysis
+    state = run.ranks[0].state
     so_far = None if state is None else state.report.analysis
-    return analysis if so_far is None or so_far.run is None else combine(analysis, so_far.run)
+    return analysis if so_far is None or so_far.run is None else combine(analysis, replace(so_far.run, ranks=run.works))

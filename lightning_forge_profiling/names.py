@@ -22,6 +22,9 @@ STEPS: Final = "steps"
 FIRST_STEP: Final = "startup/first_step"
 """The part of the ledger for the training loop up to the end of its first step: libraries are loaded, buffers made."""
 
+HANG: Final = "hang"
+"""The part of the ledger for steps in which training stood still, without the other parts in them."""
+
 DATA_LOADER: Final = "data_loader"
 """The part of the ledger for the ends and the beginnings of a loader's iterator, with its workers."""
 

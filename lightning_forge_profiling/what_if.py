@@ -162,7 +162,8 @@ def _recorded(path: Path, rank: int | None) -> tuple[list[ReplaySteps], str]:
         recording = with_steps(recording, counted_steps(recording, from_the_start=True))
         steps = ReplaySteps.of(recording)
         if not can_be_played(steps.graph):
-            raise TraceError(f"{group[0]}: no GPU work whose launch is known, so its steps cannot be played again")
+            known = " whose launch is known" if len(recording.trace.gpu) else ""
+            raise TraceError(f"{group[0]}: no GPU work{known}, without which its steps cannot be played again")
         trace = recording.trace
         number = trace.rank if trace.rank is not None else rank_in_name(group[0])
         ranks.append(replace(steps, recording=replace(recording, trace=replace(trace, rank=number))))

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,13 @@ from lightning_forge_profiling.diagnosis.bootstrap import share_interval
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.host import cpu_times, waited_pct
-from lightning_forge_profiling.results.analysis import NO_VERDICT, NOTHING_STANDS_OUT, RunEvidence, RunRegion
+from lightning_forge_profiling.results.analysis import (
+    NO_VERDICT,
+    NOTHING_STANDS_OUT,
+    RunEvidence,
+    RunLedger,
+    RunRegion,
+)
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.run import WORKER_LINES, CpuUse, ShareInterval
 from tests.models import Samples, quiet_trainer
@@ -341,6 +348,15 @@ def test_a_cause_that_is_far_larger_than_few_waits_stays_the_verdict(low_pct, ve
     # without all of the waits it would still cost more than they do
     assert combine(None, ran(data_ms=15.0, waits_pct=25.0, interval=sure)).verdict == verdict
     assert combine(None, ran(data_ms=15.0, waits_pct=31.0, interval=sure)).verdict == "cpu-starved"
+
+
+@pytest.mark.parametrize(("hook_s", "verdict"), [(1.5, "slow-callback"), (0.2, "cpu-starved")])
+def test_what_takes_most_of_the_fit_is_the_verdict_beside_few_waits(hook_s, verdict):
+    parts = {"steps": 2.0 - hook_s, "callback/Slow.on_train_batch_end": hook_s}
+    ledger = RunLedger(wall_s=2.0, parts=parts, unexplained_s=0.0, counts=dict.fromkeys(parts, 100), counted_s=parts)
+    analysis = combine(None, replace(ran(waits_pct=8.0), ledger=ledger))
+    assert analysis.verdict == verdict
+    assert {"slow-callback", "cpu-starved"} <= {finding.code for finding in analysis.findings}
 
 
 class WaitsAfterValidation(Plain):

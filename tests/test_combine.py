@@ -328,3 +328,5 @@ def test_without_a_gpu_what_comes_between_epochs_is_no_share_of_the_recorded_ste
     assert any("lacks what happens only in some steps" in said for said in both.differences)
     busy = replace(live, cpu=CpuUse(cores=1.0, used=0.5, waits_pct=40.0))
     assert any(": normal steps also waited for a core; " in said for said in combine(recorded, busy).differences)
+    hardly = replace(busy, cpu=CpuUse(cores=1.0, used=0.5, waits_pct=8.0))
+    assert any("lacks what happens only in some steps" in said for said in combine(recorded, hardly).differences)

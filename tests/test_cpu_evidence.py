@@ -193,6 +193,22 @@ def test_workers_are_advised_by_what_they_need_of_the_idle_cores(workers, busy_p
     assert ("Make a sample cheaper" in advice) == (advised is None)
 
 
+@pytest.mark.parametrize(
+    ("workers", "idle", "tried", "saves_ms"),
+    [(0, 1.0, 1, 8.0), (0, 2.0, 2, 16.0), (2, 1.0, 3, 8.0), (2, 0.0, None, 16.0)],
+)
+def test_no_more_is_predicted_than_the_workers_that_are_advised_can_save(workers, idle, tried, saves_ms):
+    """Of 24 ms 16 are a wait: one worker makes a batch in 16 ms, of two that are always busy each makes one in 48."""
+    settings = LoaderSettings(kind="DataLoader", num_workers=workers, pin_memory=True, prefetch_factor=2, cores=8)
+    run = replace(ran(optimizer_ms=0.0, cpu=use(used=1, idle=idle, loader_busy_pct=95)), loader=settings)
+    regions = {"data": RunRegion(device_ms=16.0, host_ms=16.0), "forward": RunRegion(device_ms=8.0, host_ms=8.0)}
+    run = replace(run, regions=regions, step_ms=Distribution(mean=24.0, p50=24.0, min=24.0, max=24.0))
+    finding = found(combine(None, run))["input-bound"]
+    assert finding.evidence.get("try_num_workers") == tried
+    assert finding.saves.ms_per_step == pytest.approx(saves_ms)
+    assert finding.saves.at_most
+
+
 def test_without_a_free_core_workers_that_wait_are_advised_beside_a_single_training_thread():
     cpu = use(used=1, idle=0.0, threads=1, loader_busy_pct=3)
     wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=False, cpu=cpu)

@@ -35,6 +35,7 @@ from tests.outcomes import HANGS_S, SCRIPTS, summary_of
 from tests.ports import free_port
 
 WITHIN_S = 60
+PAUSE_S = 6
 """Within which a hang is to be known."""
 
 # -- planted hangs ----------------------------------------------------------------------------------------------------
@@ -150,7 +151,7 @@ def test_planted_hangs_under_nccl_are_known_by_rank_and_place_within_a_minute(tm
 
 
 class Pauses(Classifier):
-    """Waits once for six seconds, in a place of its own."""
+    """Waits once, in a place of its own."""
 
     def __init__(self, pause):
         super().__init__()
@@ -174,7 +175,7 @@ class Pauses(Classifier):
 
 
 def wait():
-    time.sleep(6)
+    time.sleep(PAUSE_S)
 
 
 def compute():
@@ -211,7 +212,7 @@ def handled():
         ("none", False),
     ],
 )
-def test_a_standing_step_is_on_record_and_a_slow_part_is_not(tmp_path, monkeypatch, pause, hangs):
+def test_a_standing_step_is_on_record_and_a_slow_part_is_not(tmp_path, monkeypatch, capfd, pause, hangs):
     monkeypatch.setattr(standing, "LEAST_S", 2.0)
     before = handled()
     trainer = quiet_trainer(ThroughputCallback(warmup_steps=1), default_root_dir=tmp_path, limit_val_batches=1)
@@ -223,6 +224,10 @@ def test_a_standing_step_is_on_record_and_a_slow_part_is_not(tmp_path, monkeypat
         assert re.fullmatch(r"the ranks move again, after \d+ s", said[1])
         assert "in wait" in (path / "rank0.stacks.txt").read_text()
         assert "1 step in which training stood still" in summary_of(tmp_path), "a hang is no step's time"
+        seconds = int(re.search(r"note +training stood still for (\d+) s", capfd.readouterr().out)[1])
+        assert seconds == pytest.approx(PAUSE_S, abs=2)
+        ledger = read_run(path).ranks[0].state.report.analysis.run.ledger
+        assert ledger.parts["steps"] < ledger.wall_s - PAUSE_S, "it was no training"
     else:
         assert said == []
         assert list(path.glob("*.stacks.txt")) == []

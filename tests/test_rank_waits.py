@@ -8,8 +8,9 @@ from random import Random
 import pytest
 
 from lightning_forge_profiling.callbacks.rank_work import mean_interval
+from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.ranks import late_rank, rank_work, with_waits
-from lightning_forge_profiling.names import GC_FULL
+from lightning_forge_profiling.names import GC_FULL, SELF_LOG
 from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.results.analysis import RankWork, RunEvidence, RunLedger, RunRegion
 from lightning_forge_profiling.results.rank import Distribution
@@ -169,6 +170,29 @@ def test_a_collection_counts_once_and_not_to_the_region_that_it_lies_in():
     work = rank_work(evidence, host="node0", exposed_ms={})
     assert sum(work.leaves_ms.values()) == pytest.approx(120)
     assert max(work.leaves_ms, key=work.leaves_ms.__getitem__) == GC_FULL
+
+
+def test_what_a_rank_waits_in_self_log_is_the_stragglers_and_no_slow_logger():
+    """`self.log(..., sync_dist=True)`, before which rank 1 computes for 100 ms: rank 0 waits for it there."""
+    works = [
+        replace(rank(0, exposed={SELF_LOG: 100.0}), step_ms=104.0, leaves_ms={"forward": 2.0, SELF_LOG: 101.0}),
+        replace(rank(1, exposed={SELF_LOG: 0.5}), step_ms=104.0, leaves_ms={"forward": 102.0, SELF_LOG: 1.5}),
+    ]
+    parts = {"steps": 0.3, SELF_LOG: 10.1}
+    evidence = RunEvidence(
+        steps=100,
+        on_device=False,
+        world_size=2,
+        step_ms=Distribution(mean=104.0, p50=104.0, min=104.0, max=104.0),
+        regions={name: RunRegion(device_ms=ms, host_ms=ms) for name, ms in {"forward": 103.0, "other": 1.0}.items()},
+        ledger=RunLedger(wall_s=10.4, parts=parts, unexplained_s=0.0, counts={SELF_LOG: 100}, counted_s=parts),
+        ranks=tuple(works),
+    )
+    analysis = combine(None, evidence)
+    assert analysis.verdict == "straggler"
+    assert "slow-logger" not in {finding.code for finding in analysis.findings}
+    unsynchronized = replace(evidence, ranks=tuple(replace(work, exposed_ms={}) for work in works))
+    assert "slow-logger" in {finding.code for finding in combine(None, unsynchronized).findings}
 
 
 def test_the_interval_of_a_mean_covers_it_in_95_of_100_series():

@@ -52,7 +52,8 @@ def the_record(folder, name="forge_record"):
 def every_entry(monkeypatch):
     """Each log entry is a line of its own, however soon after the one before."""
     monkeypatch.setattr(run_record, "_INTERVAL_S", 0)
-    monkeypatch.setattr(run_record, "_COST", float("inf"))
+    monkeypatch.setattr(run_record, "_STATE_COST", float("inf"))
+    monkeypatch.setattr(run_record, "_INTERVAL_COST", float("inf"))
 
 
 # -- what is in it -----------------------------------------------------------------------------------------------------
@@ -228,7 +229,8 @@ def test_a_run_that_logs_no_row_has_its_totals(tmp_path, make_trainer):
 
 def test_totals_come_between_rows_that_are_far_apart(tmp_path, make_trainer, monkeypatch):
     monkeypatch.setattr(run_record, "_STATE_S", 0)
-    monkeypatch.setattr(run_record, "_COST", float("inf"))
+    monkeypatch.setattr(run_record, "_STATE_COST", float("inf"))
+    monkeypatch.setattr(run_record, "_INTERVAL_COST", float("inf"))
     make_trainer(ThroughputCallback(warmup_steps=2), log_every_n_steps=1000).fit(Classifier(), loader(400))
     lines = the_record(tmp_path).lines
     assert isinstance(lines[0], State)

@@ -119,8 +119,9 @@ def test_the_shares_of_the_built_in_regions_sum_to_the_step():
         assert sum(map(float, shares)) == pytest.approx(100, abs=0.3)
 
 
-def test_a_verdict_of_the_machine_says_that_the_rest_is_unreliable():
-    assert "Other shares are unreliable." in " ".join(printed(report_of(analysed(code=STARVED))).split())
+def test_beside_a_verdict_of_the_machine_the_rest_is_listed_as_unreliable():
+    assert re.search(r"^also +unreliable: compute-bound 38 %", printed(report_of(analysed(code=STARVED))), re.MULTILINE)
+    assert "\nalso" not in printed(report_of(analysed(**INPUT_BOUND)))
 
 
 def test_a_switch_that_distorts_all_times_is_named():

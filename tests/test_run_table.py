@@ -273,6 +273,13 @@ def test_the_report_is_named_where_it_is(tmp_path):
     assert f"report      {tmp_path / 'report.html'}\n" in printed(made_totals(None), trace)
 
 
+def test_what_was_still_being_written_when_the_run_ended_is_not_any_more(tmp_path):
+    trace = TraceReport("written", "it is still being written", (5,), tmp_path / "rank0.trace.json.gz", pending=True)
+    assert "it is still being written" in printed(made_totals(None), trace)
+    (tmp_path / "report.html").touch()
+    assert "it is still being written" not in printed(made_totals(None), trace)
+
+
 @pytest.mark.parametrize(("left_out", "steps"), [((None,) * 4, 4), (("warm-up",) * 9, 0)])
 def test_too_few_steps_for_a_verdict_are_said(left_out, steps):
     assert f"verdict     not enough steps: {steps} after warm-up, at least 5 needed" in printed(made_totals(*left_out))

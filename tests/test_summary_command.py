@@ -80,7 +80,7 @@ def test_a_run_that_was_killed_before_its_first_totals_shows_the_pace_that_it_ha
 def test_a_run_that_has_not_come_to_its_first_row_says_so(tmp_path):
     text = summary(MadeRun(began=time.time() - 5, rows=0).write(tmp_path)).stdout
     assert "running: step 0, last written " in text
-    assert "only warm-up steps so far" in text
+    assert "no counted step on record yet" in text
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from typing import TypeAlias
 
 from lightning_forge_profiling.callbacks.completed_steps import CompletedSteps, EndedStep
+from lightning_forge_profiling.names import HANG
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import StepTiming, StepWork
@@ -38,3 +39,5 @@ class PlainSteps:
             self._completed.expect(EndedStep(step, work, left_out, timing, complete))
             self._budget.add(step_ns=step_ns, own_ns=own_ns if own_counts else 0, split=False)
             self._ledger.move_own(own_ns)
+            if left_out == "stood":
+                self._ledger.charge(step_ns, HANG)

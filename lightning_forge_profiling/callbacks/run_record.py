@@ -162,9 +162,10 @@ _STATE_S: Final = 5.0
 # shortest pause between states, as a share of the run's time: totals change ever more slowly
 _STATE_SHARE: Final = 0.01
 
-# largest share of the run that the training thread spends on states, at some milliseconds each, and again on intervals,
-# at some 0.1 ms each
-_COST: Final = 0.0002
+# largest share of the run that the training thread spends on states, at some milliseconds each, and on intervals, at
+# some 0.1 ms each
+_STATE_COST: Final = 0.0005
+_INTERVAL_COST: Final = 0.0002
 
 _CLOSE_S: Final = 3.0
 _CLOSE_WITH_PEERS_S: Final = 1.0  # Lightning kills ranks that have not ended within 5 s of the first one that failed
@@ -214,7 +215,7 @@ class RunRecorder(Guarded):
             self._next_state_s = now_s
         began_s = thread_time()
         self._write_interval()
-        self._next_interval_s = now_s + self._pause_s(began_s, _INTERVAL_S)
+        self._next_interval_s = now_s + max(_INTERVAL_S, (thread_time() - began_s) / _INTERVAL_COST)
 
     @property
     def state_due_s(self) -> float:
@@ -226,11 +227,8 @@ class RunRecorder(Guarded):
         """Write the totals so far."""
         now_s, began_s = perf_counter(), thread_time()
         self._write_state(self._report())
-        self._next_state_s = now_s + self._pause_s(began_s, max(_STATE_S, _STATE_SHARE * (now_s - self._began_s)))
-
-    def _pause_s(self, began_s: float, least_s: float) -> float:
-        """Pause before the next line of a kind. `began_s` is the thread's CPU time at which the last one was begun."""
-        return max(least_s, (thread_time() - began_s) / _COST)
+        took_s = thread_time() - began_s
+        self._next_state_s = now_s + max(_STATE_S, _STATE_SHARE * (now_s - self._began_s), took_s / _STATE_COST)
 
     @guarded
     def window(self, trace: TraceReport | None) -> None:
@@ -243,6 +241,7 @@ class RunRecorder(Guarded):
         elif trace.status == "written":
             steps = ", ".join(map(str, trace.steps))
             self._write_event("window", f"steps {steps} were recorded to {trace.path}", trace.stall_ms / 1e3)
+            self._next_state_s = 0.0  # what analyses the trace reads it
         else:
             self._write_event("window", f"{trace.status}: {trace.message}")
 

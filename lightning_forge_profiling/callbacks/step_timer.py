@@ -432,11 +432,12 @@ class StepTimer(Guarded):
                 # the GPU's queue, which is not overhead of timing
                 own_ns = 0 if self.host_is_ahead else self._own_ns
                 self._budget.add(step_ns=began_ns - self._stepped_ns, own_ns=own_ns, split=split)
-            self._stepped_ns = self._since.host_ns
+            stepped_ns, self._stepped_ns = self._stepped_ns, self._since.host_ns
             # the first step is a part of its own, which ends here
             charged_ns = self._clock_ns() - began_ns if following == 1 else 0
             own_ns = self._own_ns - self._charged_ns + charged_ns
-            self.ledger.begin_step(following, own_ns=own_ns, last_counts=left_out is None)
+            stood_ns = began_ns - stepped_ns if left_out == "stood" else 0
+            self.ledger.begin_step(following, own_ns=own_ns, last_counts=left_out is None, stood_ns=stood_ns)
             self._charged_ns = charged_ns
             self._own_ns = self._before_fetch_ns = 0
             self.step = timers.tag = following

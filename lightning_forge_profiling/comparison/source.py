@@ -1,7 +1,7 @@
 """What is compared: a run by its record, a trace, or results of `benchmark`, each as metrics with their errors."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from math import hypot, sqrt
 from statistics import fmean, mean, stdev
@@ -167,10 +167,20 @@ def _record_metrics(pieces: Sequence[Block | IntervalLine]) -> dict[str, Estimat
     }
     for region in REGIONS:
         if any(region in piece.device_ms for piece in pieces):
-            untimed = [_WHOLE in piece.device_ms for piece in pieces]
-            ms = [None if no else piece.device_ms.get(region, 0.0) for no, piece in zip(untimed, pieces, strict=True)]
-            estimates[region] = bootstrap.ratio(ms, counted)
+            estimates[region] = _region(region, pieces, bootstrap)
     return {name: estimate for name, estimate in estimates.items() if estimate is not None}
+
+
+def _region(region: str, pieces: Sequence[Block | IntervalLine], bootstrap: BlockBootstrap) -> Estimate | None:
+    """A region per step, where pieces without a split step divide into regions as the others do."""
+    counted, step_ms = _step_columns(pieces)
+    ms = [None if _WHOLE in piece.device_ms else piece.device_ms.get(region, 0.0) for piece in pieces]
+    estimate = bootstrap.ratio(ms, counted)
+    timed = [(each, steps) for known, each, steps in zip(ms, step_ms, counted, strict=True) if known is not None]
+    if estimate is None or len(timed) == len(pieces):
+        return estimate
+    timed_ms, timed_steps = map(sum, zip(*timed, strict=True))
+    return replace(estimate, value=estimate.value * sum(step_ms) / sum(counted) * timed_steps / timed_ms)
 
 
 def _rate(bootstrap: BlockBootstrap, amounts: Sequence[float | None], seconds: Sequence[float]) -> Estimate | None:

@@ -73,7 +73,8 @@ class RecordedSteps:
         if self.slowed:
             return [f"recording made steps {recorded_ms / live_ms:.1f} times slower ({took}); {normal}"]
         if self.shortened:
-            why = "normal steps also waited for a core" if machine_findings(self.run) else _LACKS
+            waits_ms = sum(found.saves.ms_per_step for found in machine_findings(self.run) if found.saves)
+            why = "normal steps also waited for a core" if 2 * waits_ms >= live_ms - recorded_ms else _LACKS
             return [f"recorded steps were shorter ({took}): {why}; {normal}"]
         return []
 

@@ -52,11 +52,14 @@ class LoaderWait:
     pinned: bool = False  # whether batches are known to be in pinned memory
     cpu: CpuUse | None = None  # None if unknown, as from a trace alone
 
+    def batch_ms(self, workers: int) -> float:
+        """How long a batch takes to make, at the most."""
+        # without workers it is made in the wait; else each of them takes up to as many steps for one as there are.
+        return workers * self.step_ms if workers else self.host_ms
+
     def workers_to_keep_up(self, workers: int) -> int:
         """How many workers keep up with the rest of the step."""
-        # without workers a batch is made in the wait; else each of them takes up to as many steps for one as there are.
-        batch_ms = workers * self.step_ms if workers else self.host_ms
-        return max(ceil(batch_ms / max(self.step_ms - self.exposed_ms, 1e-6)), 1)
+        return max(ceil(self.batch_ms(workers) / max(self.step_ms - self.exposed_ms, 1e-6)), 1)
 
     def suggest_workers(self) -> int:
         """What to try where there are none: as many as keep up, and as many again."""
@@ -204,6 +207,7 @@ INPUT_IN_TRACE: Final = Rule(
     "input-bound",
     lambda context: _traced_wait(context).exposed_ms,
     _explain_traced_wait,
+    lambda context: _workers_save_ms(_traced_wait(context), context.rank.loader),
     at_most=lambda context: only_bounded(_traced_wait(context), context.rank.loader),
 )
 GPU_RULES: Final = (
@@ -223,6 +227,7 @@ RUN_RULES: Final = (
         "input-bound",
         lambda run: _run_wait(run).exposed_ms,
         explain_run_wait,
+        lambda run: _workers_save_ms(_run_wait(run), run.loader),
         at_most=lambda run: only_bounded(_run_wait(run), run.loader),
     ),
     WORKER_RESTARTS,
@@ -271,6 +276,14 @@ def only_bounded(wait: LoaderWait, settings: LoaderSettings | None) -> bool:
     if settings is None:
         return False
     return settings.num_workers is None or wait.workers_to_keep_up(settings.num_workers) > settings.most_workers
+
+
+def _workers_save_ms(wait: LoaderWait, settings: LoaderSettings | None) -> float:
+    """What the workers to try save, which make batches side by side; all of the wait if there is other advice."""
+    tried = workers_to_try(wait, settings)
+    if tried is None or settings is None or settings.num_workers is None:
+        return wait.exposed_ms
+    return min(wait.exposed_ms, max(wait.step_ms - wait.batch_ms(settings.num_workers) / tried, 0.0))
 
 
 def loader_evidence(settings: LoaderSettings | None) -> Evidence:

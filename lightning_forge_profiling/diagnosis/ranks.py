@@ -29,8 +29,15 @@ from lightning_forge_profiling.diagnosis.rule import (
     shorter,
 )
 from lightning_forge_profiling.diagnosis.where import LEAST_PCT
-from lightning_forge_profiling.names import OWN_WORK, REGIONS, SIGTERM_LEAF, STEPS, part_kind
-from lightning_forge_profiling.results.analysis import Finding, RankWork, RunEvidence, RunRegion, Saving
+from lightning_forge_profiling.names import HANG, OWN_WORK, REGIONS, SIGTERM_LEAF, STEPS, hook_region, part_kind
+from lightning_forge_profiling.results.analysis import (
+    Finding,
+    RankWork,
+    RunEvidence,
+    RunLedger,
+    RunRegion,
+    Saving,
+)
 from lightning_forge_profiling.results.pulse import LateRank
 
 STRAGGLER: Final = "straggler"
@@ -71,7 +78,7 @@ def rank_work(
         leaves["other"] -= leaves[SIGTERM_LEAF]
     if evidence.ledger is not None:
         run = LedgerCosts(evidence, evidence.ledger)
-        parts = [part for part in run.leaves() if part_kind(part) not in {*ONCE, STEPS, "compile"}]
+        parts = [part for part in run.leaves() if part_kind(part) not in {*ONCE, STEPS, HANG, "compile"}]
         inside = {part for part in parts if run.region(part) or part_kind(part) == "gc"}
         leaves |= {part: run.exposed_ms(part) for part in parts if part in inside}
         leaves = _without_garbage(leaves, evidence.step_ms.mean)
@@ -304,7 +311,7 @@ def _title(last: RankWork, late: Sequence[int], excess: _Excess, host: str, caus
     whole, a_step = f"of each {words(excess.whole_ms)} step", " a step"
     if excess.of == "run":
         whole, a_step = f"of the fit's {words(excess.whole_ms)}", ""
-    what, own_ms, others_ms = f"its {cause}", excess.leaf_ms, excess.others_leaf_ms
+    what, own_ms, others_ms = f"its {cause}{',' * (', ' in cause)}", excess.leaf_ms, excess.others_leaf_ms
     if own_ms - others_ms < _MOST_OF_IT * (excess.own_ms - excess.others_own_ms):
         what, own_ms, others_ms = f"its own work, most of it in {cause},", excess.own_ms, excess.others_own_ms
     title = (
@@ -322,16 +329,16 @@ def _advice(leaf: str, last: RankWork, run: RunEvidence) -> str:
     waits_pct, starved = 0.0 if last.cpu is None else last.cpu.waits_pct or 0.0, ""
     if waits_pct >= NAMED_FROM_PCT:
         starved = (
-            f"Rank {last.rank} waited for a core in {waits_pct:.0f} % of its time, which lengthens any part of a step. "
+            f" Rank {last.rank} waited for a core in {waits_pct:.0f} % of its time, which lengthens any part of a step."
         )
     if leaf not in REGIONS:
-        return f"{starved}{ledger_advice(leaf, run)}"
+        return f"{ledger_advice(leaf, run)}{starved}"
     explain = {"data": explain_run_wait, "optimizer": explain_run_update, "transfer": explain_run_transfer}.get(leaf)
     if explain is None or (leaf == "transfer" and not run.on_device):
-        return f"{starved}{compare_advice(last.rank)}"
+        return f"{compare_advice(last.rank)}{starved}"
     regions = {name: RunRegion(device_ms=last.own_ms(name), host_ms=last.own_ms(name)) for name in REGIONS}
     of_last = replace(run, regions=regions, cpu=last.cpu, rank=last.rank)
-    return f"{starved}{compare_advice(last.rank)} {explain(of_last).advice}"
+    return f"{explain(of_last).advice} {compare_advice(last.rank)}{starved}"
 
 
 def compare_advice(rank: int) -> str:
@@ -356,11 +363,27 @@ def own_times(run: RunEvidence, late: Finding | None) -> RunEvidence:
             excess_ms = work.own_ms(leaf) - float(late.evidence["others_leaf_ms_per_step"])
             less_ms[leaf] = less_ms.get(leaf, 0.0) + max(excess_ms, 0.0)
     less_ms["other"] = less_ms.get("other", 0.0) + less_ms.get(SIGTERM_LEAF, 0.0)
+    for part, ms in work.waits_ms.items():
+        if region := hook_region(part):  # which has it, too
+            less_ms[region] = less_ms.get(region, 0.0) + ms
     return replace(
         run,
+        ledger=run.ledger and _without_waits(run.ledger, work.waits_ms, run),
         regions={
             name: shorter(times, ms := less_ms.get(name, 0.0), ms, p50_ms=ms) for name, times in run.regions.items()
         },
+    )
+
+
+def _without_waits(ledger: RunLedger, waits_ms: Mapping[str, float], run: RunEvidence) -> RunLedger:
+    """The ledger with its hooks and loggers, such as `self.log(sync_dist=True)`, without waits for other ranks."""
+    counted_s = {part: ms * run.steps / 1e3 for part, ms in waits_ms.items() if part in ledger.parts}
+    all_s = {part: s * (run.all_steps or run.steps) / run.steps for part, s in counted_s.items()}
+    return replace(
+        ledger,
+        parts={part: max(s - all_s.get(part, 0.0), 0.0) for part, s in ledger.parts.items()},
+        counted_s=ledger.counted_s
+        and {part: max(s - counted_s.get(part, 0.0), 0.0) for part, s in ledger.counted_s.items()},
     )
 
 

@@ -162,7 +162,7 @@ def print_pace(rank: RankRecord, now: float, screen: Screen) -> None:
     """Print the latest steps of a rank: their time, regions, rates and GPU, all over the same steps."""
     stretch = latest_stretch(rank)
     if stretch is None:
-        waiting = "only warm-up steps so far" if rank.end is None else "only warm-up steps"
+        waiting = "no counted step on record yet" if rank.end is None else "only warm-up steps"
         print_lines([Line("step", Text(waiting))], screen)
         return
     rates, spread = rates_of(stretch.intervals), spread_of(stretch.intervals)

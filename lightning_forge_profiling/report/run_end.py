@@ -10,10 +10,12 @@ from lightning_forge_profiling.diagnosis.hints import switched_on
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.memory import CODE as MEMORY
 from lightning_forge_profiling.diagnosis.memory import growth_words
+from lightning_forge_profiling.names import HANG
 from lightning_forge_profiling.report.blocks import Line, Text
 from lightning_forge_profiling.report.run_table import (
     NAMES_WIDTH,
     RunTable,
+    also,
     brief_rows,
     in_notebook,
     missing_files,
@@ -87,6 +89,9 @@ def _rates(report: RunReport) -> Iterator[Line]:
     if run is not None and run.ledger is not None and (words := goodput_words(run.ledger)):
         yield Line("goodput", Text(words))
     yield from warm_up_note(report.run)
+    if run is not None and run.ledger is not None and HANG in run.ledger.parts:
+        stood = f"training stood still for {run.ledger.parts[HANG]:.0f} s: forge-profiling summary says when and where"
+        yield Line("note", Text(stood))
     if run is not None and report.analysis is not None:
         yield from _beside(report.analysis, run)
     if run is not None and (distorting := switched_on(run.switches)):
@@ -117,10 +122,12 @@ def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
     else:
         finding = _of_verdict(analysis)
         said = verdict(analysis)
-        text = said.text if finding is None else f"{finding.code}: {finding.title}.{_caution(finding)}"
+        text = said.text if finding is None else f"{finding.code}: {finding.title}."
         yield Line("verdict", Text(_cut(text, room, _VERDICT_LINES), said.style, said.marked))
         if finding is not None:
             yield from _remedy(finding, room)
+        if analysis.verdict in MACHINE:
+            yield from also(analysis)
     if report.trace is not None and report.trace.memory_path is not None:
         yield Line("snapshot", Text(str(report.trace.memory_path)), whole=True)
     if report.trace is not None and report.trace.url:
@@ -131,10 +138,6 @@ def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
 
 def _of_verdict(analysis: Analysis) -> Finding | None:
     return next((finding for finding in analysis.findings if finding.code == analysis.verdict), None)
-
-
-def _caution(finding: Finding) -> str:
-    return " Other shares are unreliable." if finding.code in MACHINE else ""
 
 
 def _remedy(finding: Finding, room: int) -> Iterator[Line]:

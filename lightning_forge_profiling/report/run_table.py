@@ -13,7 +13,7 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
-from lightning_forge_profiling.names import STEPS
+from lightning_forge_profiling.names import REPORT_HTML, STEPS
 from lightning_forge_profiling.report.blocks import Line, Text
 from lightning_forge_profiling.report.page import rendered
 from lightning_forge_profiling.report.run_wording import (
@@ -32,7 +32,7 @@ from lightning_forge_profiling.report.run_wording import (
 from lightning_forge_profiling.report.screen import Screen, Table, width_of
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.report.wording import between, by_text, verdict
-from lightning_forge_profiling.results.analysis import RunLedger
+from lightning_forge_profiling.results.analysis import Analysis, RunLedger
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.rates import Percentiles, Rates
@@ -94,18 +94,23 @@ def _verdict(report: RunReport) -> Iterator[Line]:
         yield from no_verdict(report.run)
         return
     yield Line("verdict", verdict(analysis))
-    shares: dict[str, list[str]] = {}
-    for finding in sorted(analysis.findings[1:], key=lambda one: one.of != "step"):
-        shares.setdefault(finding.whole, []).append(f"{finding.code} {finding.share_pct:.0f} %{between(finding)}")
-    if shares:
-        unreliable = "unreliable: " if analysis.verdict in MACHINE else ""
-        also = "; ".join(f"{', '.join(named)} of {whole}" for whole, named in shares.items())
-        yield Line("also", Text(unreliable + also))
+    yield from also(analysis)
     hints = ((hint.rank, hint.text) for hint in analysis.hints)
     for where, text in by_text(hints, several=len(analysis.ranks) > 1):
         yield Line("hint", Text(where + text))
     if analysis.differences:  # the report has the others
         yield Line("difference", Text(analysis.differences[0]))
+
+
+def also(analysis: Analysis) -> Iterator[Line]:
+    """The findings below the verdict, with their shares; no line without one."""
+    shares: dict[str, list[str]] = {}
+    for finding in sorted(analysis.findings[1:], key=lambda one: one.of != "step"):
+        shares.setdefault(finding.whole, []).append(f"{finding.code} {finding.share_pct:.0f} %{between(finding)}")
+    if shares:
+        unreliable = "unreliable: " if analysis.verdict in MACHINE else ""
+        named = "; ".join(f"{', '.join(each)} of {whole}" for whole, each in shares.items())
+        yield Line("also", Text(unreliable + named))
 
 
 def no_verdict(run: RunSummary) -> Iterator[Line]:
@@ -332,17 +337,20 @@ def missing_files(trace: TraceReport) -> Iterator[Line]:
         yield Line("no memory", Text(f"snapshot: {trace.memory_message}"), whole=True)
 
 
+def _exists(path: Path) -> bool:
+    return os.path.exists(path)  # noqa: PTH110  (False for a name that is too long)
+
+
 def _trace_lines(trace: TraceReport, path: Path, log_folder: Path | None) -> Iterator[Line]:
-    if trace.message:
+    if trace.message and not (trace.pending and _exists(path.with_name(REPORT_HTML))):
         yield Line("note", Text(trace.message), whole=True)
     if trace.attached:
         yield Line("note", Text(f"CUPTI stays attached after the window, and launches are slower: {trace.attached}"))
     if trace.report_path is not None:
         yield Line("report", Text(str(trace.report_path)), whole=True)
     steps = f"{len(trace.steps)} steps" if len(trace.steps) != 1 else "1 step"
-    written = os.path.exists(path)  # noqa: PTH110  (False for a name that is too long)
     size = "being written" if trace.pending else "moved away"
-    if written:
+    if _exists(path):
         size_mb = path.stat().st_size / 1e6
         size = f"{size_mb:.1f} MB" if size_mb >= 0.1 else f"{1e3 * size_mb:.0f} kB"  # noqa: PLR2004
     if trace.report_path is not None and trace.report_path.parent == path.parent:

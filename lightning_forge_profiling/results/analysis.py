@@ -351,9 +351,10 @@ class RunLedger:
         parts: seconds by part, the largest first; each without the parts inside it. `startup/imports`,
             `startup/script`, `startup/process` (those two in one), `startup/trainer`, `startup/fit`,
             `startup/module.hook`, `startup/callback.NAME.hook`, `startup/restore`, `startup/compile`,
-            `startup/first_step`, `sanity_check`, `steps`, `data_loader` (iterators and workers), `validation`,
-            `checkpoint`, `checkpoint/write`, `callback/NAME.hook`, `module/hook`, `datamodule/hook`, `logger/NAME`,
-            `compile`, `gc/generation_2`, `gc/generation_0_1`, `profiler` (this package), `teardown`.
+            `startup/first_step`, `sanity_check`, `steps`, `hang` (steps in which training stood still), `data_loader`
+            (iterators and workers), `validation`, `checkpoint`, `checkpoint/write`, `callback/NAME.hook`,
+            `module/hook`, `datamodule/hook`, `logger/NAME`, `compile`, `gc/generation_2`, `gc/generation_0_1`,
+            `profiler` (this package), `teardown`.
         unexplained_s: `wall_s` less the sum of the parts.
         counts: how often each part was entered.
         first_s: seconds of the first time of each part, which may include one-time work.

@@ -16,6 +16,7 @@ from lightning_forge_profiling.names import (
     GC_FULL,
     GC_YOUNG,
     GOODPUT,
+    HANG,
     LOGGED_KINDS,
     PROFILER,
     STEPS,
@@ -228,10 +229,12 @@ class LedgerClock:
             now_ns = self._clock_ns()
         return now_ns
 
-    def begin_step(self, step: int, *, own_ns: int = 0, last_counts: bool = True) -> None:
-        """Begin a step, which ends the previous one."""
+    def begin_step(self, step: int, *, own_ns: int = 0, last_counts: bool = True, stood_ns: int = 0) -> None:
+        """Begin a step, which ends the previous one, in which training may have stood still."""
         if self.collected:
             self._take_garbage()
+        if stood_ns:
+            self.charge(max(stood_ns - sum(self.noted.values()), 0), HANG)
         self.move_own(own_ns)
         if step == 1 and self._stack[:1] == [FIRST_STEP]:
             self.turn_to(STEPS)

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from fnmatch import fnmatch
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ from lightning_forge_profiling.comparison.ratio import Ratio, ratio_of, runs_nee
 from lightning_forge_profiling.comparison.source import record_source, unsteadiness
 from lightning_forge_profiling.diagnosis.bootstrap import BlockBootstrap, Estimate, block_length, resampled
 from lightning_forge_profiling.record.histogram import PRECISION, histogram
+from lightning_forge_profiling.record.lines import IntervalLine
 from lightning_forge_profiling.record.reader import read_run
 from tests.compared_runs import SHARES, step_times, write_record
 from tests.test_cli import INPUT_BOUND, fails
@@ -193,6 +195,24 @@ def test_a_median_that_got_slower_is_the_headline_where_nothing_else_is_decided(
         write_record(sides[-1], step_times(ms, seed=number) + spikes, shares={"step": 1.0})
     _, out, _ = forge("compare", *sides, "--scatter", "0", "--fail-over", "5")
     assert re.match(r"too noisy: median step slower by \S+ % .*; the step is undecided: step", " ".join(out.split()))
+
+
+def test_regions_sum_to_the_step_where_not_all_pieces_have_a_split_step(tmp_path):
+    """The last quarter of the run has no split step, and its steps take three times as long."""
+    times = step_times(20.0)
+    times[750:] *= 3
+    folder = write_record(tmp_path, times)
+    rank = read_run(folder).ranks[0]
+    lines = [
+        msgspec.structs.replace(line, device_ms={"step": sum(line.device_ms.values())})
+        if isinstance(line, IntervalLine) and line.step > 750
+        else line
+        for line in rank.lines
+    ]
+    metrics = record_source(replace(read_run(folder), ranks=(replace(rank, lines=tuple(lines)),))).metrics
+    assert metrics["step"].value == pytest.approx(30, rel=0.02)
+    assert sum(metrics[region].value for region in SHARES) == pytest.approx(metrics["step"].value)
+    assert metrics["backward"].value == pytest.approx(SHARES["backward"] * metrics["step"].value)
 
 
 def test_drift_is_what_blocks_differ_by_beyond_independent_steps():

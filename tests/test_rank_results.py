@@ -20,6 +20,7 @@ from lightning_forge_profiling.finish import analyze as finish_ranks
 from lightning_forge_profiling.pipeline import analyze, conclude, merge, write_rank_results
 from lightning_forge_profiling.results.rank_result import PACKAGE, read_rank_result, write_rank_result
 from tests.outcomes import HANGS_S
+from tests.record_builder import MadeRun
 
 TRACES = Path(__file__).parent / "data" / "traces"
 CASES = sorted(folder for folder in TRACES.iterdir() if folder.is_dir())
@@ -256,6 +257,16 @@ def test_the_first_rank_reports_those_that_come_in_time_and_names_the_others(tmp
     assert summary["verdict_text"].startswith("Without rank 2 of 3, which is missing and may be the cause: straggler")
     assert "Without rank 2 of 3, which is missing and may be the cause" in summary["warnings"]
     assert json.loads((folder / "rank0.summary.json").read_bytes())["rank"] == 0
+
+
+def test_a_window_of_a_run_that_goes_on_knows_what_all_ranks_have_measured(tmp_path):
+    folder, record = copied("ddp", tmp_path), MadeRun(ranks=2, late=1).write(tmp_path / "run")
+    for rank in (1, 0):
+        finish_ranks(folder / f"rank{rank}.trace.json.gz", [0, 1], wait_s=0.0, record=record)
+    summary = json.loads((folder / "summary.json").read_bytes())
+    assert [work["rank"] for work in summary["run"]["ranks"]] == [0, 1]
+    late = next(finding for finding in summary["findings"] if finding["code"] == "straggler")
+    assert (late["rank"], late["source"], late["evidence"]["leaf"]) == (1, "run", "data")
 
 
 def test_a_result_that_is_damaged_is_named(tmp_path):

@@ -47,6 +47,18 @@ def test_a_step_that_had_to_be_split_represents_no_other():
     assert rates.host_ms == pytest.approx({"forward": 19, "backward": 11})
 
 
+@pytest.mark.parametrize("long_ones", [1, 4])
+def test_a_long_step_among_few_split_ones_stands_for_long_ones_alone(long_ones):
+    """Of 100 steps 10 were split, one of them with 200 ms in its update: it is no tenth of the others."""
+    usual, long = {"forward": 18.0, "optimizer": 2.0}, {"forward": 18.0, "optimizer": 202.0}
+    steps = [(long if number == 50 else usual) if number % 10 == 0 else {WHOLE: 20.0} for number in range(100)]
+    for number in range(1, long_ones):
+        steps[50 + number] = {WHOLE: 220.0}
+    rates = totals_of(*((step, step, True) for step in steps)).steady()
+    assert rates.mean_ms("forward") == pytest.approx(18)
+    assert rates.mean_ms("optimizer") == pytest.approx(2 + 2 * long_ones)
+
+
 def test_loader_starts_are_data_on_both_clocks():
     rates = totals_of(
         ({"data": 1.0, LOADER_START: 5.0}, {"data": 2.0, LOADER_START: 40.0}, True),

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from lightning_forge_profiling.names import EXCLUDED, REGIONS
 from lightning_forge_profiling.timing.rates import Percentiles, Rates, Spread, StepTiming, StepWork
 from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS, WHOLE, StepTimes
-from lightning_forge_profiling.timing.sums import StepSums, added
+from lightning_forge_profiling.timing.sums import StepSums, Typical, added
 
 _MOST: Final = 5
 _LATEST: Final = 64
@@ -211,7 +211,7 @@ class RunTotals:
     """Sums up the steps of a run: those that count, and those that are left out with the reason."""
 
     def __init__(self, regions: tuple[str, ...] = REGIONS, bucket: Callable[[float], int] | None = None) -> None:
-        self._sums = partial(StepSums, regions, bucket)
+        self._sums = partial(StepSums, regions, bucket, (Typical(), Typical()))
         self._steady = self._sums()
         self._since_last_record = self._steady if bucket is None else self._sums()
         self._since_last_log = self._sums()

@@ -1,7 +1,8 @@
 """Sums over the steps of a run, from which its rates follow."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from statistics import median
 from typing import Final
 
@@ -18,6 +19,8 @@ from lightning_forge_profiling.timing.rates import (
 from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS, LOADER_START, StepTimes
 
 MEDIAN_OVER: Final = 4096  # the median covers at most this many recent steps, which is what is kept of them
+
+_LONG: Final = 2.0  # times the median
 
 # the percentiles of regions cover at most this many recent steps of those whose regions were timed
 REGIONS_OVER: Final = 1024
@@ -50,18 +53,60 @@ class _Times:
                 mine[region] = mine.get(region, 0.0) + ms
 
 
+class _Kind:
+    """Steps that are alike: how many were split by choice, with their regions timed, and how many were not."""
+
+    def __init__(self) -> None:
+        self.chosen, self.unsplit = _Times(), _Times()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether steps of this kind were split, if there are any."""
+        return bool(self.chosen.steps or not self.unsplit.steps)
+
+    def extrapolated(self) -> _Times:
+        """The times of all of them, where unsplit steps divide into regions as the split ones do."""
+        both = _Times()
+        both.steps = self.chosen.steps + self.unsplit.steps
+        both.device_ms = _divided(self.chosen.device_ms, self.unsplit.device_ms)
+        both.host_ms = _divided(self.chosen.host_ms, self.unsplit.host_ms)
+        return both
+
+
+class Typical:
+    """The median of recent step times, renewed now and then."""
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=63)
+        self._count, self._ms = 0, inf
+
+    def is_exceeded(self, ms: float) -> bool:
+        """Whether the next step is one of the long ones."""
+        self._latest.append(ms)
+        self._count = count = self._count + 1
+        if not count & (count - 1) or not count % 32:
+            self._ms = median(self._latest)
+        return ms > _LONG * self._ms
+
+
 class StepSums:
     """Running sums from which rates and spread follow.
 
-    Steps are of three kinds: split by choice, with their regions timed; unsplit, of which only the end was timed and
-    whose regions are estimated from those; and forced, which had to be split, as the first after a validation run, and
-    represent no others. Steps that change the weights and steps that accumulate gradients are summed apart, since their
-    regions differ most.
+    Steps are split by choice, with their regions timed; unsplit, of which only the end was timed and whose regions are
+    estimated from those; or forced, which had to be split, as the first after a validation run, and represent no
+    others. Steps that change the weights and steps that accumulate gradients are summed apart, since their regions
+    differ most, and so are long ones: one of them among few split steps would else stand for a part of all.
     """
 
-    def __init__(self, regions: tuple[str, ...], bucket: Callable[[float], int] | None = None) -> None:
+    def __init__(
+        self,
+        regions: tuple[str, ...],
+        bucket: Callable[[float], int] | None = None,
+        typical: tuple[Typical, Typical] | None = None,
+    ) -> None:
         self.regions = regions
         self._bucket = bucket
+        self._typical = typical or (Typical(), Typical())  # accumulating, changing the weights
         self.histogram: Counter[int] = Counter()
         self.steps = 0
         # of each step how long, and whether weights changed: numbers, which the garbage collector does not count
@@ -76,13 +121,20 @@ class StepSums:
         self.flops: float | None = 0.0
         self.timing_us = self.log_entries_us = self.before_fetch_ms = 0.0
         self.loader_starts = 0
-        self.chosen, self.unsplit = (_Times(), _Times()), (_Times(), _Times())  # accumulating, changing the weights
+        # accumulating and changing the weights, of each those that are long as the second
+        self._kinds = (_Kind(), _Kind()), (_Kind(), _Kind())
         self.forced = _Times()
 
     @property
     def times(self) -> tuple[_Times, ...]:
         """Those of each kind."""
-        return (*self.chosen, *self.unsplit, self.forced)
+        kinds = [kind for kinds in self._kinds for kind in kinds]
+        return (*(kind.chosen for kind in kinds), *(kind.unsplit for kind in kinds), self.forced)
+
+    @property
+    def unsplit_steps(self) -> int:
+        """How many were not split."""
+        return sum(kind.unsplit.steps for kinds in self._kinds for kind in kinds)
 
     @property
     def _loader_starts_in(self) -> str:
@@ -114,8 +166,9 @@ class StepSums:
         split = times.split
         if split:
             self.latest_split.append((times.device_ms, chosen))
-        kind = self.forced if split and not chosen else (self.unsplit, self.chosen)[split][changes]
-        kind.add(1, times.device_ms, times.host_ms)
+        kind = self._kinds[changes][self._typical[changes].is_exceeded(took_ms)]
+        of_kind = self.forced if split and not chosen else kind.chosen if split else kind.unsplit
+        of_kind.add(1, times.device_ms, times.host_ms)
 
     def merge(self, other: "StepSums", *, single_steps: bool = True) -> None:
         """Add the sums of later steps."""
@@ -134,14 +187,12 @@ class StepSums:
 
     def read(self) -> Rates:
         """The rates so far."""
-        forced = self.forced
-        kinds = [both for both in zip(self.chosen, self.unsplit, strict=True) if both[0].steps or both[1].steps]
-        if any(unsplit.steps and not chosen.steps for chosen, unsplit in kinds):  # none of that kind was split
-            kinds = [(_merged(self.chosen), _merged(self.unsplit))]
-        atypical = any(unsplit.steps for unsplit in self.unsplit) and not any(chosen.steps for chosen in self.chosen)
+        forced, kinds = self.forced, [kind for each in self._kinds for kind in _known(each)]
+        kinds = _known([kind for kind in kinds if kind.chosen.steps or kind.unsplit.steps])
+        atypical = any(not kind.is_known for kind in kinds)  # none was split by choice
         if atypical:
-            kinds, forced = [(forced, _merged(self.unsplit))], _Times()
-        parts = [extrapolate_regions(chosen, unsplit) for chosen, unsplit in kinds]
+            kinds[0].chosen, forced = forced, _Times()
+        parts = [kind.extrapolated() for kind in kinds]
         whole = parts[0] if len(parts) == 1 and not forced.steps else _merged([*parts, forced])
         started_ms, started_host_ms = (
             _folded(sums, self._loader_starts_in) for sums in (whole.device_ms, whole.host_ms)
@@ -150,7 +201,7 @@ class StepSums:
             device_ms=whole.device_ms,
             host_ms=whole.host_ms,
             regions=self.regions,
-            split_steps=self.steps - sum(unsplit.steps for unsplit in self.unsplit),
+            split_steps=self.steps - self.unsplit_steps,
             atypical=atypical,
             loader_start_ms=started_ms,
             loader_start_host_ms=started_host_ms,
@@ -173,7 +224,7 @@ class StepSums:
     def region_percentiles(self) -> dict[str, Percentiles]:
         """Percentiles of each region, the user's included, per step: 0 in a step without it."""
         # if some steps are unsplit, the forced ones are left out: they would count too often.
-        only_chosen = any(sums.steps for sums in self.unsplit) and any(chosen for _, chosen in self.latest_split)
+        only_chosen = self.unsplit_steps > 0 and any(chosen for _, chosen in self.latest_split)
         steps = [dict(times_ms) for times_ms, chosen in self.latest_split if chosen or not only_chosen]
         for times_ms in steps:
             _folded(times_ms, self._loader_starts_in)
@@ -194,13 +245,14 @@ def _merged(several: Iterable[_Times]) -> _Times:
     return merged
 
 
-def extrapolate_regions(chosen: _Times, unsplit: _Times) -> _Times:
-    """The times of split and unsplit steps, where unsplit steps divide into regions as the split ones do."""
-    both = _Times()
-    both.steps = chosen.steps + unsplit.steps
-    both.device_ms = _divided(chosen.device_ms, unsplit.device_ms)
-    both.host_ms = _divided(chosen.host_ms, unsplit.host_ms)
-    return both
+def _known(kinds: Sequence[_Kind]) -> list[_Kind]:
+    """The kinds of steps; all of them as one if none of a kind was split."""
+    if all(kind.is_known for kind in kinds):
+        return list(kinds)
+    together = _Kind()
+    together.chosen = _merged(kind.chosen for kind in kinds)
+    together.unsplit = _merged(kind.unsplit for kind in kinds)
+    return [together]
 
 
 def _divided(chosen: Mapping[str, float], unsplit: Mapping[str, float]) -> dict[str, float]:

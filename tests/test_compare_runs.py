@@ -360,8 +360,8 @@ def test_ledger_verdict_and_findings_are_compared(records, forge):
     assert "(whole run: 15.0 s before, 19.1 s now)" in out
     assert re.search(r"(?m)^checkpoint +1\.00 +5\.10 +\+4\.10 +run$", out)
     assert "verdict input-bound -> compute-bound" in out
-    assert "finding compute-bound 0 % -> 40 % of the step" in out
-    assert "finding input-bound 31 % -> 4 % of the step" in out
+    assert "finding compute-bound (of the step) not named -> 40 %" in out
+    assert "finding input-bound (of the step) 31 % -> 4 %" in out
     assert re.search(r"(?m)^gpu/power_w +400 +440 +\+10\.0 %$", out)
 
 

@@ -231,7 +231,7 @@ def test_warnings_come_once_and_lightning_says_no_more_than_it_may(tmp_path, pac
         (["--no-window", "--trace-dir", "x", "tells.py"], "--trace-dir and --no-window exclude each other"),
         (["--no-window", "--window", "1:2", "tells.py"], "not allowed with argument"),
         (["--window", "8:5", "tells.py"], "'8:5' is not a range of steps such as 5:8"),
-        (["--overhead", "5", "tells.py"], "'5' is not a share between 0 and 1"),
+        (["--overhead", "5", "tells.py"], "'5' is not a share above 0 and below 1"),
         (["--overhead", "nan", "tells.py"], "'nan' is not a share"),
         (["--warmup-steps", "-1", "tells.py"], "'-1' is not a whole number"),
         (["--epochs", "3", "tells.py"], "unknown option '--epochs'"),

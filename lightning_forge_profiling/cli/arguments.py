@@ -54,7 +54,7 @@ def percentage(text: str) -> float:
 def share(text: str) -> float:
     """A share between 0 and 1, neither included."""
     value = number(text)
-    return checked(text, value, 0 < value < 1, "a share between 0 and 1, as 0.005 for half a percent")
+    return checked(text, value, 0 < value < 1, "a share above 0 and below 1, as 0.005 for half a percent")
 
 
 def port(text: str) -> int:

@@ -49,7 +49,7 @@ Traces are compared by the medians of their whole steps, of which each side need
 
 def _metric(name: str) -> str:
     if re.search(rf"\b{re.escape(name)}\b", _METRICS) is None and re.fullmatch(r"rank\d+", name) is None:
-        raise argparse.ArgumentTypeError(f"{name!r} is not a metric")
+        raise argparse.ArgumentTypeError(f"{name!r} is not a metric; {_METRICS}")
     return name
 
 

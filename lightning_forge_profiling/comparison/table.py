@@ -161,7 +161,8 @@ def _remarks(comparison: Comparison, gates: Sequence[Gate]) -> Iterator[tuple[st
         yield "verdict", f"{before}, as before" if before == now else f"{before} -> {now}"
     for change in comparison.findings[:_ROWS]:
         if abs(change.b - change.a) >= 1:
-            yield "finding", f"{change.name} {change.a:.0f} % -> {change.b:.0f} % of the {change.per}"
+            before, now = (f"{pct:.0f} %" if pct else "not named" for pct in (change.a, change.b))
+            yield "finding", f"{change.name} (of the {change.per}) {before} -> {now}"
     yield from (("fixed", _fixed_words(one)) for one in comparison.fixed)
     for gate in gates:
         if gate.missing:

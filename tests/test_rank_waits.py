@@ -71,6 +71,20 @@ def test_who_ends_its_epoch_late_is_late_and_who_waits_in_the_next_one_is_not(tm
 
 
 @pytest.mark.slow
+def test_who_waits_in_validation_for_another_rank_does_not_work_there(tmp_path):
+    environment = {**os.environ, "MASTER_PORT": str(free_port())}
+    done = script("slow_rank.py", tmp_path, "validation", cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    [folder] = tmp_path.rglob("forge_record")
+    analysis = read_run(folder).ranks[0].state.report.analysis
+    assert analysis.verdict == "straggler"
+    assert "for rank 1: its validation takes " in analysis.findings[0].title
+    first, second = sorted(analysis.run.ranks, key=lambda one: one.rank)
+    assert 80 * first.waits_ms["validation"] == pytest.approx(2000, rel=0.2), "100 batches of 20 ms in 80 steps"
+    assert second.own_ms("validation") > 5 * first.own_ms("validation")
+
+
+@pytest.mark.slow
 def test_no_live_step_has_the_wait_for_a_rank_whose_trace_takes_long_to_export(tmp_path):
     environment = {**os.environ, "MASTER_PORT": str(free_port())}
     done = script("slow_rank.py", tmp_path, "export", "window", cwd=tmp_path, env=environment)

@@ -136,8 +136,7 @@ class FitMonitor(Guarded):
         self._proxy.install(trainer)
         self._previous_sink = set_region_sink(self.step_timer)
         self._ledger_parts = LedgerParts(self.ledger, trainer, self._warming_up)
-        if trainer.world_size > 1:
-            self.waits = RankWaits(trainer, self.step_timer)
+        self._measure_waits(trainer)
         self.memory = memory_watch(trainer, began_ns=self.ledger.began_ns, say=self._memory_grows)
         self._steps_ahead = lightning_api.batches_ahead(trainer).of_fit
         self.step_timer.start()
@@ -148,6 +147,10 @@ class FitMonitor(Guarded):
         self.ledger.count_steps(on=not (self.recording or self._warming_up()))
         if self.log is not None:
             self.log.begin(trainer, self._counter, report=partial(self._reporter.so_far, trainer))
+
+    def _measure_waits(self, trainer: Trainer) -> None:
+        if trainer.world_size > 1 and self.waits is None:
+            self.waits = RankWaits(trainer, self.step_timer)
 
     def _work_counter(self, module: LightningModule, progress: StepProgress) -> WorkCounter:
         first, last = self.callbacks[0], self.callbacks[-1]  # one of each kind at most
@@ -270,10 +273,12 @@ class FitMonitor(Guarded):
 
     # -- between steps -------------------------------------------------------------------------------------------
 
-    def enter_sanity_check(self) -> None:
-        """Enter the sanity check in the ledger."""
+    @guarded
+    def enter_sanity_check(self, trainer: Trainer) -> None:
+        """Enter the sanity check in the ledger; what `self.log` meets in it, it keeps."""
         if not self._checking:
             self._checking = True
+            self._measure_waits(trainer)
             self.readings.workers.release()
             self.ledger.enter("sanity_check")
 
@@ -354,12 +359,12 @@ class FitMonitor(Guarded):
     def _restore_trainer(self, trainer: Trainer, *, wait: bool) -> None:
         """Stop timing, and restore what was replaced when the training loop began."""
         self._leave_set_up(trainer)
+        if self.waits is not None:
+            self.waits.close()
         proxy, self._proxy, self._progress = self._proxy, None, None
         if proxy is None:
             return
         proxy.uninstall(trainer)
-        if self.waits is not None:
-            self.waits.close()
         self._end_readings()
         set_region_sink(self._previous_sink)
         if self._ledger_parts is not None:

@@ -53,7 +53,9 @@ class RankWaits:
         """Milliseconds per step by leaf; None if they are not measured."""
         if not self.measures or not rates.split_steps or rates.atypical:
             return None
-        return rates.waits_ms
+        timer = self._step_timer
+        validation_ms = timer.validation_waits_ns / 1e6 / max(timer.step, 1)
+        return {**rates.waits_ms, "validation": validation_ms} if validation_ms else rates.waits_ms
 
     def close(self) -> None:
         """Restore what was wrapped."""

@@ -112,6 +112,8 @@ class StepTimer(Guarded):
         self._depth: dict[str, int] = {}
         self._said_announced = False
         self._wait = ""  # the interval under way in which this rank waits for others
+        self.validation_waits_ns = 0  # how long it has waited for them in validation, by the host's clock
+        self._validation_waits_since = 0
         self._loader_starts = False  # whether `loader start` goes on after it
         self._untimed: str | None = None  # the region under way in a step that is timed as a whole
         self._user_regions = Lock()  # autograd has a thread for each device
@@ -328,6 +330,8 @@ class StepTimer(Guarded):
 
         Autograd calls it in a thread of its own, while the training thread waits for it.
         """
+        if self._validating:
+            self._validation_waits_since = self._clock_ns()
         if not self.active or not self.is_split or self._validating or self._wait:
             return
         began_ns, part = self._clock_ns(), self.ledger.innermost()
@@ -350,6 +354,9 @@ class StepTimer(Guarded):
 
     def exit_wait(self) -> None:
         """The wait is over."""
+        if self._validation_waits_since:
+            self.validation_waits_ns += self._clock_ns() - self._validation_waits_since
+            self._validation_waits_since = 0
         if self._wait:
             began_ns, name = self._clock_ns(), self._wait
             self._wait = ""

@@ -204,7 +204,7 @@ class TimedCallback(Callback):
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Enter the sanity check in the ledger."""
         if self.monitor is not None:
-            self.monitor.enter_sanity_check()
+            self.monitor.enter_sanity_check(trainer)
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the sanity check."""

@@ -16,7 +16,11 @@ AroundLogger = Callable[[Any], AbstractContextManager[None]]
 
 
 class WrappedMethod:
-    """A context manager around each call of an object's method, until `release`."""
+    """A context manager around each call of an object's method, until `release`.
+
+    It equals the method: `self.log` keeps the strategy's `reduce`, in a sanity check before the fit begins or in an
+    earlier fit of the Trainer, and refuses another one.
+    """
 
     def __init__(
         self, owner: Any, name: str, around: Around, when: Callable[..., bool] = lambda *_, **__: True
@@ -36,16 +40,33 @@ class WrappedMethod:
         with self._around():
             return method(*args, **kwargs)
 
+    @property
+    def _own(self) -> Any:
+        """The owner's method by its class."""
+        return getattr(type(self._owner), self._name).__get__(self._owner)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same method, wrapped or not."""
+        return bool(self._own == (other._own if isinstance(other, WrappedMethod) else other))
+
+    def __hash__(self) -> int:
+        return hash(self._own)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the object has its own method."""
         return getattr, (self._owner, self._name)  # of the class: the copy has no attribute yet
 
     def release(self) -> None:
-        """Restore what was there."""
+        """Restore what was there. Who has kept this object still calls the method."""
+        self._around, self._when = nullcontext, _never
         if vars(self._owner).get(self._name) is self:
             delattr(self._owner, self._name)
             if self._others is not None:
                 setattr(self._owner, self._name, self._others)
+
+
+def _never(*_: Any, **__: Any) -> bool:
+    return False
 
 
 class WrappedLoggerMethod:

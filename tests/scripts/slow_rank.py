@@ -1,7 +1,8 @@
 """Train with two CPU processes, of which rank 1, or with `both` each, takes 20 ms longer in one place of its step.
 
 The folder; the place: `data`, `forward`, `backward`, `optimizer`, `callback`, `epoch` for 25 times as long at the end
-of each of four epochs, `export` for 25 times as long at the end of a window, or none; any of `both`, `window`,
+of each of four epochs, `export` for 25 times as long at the end of a window, `validation` in each of 100 batches of
+a validation whose loss is logged with `sync_dist`, or none; any of `both`, `window`,
 `metered` for a simulated GPU for each process, and `long` for minutes instead of seconds.
 """
 
@@ -70,6 +71,10 @@ class Model(L.LightningModule):
         slow("forward")
         return torch.nn.functional.cross_entropy(SlowBackward.apply(self.layer(batch[0])), batch[1])
 
+    def validation_step(self, batch):
+        slow("validation")
+        self.log("loss", self.layer(batch[0]).mean(), sync_dist=True)
+
     def configure_optimizers(self):
         return SlowOptimizer(self.parameters(), 0.1)
 
@@ -121,4 +126,11 @@ if __name__ == "__main__":
         log_every_n_steps=10,
         max_epochs=4 if PLACE == "epoch" else 1,
     )
-    trainer.fit(Model(), loader((8000 if "long" in OPTIONS else 80) * 8, collate_fn=collate))
+    model, batches = Model(), loader((8000 if "long" in OPTIONS else 80) * 8, collate_fn=collate)
+    if PLACE == "validation":  # with a sanity check before, and a fit without callbacks after it
+        trainer.fit(model, batches, loader(200 * 4))
+        trainer.callbacks.clear()
+        trainer.fit_loop.max_epochs = 2
+        trainer.fit(model, batches, loader(4))
+    else:
+        trainer.fit(model, batches)

@@ -179,6 +179,25 @@ def test_validation_is_no_part_of_a_step_and_what_comes_before_it_is(device):
     assert step_timer.summary().excluded_ms["validation"] == pytest.approx(201)
 
 
+def test_waits_for_other_ranks_outside_of_steps_are_by_the_hosts_clock(device):
+    step_timer = recorder_on(device)
+
+    def reduce():  # which calls a barrier of its own
+        step_timer.enter_wait()
+        step_timer.enter_wait()
+        device.pass_host_time(ms=30)
+        step_timer.exit_wait()
+        step_timer.exit_wait()
+
+    step_timer.start()
+    inside(step_timer, device, "checkpoint", 1, reduce, reduce)
+    step_timer.enter_validation()
+    reduce()
+    step_timer.exit_validation()
+    step_timer.end_step(StepWork())
+    assert step_timer.waits_outside_ns == {"checkpoint": 60e6, "validation": 30e6}
+
+
 def test_a_validation_run_that_never_says_it_ended_ends_with_the_next_fetch(device):
     step_timer = recorder_on(device)
     seen = collect(step_timer)

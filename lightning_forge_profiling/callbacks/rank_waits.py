@@ -54,8 +54,7 @@ class RankWaits:
         if not self.measures or not rates.split_steps or rates.atypical:
             return None
         timer = self._step_timer
-        validation_ms = timer.validation_waits_ns / 1e6 / max(timer.step, 1)
-        return {**rates.waits_ms, "validation": validation_ms} if validation_ms else rates.waits_ms
+        return rates.waits_ms | {part: ns / 1e6 / max(timer.step, 1) for part, ns in timer.waits_outside_ns.items()}
 
     def close(self) -> None:
         """Restore what was wrapped."""

@@ -50,6 +50,9 @@ _ABSORBED_BELOW_NS: Final = 100_000
 # regions that are parts of the ledger, by the ledger's names
 _PARTS: Final = {**{name: name for name in EXCLUDED}, LOADER_START: DATA_LOADER, LOADER_END: DATA_LOADER}
 
+# parts that are no part of a step, in which ranks wait for each other
+_MAY_WAIT: Final = frozenset({"validation", "checkpoint"})
+
 # where nearly all GPU work is launched. Only where each of them ends with a mark does a step's last mark lie behind all
 # of its work, and tell how far the GPU is.
 _LAUNCHING: Final = ("forward", "backward", "optimizer")
@@ -112,8 +115,8 @@ class StepTimer(Guarded):
         self._depth: dict[str, int] = {}
         self._said_announced = False
         self._wait = ""  # the interval under way in which this rank waits for others
-        self.validation_waits_ns = 0  # how long it has waited for them in validation, by the host's clock
-        self._validation_waits_since = 0
+        self.waits_outside_ns: dict[str, int] = {}  # likewise outside of steps, by part and by the host's clock
+        self._waits_outside: tuple[str, int] | None = None
         self._loader_starts = False  # whether `loader start` goes on after it
         self._untimed: str | None = None  # the region under way in a step that is timed as a whole
         self._user_regions = Lock()  # autograd has a thread for each device
@@ -330,9 +333,11 @@ class StepTimer(Guarded):
 
         Autograd calls it in a thread of its own, while the training thread waits for it.
         """
-        if self._validating:
-            self._validation_waits_since = self._clock_ns()
-        if not self.active or not self.is_split or self._validating or self._wait:
+        outside = "validation" if self._validating else self._label
+        if outside in _MAY_WAIT:
+            self._waits_outside = self._waits_outside or (outside, self._clock_ns())
+            return
+        if not self.active or not self.is_split or self._wait:
             return
         began_ns, part = self._clock_ns(), self.ledger.innermost()
         leaf = leaf or (part if hook_region(part) else self._label)
@@ -354,9 +359,9 @@ class StepTimer(Guarded):
 
     def exit_wait(self) -> None:
         """The wait is over."""
-        if self._validation_waits_since:
-            self.validation_waits_ns += self._clock_ns() - self._validation_waits_since
-            self._validation_waits_since = 0
+        if self._waits_outside is not None:
+            (part, since_ns), self._waits_outside = self._waits_outside, None
+            self.waits_outside_ns[part] = self.waits_outside_ns.get(part, 0) + self._clock_ns() - since_ns
         if self._wait:
             began_ns, name = self._clock_ns(), self._wait
             self._wait = ""

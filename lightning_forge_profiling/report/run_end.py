@@ -10,6 +10,7 @@ from lightning_forge_profiling.diagnosis.hints import switched_on
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.memory import CODE as MEMORY
 from lightning_forge_profiling.diagnosis.memory import growth_words
+from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.names import HANG
 from lightning_forge_profiling.report.blocks import Line, Text
 from lightning_forge_profiling.report.run_table import (
@@ -126,6 +127,9 @@ def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
         yield Line("verdict", Text(_cut(text, room, _VERDICT_LINES), said.style, said.marked))
         if finding is not None:
             yield from _remedy(finding, room)
+        if finding is not None and finding.source == "trace" and 0 < (steps := report.run.steady.steps) < MIN_STEPS:
+            text = f"the verdict is of the recorded steps: beside them {steps} count, and it takes {MIN_STEPS}"
+            yield Line("note", Text(text))
         if analysis.verdict in MACHINE:
             yield from also(analysis)
     if report.trace is not None and report.trace.memory_path is not None:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks.wrapped_methods import WrappedLoggerMethod
+from lightning_forge_profiling.profiler.session import TraceSession
 from tests.models import Samples, quiet_trainer
 
 pytestmark = pytest.mark.real_time  # what is planted is compared with a clock of the test
@@ -488,6 +489,19 @@ def test_recorded_too_an_update_that_waits_is_no_slow_one(tmp_path):
     analysis = fitted(WaitsInUpdate(), ForgeProfilerCallback(10, 13, trace_dir=tmp_path), data=batches())
     assert analysis.findings[0].code == "blocked-optimizer"
     assert "slow-optimizer" not in {found.code for found in analysis.findings}
+
+
+def test_the_start_of_the_profiler_takes_no_cores_of_the_steps(tmp_path, monkeypatch):
+    def step(session, *, real=TraceSession.step):
+        starts = not session.running
+        real(session)
+        if starts and session.running:
+            computes(0.15)
+
+    monkeypatch.setattr(TraceSession, "step", step)
+    analysis = fitted(WaitsInUpdate(), ForgeProfilerCallback(10, 13, trace_dir=tmp_path), data=batches())
+    without = fitted(WaitsInUpdate(), data=batches())
+    assert analysis.run.cpu.used == pytest.approx(without.run.cpu.used, abs=0.05)
 
 
 class SlowSamples(Samples):

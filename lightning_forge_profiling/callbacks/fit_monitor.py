@@ -143,6 +143,7 @@ class FitMonitor(Guarded):
         for callback in self.callbacks:
             callback.skip_hooks(backward=module.automatic_optimization)
         if self.window is not None:
+            self.window.before_start = self.readings.pause  # it takes CPU time, which is not the steps'
             self.window.begin(trainer)
         self.ledger.count_steps(on=not (self.recording or self._warming_up()))
         if self.log is not None:

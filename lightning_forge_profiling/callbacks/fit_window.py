@@ -90,6 +90,7 @@ class FitWindow(Guarded):
         self._root: folders.Folder | None = None
         self._name = ""
         self.pause_before: Callable[[int], bool] = lambda _: False
+        self.before_start: Callable[[], object] = int  # called right before the profiler starts
         self.steps_ahead: int | None = None  # of the fit, when it began; None if unknown
         self.named_steps = 0  # with operators, after the light ones of a window that the settings do not give
         self.record: Path | None = None  # the folder of the run's record, once it is written
@@ -398,6 +399,8 @@ class FitWindow(Guarded):
             session.step()
             return
         self._step_timer.mark = None
+        if not session.running:
+            self.before_start()
         began_ns = perf_counter_ns()
         with self._as_profiler():
             if start:

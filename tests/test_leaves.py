@@ -501,7 +501,7 @@ def test_the_start_of_the_profiler_takes_no_cores_of_the_steps(tmp_path, monkeyp
     monkeypatch.setattr(TraceSession, "step", step)
     analysis = fitted(WaitsInUpdate(), ForgeProfilerCallback(10, 13, trace_dir=tmp_path), data=batches())
     without = fitted(WaitsInUpdate(), data=batches())
-    assert analysis.run.cpu.used == pytest.approx(without.run.cpu.used, abs=0.05)
+    assert analysis.run.cpu.used < without.run.cpu.used + 0.12, "the planted 0.15 s are 0.2 cores over 18 such steps"
 
 
 class SlowSamples(Samples):

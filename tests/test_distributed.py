@@ -154,6 +154,14 @@ def test_one_rank_alone_may_record(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_rank_that_another_profiler_records_takes_part_in_what_the_ranks_agree_on(tmp_path):
+    done = run(tmp_path, "ddp", "profiled")
+    assert done.returncode == 0, done.stderr
+    assert len(traces(tmp_path, 0)) == 1
+    assert traces(tmp_path, 1) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "rank"), [("ddp", 0), ("ddp", 1), ("ddp_spawn", 0), ("ddp_fork", 1)])
 def test_an_exception_on_one_rank_ends_the_job_as_without_the_callbacks(tmp_path, strategy, rank):
     (tmp_path / "plain").mkdir()

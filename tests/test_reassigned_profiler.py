@@ -28,6 +28,21 @@ class Assigns(L.Callback):
             trainer.profiler = self.make(trainer)
 
 
+class AsksForItsProfiler(Classifier):
+    def training_step(self, batch):
+        self.kind = [kind for kind in (SimpleProfiler, PassThroughProfiler) if isinstance(self.trainer.profiler, kind)]
+        with self.trainer.profiler.profile(action_name="mine"):
+            return super().training_step(batch)
+
+
+@pytest.mark.parametrize(("profiler", "kind"), [("simple", SimpleProfiler), (None, PassThroughProfiler)])
+def test_code_that_uses_the_profiler_by_its_class_and_names_finds_it(make_trainer, profiler, kind):
+    module, callback = AsksForItsProfiler(), every_step(warmup_steps=1)
+    make_trainer(callback, profiler=profiler).fit(module, loader())
+    assert module.kind == [kind]
+    assert callback.analysis().run.regions["forward"].device_ms > 0
+
+
 class Around(Profiler):
     """A profiler of the user's that passes everything on to the one before."""
 

@@ -204,10 +204,19 @@ class BoundaryProfiler:
     def turn(self, *, split: bool) -> None:
         """The next actions are of a step that is split into regions, or of one that is timed as a whole."""
         self._boundaries = self._of_split if split else self._of_unsplit
-        # a context manager around the action of that name
-        self.profile: Callable[[str], AbstractContextManager[Any]] = self._profile_both
-        if self._shares:  # Lightning's pass-through would make a generator for each of some sixty hooks a step
-            self.profile = self._contexts[split].__getitem__
+        contexts = self._contexts[split]
+
+        def shared(action_name: str) -> AbstractContextManager[Any]:
+            return contexts[action_name]
+
+        # a context manager around the action of that name; Lightning's pass-through would make a generator for each of
+        # some sixty hooks a step
+        self.profile: Callable[[str], AbstractContextManager[Any]] = shared if self._shares else self._profile_both
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The class of the user's profiler, for code that asks for it."""
+        return type(vars(self).get("inner", self))
 
     def _boundary(self, action_name: str) -> _Boundary | None:
         """The functions to call at the boundaries of an action: for its region, and for its part of the ledger."""

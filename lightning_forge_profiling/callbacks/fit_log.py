@@ -441,7 +441,7 @@ class FitLog(Guarded):
         if self._settings.prog_bar:
             shown = (per_second("samples"), per_second("steps"))
             rate = next((name for name in shown if name in metrics), STEP_MS)
-            trainer.progress_bar_metrics.update({name: metrics[name] for name in (rate, STEP_MS)})
+            lightning_api.show_on_progress_bar(trainer, {name: metrics[name] for name in (rate, STEP_MS)})
         if MFU in metrics and not self._logged_peak and self._peak is not None and self._peak.flops:
             self._logged_peak = True
             metrics[PEAK_TFLOPS] = self._peak.flops / 1e12

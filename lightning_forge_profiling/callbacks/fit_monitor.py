@@ -118,9 +118,14 @@ class FitMonitor(Guarded):
         self._set_up = SetUpParts(self.ledger, trainer, module, self.callbacks, failed=failed)
         self.readings.workers.watch()
 
-    @guarded
     def begin(self, trainer: Trainer, module: LightningModule) -> None:
         """The training loop begins: wrap the Trainer's profiler, and start the first step."""
+        if self.window is not None:  # a collective, and so apart from what may fail on one rank
+            self.window.choose(trainer)
+        self._begin(trainer, module)
+
+    @guarded
+    def _begin(self, trainer: Trainer, module: LightningModule) -> None:
         if self._progress is not None:
             return
         self._ended = False
@@ -418,6 +423,8 @@ class FitMonitor(Guarded):
     @guarded_end
     def _close(self, trainer: Trainer, *, interrupted: bool) -> None:
         self._leave_set_up(trainer)
+        if self.waits is not None:  # of a sanity check that no training followed
+            self.waits.close()
         if self._tear_down is None:
             self._begin_tear_down(trainer)
         else:

@@ -94,16 +94,21 @@ class FitWindow(Guarded):
         self.steps_ahead: int | None = None  # of the fit, when it began; None if unknown
         self.named_steps = 0  # with operators, after the light ones of a window that the settings do not give
         self.record: Path | None = None  # the folder of the run's record, once it is written
+        self._steady: StepWindow | None = None
+        self._has_chosen = bool(trainer.fast_dev_run)
         if trainer.fast_dev_run:
             self._skip("fast_dev_run is a trial run")
         elif lightning_api.uses_pytorch_profiler(trainer):
-            self._skip('Trainer(profiler="pytorch") already records, and PyTorch has room for one profiler at a time')
+            taken = 'Trainer(profiler="pytorch") already records, and PyTorch has room for one profiler at a time'
+            self._prepare(trainer, taken)
         elif nsight_ranges(os.environ) is not None:
-            self._skip("Nsight Systems records this process, and the GPU's events go to one profiler at a time")
+            taken = "Nsight Systems records this process, and the GPU's events go to one profiler at a time"
+            self._prepare(trainer, taken)
         else:
             self._prepare(trainer)
 
-    def _prepare(self, trainer: Trainer) -> None:
+    def _prepare(self, trainer: Trainer, taken: str = "") -> None:
+        """Agree on the folder with the other ranks, also where another profiler has taken this one's place."""
         settings, config = self._settings, self._settings.config
         run = folders.run_folder(trainer)
         root = run / config.trace_dir if settings.default_dir else folders.folder_of(config.trace_dir)
@@ -112,8 +117,8 @@ class FitWindow(Guarded):
         name = f"{now:%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}"
         problem = _unrecordable(config) or _folder_problem(root) if trainer.is_global_zero else ""
         self._root, self._name, problem = trainer.strategy.broadcast((root, name, problem))
-        if problem and settings.added:
-            self._skip(problem)
+        if taken or (problem and settings.added):
+            self._skip(taken or problem)
             return
         if problem:
             raise ConfigurationError(problem)
@@ -183,13 +188,25 @@ class FitWindow(Guarded):
             return 0
         return min(max(NAMED_STEPS, int(trainer.accumulate_grad_batches)), _MOST_NAMED)
 
+    def choose(self, trainer: Trainer) -> None:
+        """Choose the steps of a steady run, as rank 0 sees it: a collective, of each rank whatever it records."""
+        if self._has_chosen or self._settings.window is not None or self._settings.only_when_asked:
+            return
+        self._has_chosen, window = True, None
+        try:
+            self.named_steps = self._named_steps(trainer)
+            window = self._steady_window(trainer)
+        except Exception as exc:
+            _log.debug("", exc_info=exc)
+        self._steady = trainer.strategy.broadcast(window) if trainer.world_size > 1 else window
+
     def _steady_window(self, trainer: Trainer) -> StepWindow:
-        """When the run is likely to be steady, as rank 0 sees it: a collective."""
+        """When the run is likely to be steady, as this rank sees it."""
         loader = loader_settings(trainer)
         workers = 0 if loader is None else loader.num_workers or 0
         prefetched = 0 if loader is None else workers * (loader.prefetch_factor or 0)
         ahead = lightning_api.batches_ahead(trainer)
-        window = steady_window(
+        return steady_window(
             ahead.of_fit,
             of_epoch=ahead.of_epoch,
             batch=ahead.batch,
@@ -198,8 +215,6 @@ class FitWindow(Guarded):
             prefetched=prefetched,
             named=self.named_steps,
         )
-        chosen: StepWindow = trainer.strategy.broadcast(window) if trainer.world_size > 1 else window
-        return chosen
 
     def _memory_of(self, device: str, path: Path) -> MemorySnapshot | None:
         when = self._settings.memory_snapshot
@@ -307,10 +322,8 @@ class FitWindow(Guarded):
         self.pause_before = lightning_api.pauses(trainer)
         self.steps_ahead = lightning_api.batches_ahead(trainer).of_fit
         self.named_steps = self._named_steps(trainer)
-        if settings.only_when_asked:
-            return
-        window = settings.window or self._steady_window(trainer)
-        if not self._records:
+        window = settings.window or self._steady
+        if window is None or not self._records:
             return
         if settings.every is not None:
             self._periodic = window.later(settings.every)

@@ -319,6 +319,11 @@ def batch_source(trainer: Trainer) -> BatchSource:
     )
 
 
+def show_on_progress_bar(trainer: Trainer, metrics: Mapping[str, float]) -> None:
+    """Add metrics to the progress bar. The public property computes all others, at an epoch's end by collectives."""
+    trainer._logger_connector._progress_bar_metrics.update(metrics)  # noqa: SLF001
+
+
 def combined_loader(trainer: Trainer) -> object:
     """What the fit's loaders are in, another object as soon as they are made anew; None where a step may fetch more."""
     loop = trainer.fit_loop

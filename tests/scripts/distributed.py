@@ -1,6 +1,7 @@
 """Train with two CPU processes.
 
-STRATEGY, the folder, and any of `plain`, `rank0`, `fails=RANK`, `file`, `stopped`, `validates`.
+STRATEGY, the folder, and any of `plain`, `rank0`, `fails=RANK`, `file`, `stopped`, `validates`,
+`profiled` for rank 1 that PyTorch's profiler records already.
 """
 
 import logging
@@ -13,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.profilers import PyTorchProfiler
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from tests.models import Classifier, loader, quiet_trainer
@@ -57,6 +59,9 @@ def main(strategy, folder, *options):
         ranks=[0] if "rank0" in chosen else "all",
         trace_dir="/dev/null" if "file" in chosen else None,
     )
+    if "profiled" in chosen:
+        forge = ForgeProfilerCallback()
+    recorded = "profiled" in chosen and os.environ.get("LOCAL_RANK") == "1"
     trainer = quiet_trainer(
         *([] if "plain" in chosen else [forge, ThroughputCallback(warmup_steps=1)]),
         devices=2,
@@ -64,6 +69,7 @@ def main(strategy, folder, *options):
         logger=CSVLogger(folder, name="csv"),
         default_root_dir=folder,
         log_every_n_steps=1,
+        profiler=PyTorchProfiler(dirpath=folder, filename="theirs") if recorded else None,
     )
     if "validates" in chosen:
         trainer.fit(ValidatesSlowly(), loader(80), loader(16))

@@ -36,7 +36,7 @@ class ForgeProfilerCallback(TimedCallback):
         end_step: the first step after the window; None for six steps.
         trace_dir: the folder of the windows' folders; None for `profiler_traces` in the logger's folder (TensorBoard's,
             if there are several), or in `default_root_dir` without a logger.
-        enabled: False makes the callback do nothing.
+        enabled: False makes the callback do nothing; the same on all ranks, of which `ranks` chooses those that record.
         regions: which of `data`, `transfer`, `forward`, `backward` and `optimizer` to time; the others' time goes to
             `other`, which is always there.
         activities: what to record, of `"cpu"`, `"cuda"`, `"xpu"`, `"mtia"`; None for the CPU and the accelerator that

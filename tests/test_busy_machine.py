@@ -34,7 +34,7 @@ from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.run import WORKER_LINES, CpuUse, ShareInterval
 from tests.models import Samples, quiet_trainer
 from tests.outcomes import HANGS_S
-from tests.test_leaves import Plain, WaitsInUpdate, batches, computes
+from tests.test_leaves import Manual, Plain, WaitsInUpdate, batches, computes
 from tests.test_leaves import fitted as fitted_leaves
 
 CHECKOUT = Path(__file__).parents[1]
@@ -211,18 +211,8 @@ def test_the_line_that_waits_is_named():
 def test_the_line_that_calls_backward_does_not_wait_where_another_thread_runs_it(monkeypatch):
     """As on a GPU: the thread that trains waits in the function of PyTorch's that starts the engine."""
 
-    class ByHand(Plain):
+    class ByHand(Manual):
         forward_s = 0.001
-
-        def __init__(self):
-            super().__init__()
-            self.automatic_optimization = False
-
-        def training_step(self, batch):
-            optimizer = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(super().training_step(batch))
-            optimizer.step()
 
     graph = torch.autograd.graph
     known = {"run": graph._engine_run_backward, "sleep": time.sleep}
@@ -230,7 +220,7 @@ def test_the_line_that_calls_backward_does_not_wait_where_another_thread_runs_it
     exec(compile(code, graph.__file__, "exec"), known)  # noqa: S102
     monkeypatch.setattr(torch.autograd, "_engine_run_backward", known["_engine_run_backward"])
     [line, *_] = fitted(ByHand(), 80).run.lines["backward"]
-    assert line.function.endswith("ByHand.training_step")
+    assert line.function.endswith("Manual.training_step")
     assert line.waiting_pct < 10
 
 

@@ -54,13 +54,18 @@ def test_fsdp2_waits_for_parameters_are_no_work(tmp_path):
 # -- the comparison of ranks -----------------------------------------------------------------------------------------
 
 
+def slow_rank(folder, *options):
+    """What rank 0's record says in the end where rank 1 is slow somewhere."""
+    environment = {**os.environ, "MASTER_PORT": str(free_port())}
+    done = script("slow_rank.py", folder, *options, cwd=folder, env=environment)
+    assert done.returncode == 0, done.stderr
+    [record] = folder.rglob("forge_record")
+    return read_run(record).ranks[0].state.report.analysis
+
+
 @pytest.mark.slow
 def test_who_ends_its_epoch_late_is_late_and_who_waits_in_the_next_one_is_not(tmp_path):
-    environment = {**os.environ, "MASTER_PORT": str(free_port())}
-    done = script("slow_rank.py", tmp_path, "epoch", cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
-    [folder] = tmp_path.rglob("forge_record")
-    analysis = read_run(folder).ranks[0].state.report.analysis
+    analysis = slow_rank(tmp_path, "epoch")
     [late] = [found for found in analysis.findings if found.code == "straggler"]
     assert "rank 1: its callback/SlowCallback.on_train_epoch_end" in late.title
     assert "loader-startup" not in {found.code for found in analysis.findings}
@@ -72,13 +77,9 @@ def test_who_ends_its_epoch_late_is_late_and_who_waits_in_the_next_one_is_not(tm
 
 @pytest.mark.slow
 def test_who_waits_in_validation_for_another_rank_does_not_work_there(tmp_path):
-    environment = {**os.environ, "MASTER_PORT": str(free_port())}
-    done = script("slow_rank.py", tmp_path, "validation", cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
-    [folder] = tmp_path.rglob("forge_record")
-    analysis = read_run(folder).ranks[0].state.report.analysis
-    assert analysis.verdict == "straggler"
-    assert "for rank 1: its validation takes " in analysis.findings[0].title
+    analysis = slow_rank(tmp_path, "validation")
+    [late] = [found for found in analysis.findings if found.code == "straggler"]
+    assert "for rank 1: its validation takes " in late.title
     first, second = sorted(analysis.run.ranks, key=lambda one: one.rank)
     assert 80 * first.waits_ms["validation"] == pytest.approx(2000, rel=0.2), "100 batches of 20 ms in 80 steps"
     assert second.own_ms("validation") > 5 * first.own_ms("validation")
@@ -86,11 +87,7 @@ def test_who_waits_in_validation_for_another_rank_does_not_work_there(tmp_path):
 
 @pytest.mark.slow
 def test_no_live_step_has_the_wait_for_a_rank_whose_trace_takes_long_to_export(tmp_path):
-    environment = {**os.environ, "MASTER_PORT": str(free_port())}
-    done = script("slow_rank.py", tmp_path, "export", "window", cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
-    [folder] = tmp_path.rglob("forge_record")
-    run = read_run(folder).ranks[0].state.report.analysis.run
+    run = slow_rank(tmp_path, "export", "window").run
     assert run.all_steps == 80
     assert run.step_ms.max < 400, "rank 1 exports for half a second, and rank 0 waits for it in the step after"
 

@@ -194,7 +194,6 @@ class FitWindow(Guarded):
             return
         self._has_chosen, window = True, None
         try:
-            self.named_steps = self._named_steps(trainer)
             window = self._steady_window(trainer)
         except Exception as exc:
             _log.debug("", exc_info=exc)
@@ -213,7 +212,7 @@ class FitWindow(Guarded):
             warmup_steps=max(self._step_timer.warmup_steps, _DDP_TIMES_ITSELF if trainer.world_size > 1 else 0),
             workers=workers,
             prefetched=prefetched,
-            named=self.named_steps,
+            named=self._named_steps(trainer),
         )
 
     def _memory_of(self, device: str, path: Path) -> MemorySnapshot | None:

@@ -98,16 +98,10 @@ class FitWindow(Guarded):
         self._has_chosen = bool(trainer.fast_dev_run)
         if trainer.fast_dev_run:
             self._skip("fast_dev_run is a trial run")
-        elif lightning_api.uses_pytorch_profiler(trainer):
-            taken = 'Trainer(profiler="pytorch") already records, and PyTorch has room for one profiler at a time'
-            self._prepare(trainer, taken)
-        elif nsight_ranges(os.environ) is not None:
-            taken = "Nsight Systems records this process, and the GPU's events go to one profiler at a time"
-            self._prepare(trainer, taken)
         else:
-            self._prepare(trainer)
+            self._prepare(trainer, _taken(trainer))
 
-    def _prepare(self, trainer: Trainer, taken: str = "") -> None:
+    def _prepare(self, trainer: Trainer, taken: str) -> None:
         """Agree on the folder with the other ranks, also where another profiler has taken this one's place."""
         settings, config = self._settings, self._settings.config
         run = folders.run_folder(trainer)
@@ -444,6 +438,15 @@ class FitWindow(Guarded):
         self._skipped = TraceReport("skipped", reason, memory_message=no_memory)
         what = "trace" if self._settings.memory_snapshot is None else "trace and no memory snapshot"
         _log.warning("No %s will be recorded: %s.", what, reason)
+
+
+def _taken(trainer: Trainer) -> str:
+    """Why this process is recorded by somebody else; "" if it is not."""
+    if lightning_api.uses_pytorch_profiler(trainer):
+        return 'Trainer(profiler="pytorch") already records, and PyTorch has room for one profiler at a time'
+    if nsight_ranges(os.environ) is not None:
+        return "Nsight Systems records this process, and the GPU's events go to one profiler at a time"
+    return ""
 
 
 def _unrecordable(config: ProfilingConfig) -> str:

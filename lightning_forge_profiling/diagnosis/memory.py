@@ -97,9 +97,14 @@ def memory_layers(memory: RunMemory, *, least_gib: float = _LEAST_GIB) -> dict[s
 
 
 def largest_batch(memory: RunMemory) -> float | None:
-    """How many times larger a batch may be; None where that is unknown, or not near."""
+    """How many times larger a batch may be; None where that is unknown, or not near.
+
+    The peak is in backward, most often, before which Lightning frees the gradients: they are counted to what a batch
+    takes.
+    """
     kept, peak = memory.curve.kept_gib[-1], memory.curve.peak_gib[-1]
     if memory.growth is not None or not memory.peak_known or peak - kept < _LEAST_GIB:
         return None
-    times = (memory.limit_gib - kept) / (peak - kept)
+    at_peak = max(kept - memory.model.gradients_bytes / GIB, 0.0)
+    times = (memory.limit_gib - at_peak) / (peak - at_peak)
     return times if 0 < times < _MANY_TIMES else None

@@ -1,7 +1,8 @@
 """Exposed communication and waiting by a rank's own events, beside that of a trace of the same run.
 
 DDP with buckets of 1, 25 and 100 MB, with and without accumulation of gradients; eight steps of each run are recorded.
-The trace's figure is of communication kernels beside which no other ran. Both are of the recorded steps, without the
+The trace's figures are of communication kernels beside which no other ran, and of the part of that which holds the step
+up: without the time in which the host was yet to launch the next kernel. All are of the recorded steps, without the
 first, since recording slows the host.
 
     torchrun --nproc-per-node 2 -m benchmarks.exposed_comm
@@ -54,13 +55,17 @@ def fit(bucket_mb: int, accumulate: int, layers: int, batch_size: int) -> str:
     counted, rank = recorded[1:], analysis.ranks[0]
     waits = summed(times.device_ms for times in counted)
     exposed_ms = {name: ms / len(counted) for name, ms in waits.items() if name.startswith(WAIT_PREFIX)}
-    step_ms, trace_ms = fmean(times.step_ms for times in counted), rank.comm.exposed_ms_per_step
-    off_pct = 100 * (sum(exposed_ms.values()) - trace_ms) / step_ms
+    step_ms, comm = fmean(times.step_ms for times in counted), rank.comm
+    off_pct, alone_pct = (
+        100 * (sum(exposed_ms.values()) - trace_ms) / step_ms
+        for trace_ms in (comm.holds_up_ms_per_step, comm.exposed_ms_per_step)
+    )
     parts = ", ".join(f"{name.removeprefix(WAIT_PREFIX)} {ms:.2f}" for name, ms in exposed_ms.items())
     return (
         f"{bucket_mb:4} MB, {accumulate} micro-batches, {layers} layers, batch {batch_size}: step {step_ms:.2f} ms "
         f"({analysis.run.step_ms.mean:.2f} unrecorded), exposed {sum(exposed_ms.values()):.2f}, by the trace "
-        f"{trace_ms:.2f} ms: {off_pct:+.1f} % of the step ({parts})"
+        f"{comm.holds_up_ms_per_step:.2f} ms: {off_pct:+.1f} % of the step ({parts}); no kernel beside it for "
+        f"{comm.exposed_ms_per_step:.2f} ms: {alone_pct:+.1f} %"
     )
 
 

@@ -161,6 +161,7 @@ def _rank(rank: int, step_ms: list[float], ranks: int) -> RankSummary:
         comm=Communication(
             ms_per_step=1.5 * comm * step,
             exposed_ms_per_step=comm * step,
+            holds_up_ms_per_step=comm * step,
             hidden_pct=100 / 3 if comm else 0.0,
             exposed_pct=100 * comm,
         ),

@@ -64,7 +64,9 @@ def run_only():
 def without_gpu():
     """What a trace from a CPU leaves: steps, operators, and no GPU activity."""
     [rank] = sample_analysis().ranks
-    none = Communication(ms_per_step=0.0, exposed_ms_per_step=0.0, hidden_pct=0.0, exposed_pct=0.0)
+    none = Communication(
+        ms_per_step=0.0, exposed_ms_per_step=0.0, holds_up_ms_per_step=0.0, hidden_pct=0.0, exposed_pct=0.0
+    )
     step_ms = rank.step_ms.mean
     idle = Gpu(busy_ms_per_step=0.0, busy_pct=0.0, idle_ms_per_step=step_ms, idle_pct=100.0, kernels_per_step=0.0)
     python = {"python": Share(ms_per_step=step_ms, pct=100.0)}

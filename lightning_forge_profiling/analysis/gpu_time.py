@@ -44,6 +44,7 @@ class BusyTime:
     categories: dict[str, Ints]  # the same by category
     comm: Ints  # time in which communication runs
     comm_exposed: Ints  # time in which it runs without another kernel; a copy beside it hides nothing
+    comm_holds_up: Ints  # the part of that without the time in which the host was yet to launch the next kernel
 
 
 def busy_time(recording: Recording) -> BusyTime:
@@ -62,6 +63,7 @@ def busy_time(recording: Recording) -> BusyTime:
     comm = recording.kind == KINDS.index("comm")
     communication = spans_of(gpu, comm)
     other = ~comm & (gpu.activity == ACTIVITIES.index("kernel"))
+    exposed = communication - spans_of(gpu, other)
     return BusyTime(
         union=claimed,
         busy=measured,
@@ -71,8 +73,26 @@ def busy_time(recording: Recording) -> BusyTime:
             for category in CATEGORIES
         },
         comm=steps.gpu.measure(communication),
-        comm_exposed=steps.gpu.measure(communication - spans_of(gpu, other)),
+        comm_exposed=steps.gpu.measure(exposed),
+        comm_holds_up=steps.gpu.measure(exposed - _host_is_behind(recording, exposed, np.flatnonzero(other))),
     )
+
+
+def _host_is_behind(recording: Recording, spans: Intervals, kernels: Ints) -> Intervals:
+    """The parts of these spans in which the next of these kernels could not begin: the host was yet to launch it.
+
+    A host that launches it after the span may have waited for its end: then only until its last call in the span.
+    """
+    links, calls = recording.links, recording.trace.calls
+    following = take(kernels, np.searchsorted(recording.trace.gpu.start[kernels], spans.end, side="left"))
+    launch = take(links.time, following)
+    training = np.isin(calls.thread, _training_threads(recording))
+    begun = calls.start[training]
+    last = take(begun, np.searchsorted(begun, spans.end, side="left") - 1)
+    ready = np.where(launch < spans.end, launch + launch_latency(recording), last)
+    ready = np.where(launch < 0, spans.start, np.minimum(ready, spans.end))
+    waits = named(recording.trace, calls, WAITS) & training
+    return Intervals.of(spans.start, ready) - spans_of(calls, waits)
 
 
 _LATENCY_PERCENTILE: Final = 5

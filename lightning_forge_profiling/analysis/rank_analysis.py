@@ -198,6 +198,7 @@ def _communication(steps: Steps, busy: BusyTime) -> Communication:
     return Communication(
         ms_per_step=steps.mean_ms(full),
         exposed_ms_per_step=steps.mean_ms(exposed),
+        holds_up_ms_per_step=steps.mean_ms(busy.comm_holds_up),
         hidden_pct=100 * (full - exposed) / full if full else 0.0,
         exposed_pct=steps.pct(exposed),
     )

@@ -26,7 +26,8 @@ from lightning_forge_profiling.results.run import OTHERS, CpuTime, CpuUse
 
 
 def _communication_ms(context: RuleContext) -> float:
-    return context.rank.comm.exposed_ms_per_step - context.exposed_wait_ms
+    comm = context.rank.comm
+    return min(comm.holds_up_ms_per_step, comm.exposed_ms_per_step - context.exposed_wait_ms)
 
 
 def _explain_communication(context: RuleContext) -> Explanation:
@@ -38,10 +39,11 @@ def _explain_communication(context: RuleContext) -> Explanation:
     )
     return Explanation(
         f"communication takes {context.of_step(comm.ms_per_step)}, {comm.hidden_pct:.0f} % of it "
-        f"hidden; {in_ms(_communication_ms(context))} are exposed ({waiting})",
+        f"hidden; it holds the step up for {in_ms(_communication_ms(context))} ({waiting})",
         {
             "comm_ms_per_step": comm.ms_per_step,
             "exposed_ms_per_step": comm.exposed_ms_per_step,
+            "holds_up_ms_per_step": comm.holds_up_ms_per_step,
             "hidden_pct": comm.hidden_pct,
             **({} if context.wait_ms is None else {"waiting_for_ranks_ms_per_step": context.wait_ms}),
         },

@@ -91,6 +91,7 @@ def communication_tables(analysis: Analysis) -> Iterator[Rows]:
             "rank": rank_name,
             "ms per step": lambda rank: f"{rank.comm.ms_per_step:.3f}",
             "exposed": lambda rank: f"{rank.comm.exposed_ms_per_step:.3f}",
+            "holds the step up": lambda rank: f"{rank.comm.holds_up_ms_per_step:.3f}",
             "hidden": lambda rank: f"{rank.comm.hidden_pct:.1f} %",
             "of it waiting for other ranks": _waits(analysis),
         },

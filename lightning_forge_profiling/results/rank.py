@@ -321,12 +321,15 @@ class Communication:
     Attributes:
         ms_per_step: time in which a communication kernel runs.
         exposed_ms_per_step: the part of it in which no other kernel runs.
+        holds_up_ms_per_step: the part of that in which the next kernel waits. The rest, in which the host is yet to
+            launch it, would be idle without communication.
         hidden_pct: share of `ms_per_step` in which another kernel runs too; 0 without communication.
         exposed_pct: exposed communication in percent of the step.
     """
 
     ms_per_step: float
     exposed_ms_per_step: float
+    holds_up_ms_per_step: float
     hidden_pct: float
     exposed_pct: float
 

@@ -7,6 +7,7 @@ import pytest
 
 from lightning_forge_profiling.ranks.agreement import Follower, Leader, slow_ranks
 from lightning_forge_profiling.ranks.slowness import Slowness
+from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse
 from lightning_forge_profiling.results.pulse import LateRank, Pulse, RanksStatus, RankStatus
 from lightning_forge_profiling.results.window import WindowAnswer, WindowPlan, WindowRequest
 
@@ -106,6 +107,14 @@ def test_a_rank_that_cannot_record_makes_that_none_does_and_says_why():
     ranks, plans = train(1, 4, asks=[20.0], seconds=60, step_s=0.05, refusals={3: "the disk of /t is full"})
     assert not any(rank.recorded for rank in ranks)
     assert (plans[-1].state, plans[-1].text) == ("refused", "the disk of /t is full")
+
+
+def test_a_long_reason_still_reaches_rank_0():
+    """An answer that is too long would not be read, nor what the rank says besides."""
+    ranks, plans = train(1, 4, asks=[20.0], seconds=60, step_s=0.05, refusals={3: "the disk is full " * 100})
+    assert plans[-1].text == ("the disk is full " * 100)[:500]
+    said = pulse(3, 1, ranks[3].answer)
+    assert decode_pulse(encode_pulse(said)) == said
 
 
 def test_a_run_that_ends_before_the_step_says_so():

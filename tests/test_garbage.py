@@ -56,6 +56,20 @@ class Collector:
         return ledger, {part: round(1e3 * seconds, 6) for part, seconds in ledger.parts.items() if seconds}
 
 
+def test_collections_after_the_end_of_a_part_are_time_of_the_next_one():
+    run = Collector()
+    run.ledger.enter(STEPS)
+    run.passes(100)
+    run.collects(30)
+    over_ns = run.ns
+    run.passes(400)
+    run.collects(70)
+    run.ledger.turn_to("teardown", over_ns)
+    run.passes(50)
+    _, parts = run.read()
+    assert parts == {STEPS: 100, GC_FULL: 30, "teardown": 400 + 70 + 50}
+
+
 def test_collections_leave_the_part_in_which_they_happen():
     run = Collector()
     run.ledger.enter("steps")

@@ -128,6 +128,14 @@ def test_the_regions_of_a_step_are_seen_or_named_and_sum_to_it(profiled):
     assert sum(times[name] for name in PARTITION) == pytest.approx(callback.analysis().run.step_ms.mean)
 
 
+def test_a_progress_bar_that_a_loop_does_not_have_is_no_trouble(tmp_path, caplog):
+    callback = every_step(warmup_steps=2, prog_bar=True)
+    with forge.profile(callback, log_dir=tmp_path):
+        Model().fit(loader(160), epochs=2)
+    assert not [record for record in caplog.records if "switched off" in record.getMessage()]
+    assert callback.summary()["throughput/steps_per_sec"] > 0
+
+
 def test_the_record_is_that_of_a_fit(profiled, tmp_path, capsys):
     block, _ = profiled
     with block:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from lightning.pytorch import Callback
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks.run_report import run_evidence
+from lightning_forge_profiling.callbacks.stack_sampler import sampled_lines
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.combine import combine
@@ -266,6 +268,29 @@ def test_uneven_steps_are_hinted_at():
     times = ((0.0, 0.0), IDLE, (10.0, 10.0), IDLE, IDLE, IDLE)
     assert [hint.code for hint in run_hints(evidence(0, *times, p50=4.0))] == ["uneven-steps"]
     assert run_hints(evidence(0, *times, p50=9.9)) == ()
+
+
+def test_a_run_that_stops_accumulating_after_thousands_of_steps_has_even_ones():
+    """Of single steps the latest few thousand are kept, among which none accumulates any more."""
+    totals = RunTotals()
+    for step in range(10_000):
+        totals.add(StepTimes(step, {"step": 10.0}, {"step": 10.0}), StepWork(optimizer_steps=int(step >= 5000)), None)
+    summary = totals.summary(steps=10_000, before_first_s=0.0, wall_s=100.0)
+    assert summary.step_ms.typical_mean_ms == pytest.approx(10.0)
+
+
+class BeingAddedTo(defaultdict):
+    """Sums to which the sampler's thread adds a line whenever somebody reads them."""
+
+    def values(self):
+        for times in super().values():
+            self[("b.py", len(self), "g")] = [1, 0, 1]
+            yield times
+
+
+def test_the_lines_can_be_read_while_the_sampler_goes_on():
+    sums = BeingAddedTo(None, {("a.py", number, "f"): [10**9, 0, 50] for number in range(2)})
+    assert [line.line for line in sampled_lines(sums)] == [0, 1]
 
 
 # -- from the boundaries to the verdict, on a simulated GPU ------------------------------------------------------------

@@ -161,6 +161,23 @@ def test_no_event_is_touched_while_a_graph_is_captured():
     assert timers.dropped == 1
 
 
+def test_a_region_behind_one_that_a_capture_left_untimed_has_its_own_time():
+    device = FakeDevice()
+    timers = CUDATimerCollection(["a", "b", "c"], events=device)
+    with timers.region("a"):
+        pass
+    device.is_capturing = True
+    timers.start("a")
+    device.is_capturing = False
+    timers.switch("a", "b")
+    device.enqueue(ms=5)
+    timers.switch("b", "c")
+    device.enqueue(ms=3)
+    timers.stop("c")
+    assert timers.elapsed_all() == pytest.approx({"a": 0, "b": 5, "c": 3})
+    assert timers.dropped == 1
+
+
 def test_an_unknown_region_lists_the_known_ones():
     timers = CUDATimerCollection(["forward", "backward"], device="cpu")
     for call in (timers.start, timers.stop, timers.elapsed_ms):

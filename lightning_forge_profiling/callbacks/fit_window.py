@@ -33,7 +33,7 @@ from lightning_forge_profiling.profiler.config import (
 from lightning_forge_profiling.profiler.paths import writable_folder_problem
 from lightning_forge_profiling.profiler.session import TraceSession
 from lightning_forge_profiling.results.trace_report import TraceReport
-from lightning_forge_profiling.results.window import WindowAnswer, WindowPlan
+from lightning_forge_profiling.results.window import MOST_TEXT, WindowAnswer, WindowPlan
 
 if TYPE_CHECKING:  # which makes the window
     from lightning_forge_profiling.callbacks.forge_profiler import ForgeProfilerCallback
@@ -282,7 +282,7 @@ class FitWindow(Guarded):
             for window in list(self._windows)
             if window.session.window.start_step == plan.start and window.session.report.status in {"skipped", "failed"}
         ]
-        text = self._unkept or "".join(said[:1])
+        text = (self._unkept or "".join(said[:1]))[:MOST_TEXT]
         return WindowAnswer(number=answer.number, text=text) if text else answer
 
     def _begin_next(self, trainer: Trainer) -> None:

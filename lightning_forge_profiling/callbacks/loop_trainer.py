@@ -165,7 +165,6 @@ class LoopTrainer:
         self.profiler: Any = _NoProfiler()
         self.precision_plugin = SimpleNamespace(precision=UNKNOWN)
         self.state = SimpleNamespace(fn="fit")
-        self.progress_bar_metrics: dict[str, float] = {}
         self.loaders, self.validation_loaders = Loaders(), Loaders()
         self.num_val_batches = [inf]
         self.updates = SimpleNamespace(completed=0)
@@ -185,7 +184,8 @@ class LoopTrainer:
             _should_accumulate=bool,
             batch_source=BatchSource(()),
         )
-        self._checkpoint_connector, self._logger_connector, self._signal_connector = _Loop(), _Loop(), _Loop()
+        self._checkpoint_connector, self._signal_connector = _Loop(), _Loop()
+        self._logger_connector = _Loop(_progress_bar_metrics={})
 
     @property
     def global_step(self) -> int:

@@ -256,10 +256,11 @@ def add_sample(sums: LineSums, line: tuple[str, int, str], sample: Sample) -> No
 
 def sampled_lines(sums: LineSums) -> tuple[SampledLine, ...]:
     """The lines of the user's code with most time, at most three; empty for too few samples."""
-    whole_ns = sum(ns for ns, _, _ in sums.values())
-    if sum(samples for _, _, samples in sums.values()) < _ENOUGH or not whole_ns:
+    now = dict(sums)  # another thread may be adding to them
+    whole_ns = sum(ns for ns, _, _ in now.values())
+    if sum(samples for _, _, samples in now.values()) < _ENOUGH or not whole_ns:
         return ()
-    top = sorted(sums.items(), key=lambda item: -item[1][0])[:_LINES]
+    top = sorted(now.items(), key=lambda item: -item[1][0])[:_LINES]
     return tuple(
         SampledLine(
             file=shown_file(file), line=line, function=function, pct=100 * ns / whole_ns, waiting_pct=100 * idle_ns / ns

@@ -13,7 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from lightning_forge_profiling.results.pulse import Pulse, RanksStatus
-from lightning_forge_profiling.results.window import WindowAnswer, WindowPlan, WindowRequest
+from lightning_forge_profiling.results.window import MOST_TEXT, WindowAnswer, WindowPlan, WindowRequest
 
 _LEAD_S: Final = 5.0  # how far ahead: the plan, the answers and the agreement need a second each to be read
 _LEAD_PERIODS: Final = 5
@@ -135,7 +135,7 @@ class Leader:
             return replace(plan, state="refused", text=f"the run ended before step {plan.start}")
         if all(pulse.step >= plan.start + plan.steps or pulse.ended for pulse in ranks):
             said = [f"rank {pulse.rank}: {pulse.answer.text}" for pulse in ranks if pulse.answer.text]
-            return replace(plan, state="recorded", text="; ".join([*filter(None, [plan.text]), *said])[:500])
+            return replace(plan, state="recorded", text="; ".join([*filter(None, [plan.text]), *said])[:MOST_TEXT])
         return plan
 
 
@@ -162,7 +162,7 @@ class Follower:
             return before
         in_time = step + 1 < plan.start  # the step before is the profiler's warm-up
         if plan.number > before.number and plan.state == "planned":
-            text = self.refusal()
+            text = self.refusal()[:MOST_TEXT]
             return WindowAnswer(number=plan.number, keeps=in_time and not text, text=text)
         if plan.number == before.number and plan.state == "agreed" and before.keeps:
             records = not plan.ranks or self.rank in plan.ranks

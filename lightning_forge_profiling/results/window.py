@@ -11,7 +11,10 @@ MOST_STEPS: Final = 100
 _Whole = Annotated[int, Meta(ge=0, le=10**15)]
 _Steps = Annotated[int, Meta(ge=1, le=MOST_STEPS)]
 _BothParts = Annotated[int, Meta(ge=1, le=2 * MOST_STEPS)]
-_Text = Annotated[str, Meta(max_length=500)]
+MOST_TEXT: Final = 500
+"""Most characters of what a rank says of a window."""
+
+_Text = Annotated[str, Meta(max_length=MOST_TEXT)]
 _Id = Annotated[str, Meta(max_length=100)]
 Ranks = Literal["all", "slow"]
 PlanState = Literal["planned", "agreed", "recorded", "refused"]

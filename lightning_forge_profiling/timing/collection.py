@@ -208,8 +208,10 @@ class CUDATimerCollection:
             mark = self.mark()
         start = self._open.get(old)
         if start is None or start is _UNTIMED or mark is _UNTIMED or new not in self._totals:
+            mark.users += 1  # else `stop` may free what `start` is about to use
             self.stop(old, at=mark)
             self.start(new, at=mark)
+            self._release(mark)
             return mark
         del self._open[old]
         if new in self._open:

@@ -114,7 +114,7 @@ class LedgerClock:
         if part in stack:
             now_ns = self._clock_ns() if at_ns is None else at_ns
             if self.collected:
-                now_ns = self._take_garbage()
+                now_ns = self._take_garbage(at_ns)
             took_ns = now_ns - self._since_ns
             self._ns[stack[-1]] += took_ns
             self._since_ns = now_ns
@@ -210,13 +210,15 @@ class LedgerClock:
         """Count garbage collections from here on, each at the next change of the part."""
         self._garbage, self.collected = garbage, garbage.pending
 
-    def _take_garbage(self) -> int:
-        """Take the collections since the last change out of the current part, and return the current time."""
-        # those in the profiler's own work are the profiler's.
-        now_ns = self._clock_ns()
+    def _take_garbage(self, until_ns: int | None = None) -> int:
+        """Take the collections since the last change out of the current part, and return until when that lasts: now."""
+        # those in the profiler's own work are the profiler's, and those after that part are time of the next one
+        now_ns = self._clock_ns() if until_ns is None else until_ns
         while self.collected and self._garbage is not None:
             collections = self._garbage.take()
             for generation, began_ns, ended_ns in () if PROFILER in self._stack else collections:
+                if until_ns is not None and ended_ns > until_ns:
+                    continue
                 part, took_ns = GC_FULL if generation == FULL else GC_YOUNG, ended_ns - began_ns
                 self._ns[part] += took_ns
                 self._counts[part] += 1
@@ -226,7 +228,7 @@ class LedgerClock:
                     self._note(part, took_ns)
                 if took_ns >= _SPAN_NS:
                     self._spans.add(self._span(part, began_ns, ended_ns))
-            now_ns = self._clock_ns()
+            now_ns = self._clock_ns() if until_ns is None else until_ns
         return now_ns
 
     def begin_step(self, step: int, *, own_ns: int = 0, last_counts: bool = True, stood_ns: int = 0) -> None:

@@ -108,7 +108,8 @@ class StepBlocks:
         """The blocks in order."""
         parts = parts or PartMarks()
         length = max(self._length, parts.every)
-        blocks = sorted(_merged(self._blocks, length // self._length).items())
+        # a copy: another thread may be adding a block
+        blocks = sorted(_merged(dict(self._blocks), length // self._length).items())
         for number, block in blocks:
             before, after = parts.at(number * length), parts.at((number + 1) * length)
             block.part_ms = {name: (ns - before.get(name, 0)) / 1e6 for name, ns in after.items()}

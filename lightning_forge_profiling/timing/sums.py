@@ -215,9 +215,8 @@ class StepSums:
         latest = [*zip(self.latest, self.latest_changed, strict=True)]
         kinds = [[ms for ms, changes in latest if changes is kind] for kind in (False, True)]
         counts = (self.steps - self.optimizer_steps, self.optimizer_steps)
-        typical_mean_ms = (
-            sum(count * median(times) for count, times in zip(counts, kinds, strict=True) if times) / self.steps
-        )
+        known = [(count, median(times)) for count, times in zip(counts, kinds, strict=True) if times]
+        typical_mean_ms = sum(count * ms for count, ms in known) / max(sum(count for count, _ in known), 1)
         of_all = percentiles(list(self.latest))
         return Spread(of_all.p50, of_all.p95, self.shortest_ms, self.longest_ms, typical_mean_ms)
 

@@ -43,19 +43,9 @@ _log = plain_logger(__name__)
 
 # attributes of the Trainer that are recorded
 _SETTINGS: Final = (
-    "precision",
-    "accumulate_grad_batches",
-    "max_steps",
-    "max_epochs",
-    "log_every_n_steps",
-    "gradient_clip_val",
-    "gradient_clip_algorithm",
-    "val_check_interval",
-    "check_val_every_n_epoch",
-    "limit_train_batches",
-    "limit_val_batches",
-    "reload_dataloaders_every_n_epochs",
-    "num_nodes",
+    *("precision", "accumulate_grad_batches", "max_steps", "max_epochs", "log_every_n_steps", "gradient_clip_val"),
+    *("gradient_clip_algorithm", "val_check_interval", "check_val_every_n_epoch", "limit_train_batches"),
+    *("limit_val_batches", "reload_dataloaders_every_n_epochs", "num_nodes"),
 )
 
 
@@ -237,19 +227,19 @@ class RunRecorder(Guarded):
             return
         self._trace_status = trace.status
         if trace.status == "recording":
-            self._write_event("window", "the profiler started", trace.start_stall_ms / 1e3)
+            self.note("window", "the profiler started", trace.start_stall_ms / 1e3)
         elif trace.status == "written":
             steps = ", ".join(map(str, trace.steps))
-            self._write_event("window", f"steps {steps} were recorded to {trace.path}", trace.stall_ms / 1e3)
+            self.note("window", f"steps {steps} were recorded to {trace.path}", trace.stall_ms / 1e3)
             self._next_state_s = 0.0  # what analyses the trace reads it
         else:
-            self._write_event("window", f"{trace.status}: {trace.message}")
+            self.note("window", f"{trace.status}: {trace.message}")
 
     @guarded
     def failing(self, exception: BaseException) -> None:
         """Write and sync the exception of a failing run before anything else is tried."""
         self._exception = _words(exception)
-        self._write_event("exception", self._exception)
+        self.note("exception", self._exception)
         self._writer.sync()
 
     @guarded
@@ -321,9 +311,6 @@ class RunRecorder(Guarded):
 
     def note(self, kind: str, text: str, seconds: float = 0.0) -> None:
         """Write an event that took so long; for any thread."""
-        self._write_event(kind, text, seconds)
-
-    def _write_event(self, kind: str, text: str, seconds: float = 0.0) -> None:
         self._writer.write(EventLine(at=time.time(), step=self._step_timer.step, kind=kind, text=text, seconds=seconds))
 
 

@@ -7,7 +7,7 @@ two disagree. Without a GPU the run decides about waiting; operators and Python 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from lightning_forge_profiling.diagnosis.findings import cpu_work, find_causes, rank_causes, run_findings
 from lightning_forge_profiling.diagnosis.hints import rules_of_thumb, run_hints, switch_hints, switched_on
@@ -90,23 +90,16 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     )
 
 
-class Judged(NamedTuple):
-    """What a trace alone says."""
-
-    findings: tuple[Finding, ...]
-    hints: tuple[Hint, ...]
-    verdict: str
-    text: str
-
-
-def judge(ranks: Sequence[RankSummary], waits: Sequence[RankWait], cut_off: Sequence[str]) -> Judged:
-    """Findings, hints and verdict of recorded ranks; files that are cut off count only if nothing else is there."""
+def judge(
+    ranks: Sequence[RankSummary], waits: Sequence[RankWait], cut_off: Sequence[str]
+) -> tuple[tuple[Finding, ...], tuple[Hint, ...], str, str]:
+    """Findings, hints, verdict and its text of recorded ranks; files that are cut off count only if nothing else is there."""
     whole = [rank for rank in ranks if not rank.cut_off]
     findings = by_gain(find_causes(whole, waits))
     verdict, text = decide(findings, gpu=any(rank.gpu.busy_ms_per_step for rank in ranks))
     if cut_off:
         verdict, text = (verdict, f"{cut_off[0]} {text}") if whole else (NO_VERDICT, no_verdict(cut_off[0]))
-    return Judged(findings, rules_of_thumb(whole), verdict, text)
+    return findings, rules_of_thumb(whole), verdict, text
 
 
 def without_run(analysis: Analysis) -> Analysis:

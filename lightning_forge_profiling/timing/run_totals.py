@@ -251,7 +251,7 @@ class RunTotals:
         if left_out is None:
             self._add_counted(times, took_ms, work, timing)
             return
-        self._break_cycle(work)
+        self.skip(work)
         self._left_out[left_out] += 1
         if left_out == "recorded":
             self._window_ended = times.step + 1
@@ -281,10 +281,6 @@ class RunTotals:
         """The slowest steps that count, the slowest first."""
         return self._slowest.steps
 
-    def skip(self, work: StepWork) -> None:
-        """Enter a step that could not be timed."""
-        self._break_cycle(work)
-
     def _count(self, times: StepTimes, took_ms: float, work: StepWork, timing: StepTiming) -> None:
         """Enter a step that counts, with the others of its accumulation cycle if all of them count."""
         cycle = self._cycle
@@ -299,7 +295,7 @@ class RunTotals:
                 self._since_last_log.merge(cycle)
                 self._cycle = self._sums()
 
-    def _break_cycle(self, work: StepWork) -> None:
+    def skip(self, work: StepWork) -> None:
         """Drop the accumulation cycle of a step that does not count from the log entries."""
         self._cycle_is_broken = not work.ends_cycle
         if self._cycle.steps:

@@ -116,7 +116,8 @@ def predict(
     if equal_ranks:  # which then wait for each other no more
         changed = [min(changed, key=lambda steps: step_ns([steps.graph.with_host(hosts[0])]))] * len(changed)
     each_ns = [step_ns([steps.graph.with_host(factor) for steps in changed]) for factor in hosts]
-    after_ns, before_ns = fmean(each_ns), step_ns([graph.with_host(hosts[0]) for graph in graphs])
+    after_ns = fmean(each_ns)
+    before_ns = fmean(step_ns([graph.with_host(factor) for graph in graphs]) for factor in hosts)
     changed = [replace(steps, graph=steps.graph.with_host(fmean(hosts))) for steps in changed]
     notes = tuple(dict.fromkeys(note for steps in changed for note in steps.notes))
     if abs(after_ns - before_ns) < _NOTHING * before_ns:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_forge_profiling.analysis.fixes import as_graphs
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.rule import in_ms, in_s, saving, saving_of_fit
 from lightning_forge_profiling.diagnosis.verdict import RECOVERABLE, order_note
@@ -13,6 +14,7 @@ from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.results.analysis import RunEvidence, RunRegion
 from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.what_if import predict
 from tests.synthetic import Synthetic
 
 TRACES = Path(__file__).parent / "data" / "traces"
@@ -85,6 +87,15 @@ def test_the_step_after_a_fix_is_as_measured(case, code, after_ms):
     assert run.step_ms.mean - found.saves.ms_per_step == pytest.approx(after_ms, rel=0.1)
     assert not found.saves.at_most
     assert analysis.verdict == code
+
+
+def test_a_rank_that_waits_for_another_saves_no_more_than_that_one():
+    """Played alone it would be faster by 4.8 ms, but its step is as long as that of the rank that computes longer."""
+    analysis = analyze(TRACES / "light_straggler").analysis
+    together = predict(TRACES / "light_straggler", [as_graphs("forward", "backward")])
+    for found in (analysis, combine(analysis, live("light_straggler"))):
+        assert the("launch-bound", found).saves.at_most
+        assert the("launch-bound", found).saves.ms_per_step <= 1.2 * (together.before_ms - together.after_ms)
 
 
 def test_float32_that_runs_as_tf32_is_advised_bf16_as_plain_float32_is():

@@ -15,7 +15,7 @@ from lightning_forge_profiling.analysis.replayed_trace import replayed_trace
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.kineto.reader import read_trace
-from lightning_forge_profiling.pipeline import counted_steps
+from lightning_forge_profiling.pipeline import analyze, counted_steps
 from lightning_forge_profiling.what_if import MOST_ERROR_PCT, predict
 from tests.synthetic import Synthetic
 
@@ -153,6 +153,22 @@ def test_ranks_that_are_equal_no_longer_wait_for_each_other():
     # rank 1 computes in Python for 15 ms of each step; on its own rank 0 would take 12 to 15
     assert found.recorded_ms - found.after_ms == pytest.approx(13, abs=2)
     assert "straggler" not in {finding.code for finding in found.analysis.findings}
+
+
+def test_a_rank_that_is_late_is_so_too_when_the_steps_are_played():
+    """The others are ready for a collective before it, and wait in it: their GPUs are not idle."""
+    found = predict(TRACES / "slow_rank_gpu", [fixes.scaled(["softmax"], 0.99)])
+    assert found.analysis.verdict == "straggler"
+    recorded = analyze(TRACES / "slow_rank_gpu").analysis
+    played, waited = (sum(wait.wait_ms_per_step for wait in of.rank_waits) for of in (found.analysis, recorded))
+    assert played == pytest.approx(waited, rel=0.1)
+
+
+def test_a_change_of_nothing_saves_nothing_with_whatever_host():
+    found = predict(TRACES / "slow_rank_gpu", [fixes.without_allocations])
+    assert len(found.hosts) > 1
+    assert found.after_ms == found.before_ms
+    assert "that changes nothing in these steps" in found.notes
 
 
 def test_communication_that_is_overlapped_is_not_waited_for():

@@ -301,13 +301,15 @@ class Played:
     Attributes:
         call_start: begin of each call.
         call_end: its end.
-        work_start: begin of each GPU work.
+        work_start: begin of each GPU work, of a collective once this rank is ready.
+        work_end: its end.
         rounds: when all work of each round is done.
     """
 
     call_start: Ints
     call_end: Ints
     work_start: Ints
+    work_end: Ints
     rounds: tuple[int, ...]
 
 
@@ -357,17 +359,16 @@ def _rank(graph: Graph) -> Generator[int, int, Played]:
                 start = max(now + latency, free.get(lane, 0) + behind)
                 if after >= 0:
                     start = max(start, done[after] + lag)
-                if collective:
-                    start = yield start
-                starts[work], done[work] = start, start + runs
-                free[lane] = start + runs
+                starts[work] = start
+                begun = (yield start) if collective else start
+                free[lane] = done[work] = begun + runs
             now += takes
             if awaited >= 0:
                 now = max(now, done[awaited] + returns)
             returned[call] = now
         now += sum(rest[under_way:])
         rounds.append(max(free.values(), default=now))
-    return Played(np.array(began), np.array(returned), np.array(starts), tuple(rounds))
+    return Played(np.array(began), np.array(returned), np.array(starts), np.array(done), tuple(rounds))
 
 
 def _rows(*columns: Ints | NDArray[np.bool_]) -> list[tuple[Any, ...]]:

@@ -27,8 +27,8 @@ def replayed_trace(steps: ReplaySteps, played: Played) -> Trace:
         return _in_order(type(table)(**columns))
 
     stays = ~steps.gone.contains(trace.calls.start[graph.call])[graph.launched_by]
-    start = played.work_start[stays] - base
-    gpu = replace(trace.gpu.at(graph.work[stays]), start=start, end=start + graph.runs[stays])
+    start, end = played.work_start[stays] - base, played.work_end[stays] - base
+    gpu = replace(trace.gpu.at(graph.work[stays]), start=start, end=end)
     return replace(
         trace,
         gpu=_in_order(gpu),

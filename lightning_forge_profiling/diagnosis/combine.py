@@ -93,7 +93,7 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
 def judge(
     ranks: Sequence[RankSummary], waits: Sequence[RankWait], cut_off: Sequence[str]
 ) -> tuple[tuple[Finding, ...], tuple[Hint, ...], str, str]:
-    """Findings, hints, verdict and its text of recorded ranks; files that are cut off count only if nothing else is there."""
+    """Findings, hints, verdict and its text of recorded ranks; of those cut off only if there are no others."""
     whole = [rank for rank in ranks if not rank.cut_off]
     findings = by_gain(find_causes(whole, waits))
     verdict, text = decide(findings, gpu=any(rank.gpu.busy_ms_per_step for rank in ranks))
@@ -106,15 +106,9 @@ def without_run(analysis: Analysis) -> Analysis:
     """The analysis of the trace alone, of at most 16 ranks, from one that had been combined with a run."""
     if analysis.run is None:
         return analysis
-    trace = judge(analysis.ranks, analysis.rank_waits, analysis.cut_off)
+    findings, hints, verdict, text = judge(analysis.ranks, analysis.rank_waits, analysis.cut_off)
     return replace(
-        analysis,
-        verdict=trace.verdict,
-        verdict_text=trace.text,
-        findings=trace.findings,
-        hints=trace.hints,
-        run=None,
-        differences=(),
+        analysis, verdict=verdict, verdict_text=text, findings=findings, hints=hints, run=None, differences=()
     )
 
 

@@ -21,9 +21,10 @@ from lightning_forge_profiling.diagnosis.rule import (
     in_ms,
     in_s,
     replayed_saving,
+    saving,
 )
 from lightning_forge_profiling.diagnosis.where import located
-from lightning_forge_profiling.results.analysis import Finding, RankWait, RunEvidence
+from lightning_forge_profiling.results.analysis import Finding, RankWait, RunEvidence, Saving
 from lightning_forge_profiling.results.rank import RankSummary
 
 _GPU_RULES: Final = (*loader.GPU_RULES, *host_rules.GPU_RULES, *optimizer.GPU_RULES, *compute.GPU_RULES)
@@ -37,6 +38,8 @@ RUN_RULES: Final = (*loader.RUN_RULES, *optimizer.RUN_RULES, *host_rules.RUN_RUL
 
 # from here on a finding's sentence says the share of both, the rank that it is of and the mean
 _RANKS_DIFFER_PCT: Final = 1.0
+
+_SAME: Final = 1.2  # ranks whose predicted savings are up to this ratio apart differ by what predictions are off
 
 
 def find_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) -> list[Finding]:
@@ -78,12 +81,27 @@ def _worst(rule: Rule[RuleContext], contexts: Sequence[RuleContext], *, on_gpu: 
     finding = as_finding(
         rule, context, step_ms=rank.step_ms.mean, share_pct=mean_pct, source="trace", rank=rank.rank if alone else None
     )
-    finding = replace(located(finding, rank), saves=replayed_saving(rank.replay, rule.code) or finding.saves)
+    saves = replayed_saving(rank.replay, rule.code) or finding.saves
+    finding = replace(located(finding, rank), saves=_at_the_others_pace(saves, rule, context, contexts))
     where = "" if alone or len(contexts) == 1 else f"on rank {rank.rank} "
     differ = ""
     if worst_pct - mean_pct > _RANKS_DIFFER_PCT:  # the sentence is of one rank, the share is not
         differ = f"; that costs {worst_pct:.0f} % of its step, {mean_pct:.0f} % averaged over all {len(costs)} ranks"
     return replace(finding, title=f"{where}{finding.title}{differ}")
+
+
+def _at_the_others_pace(
+    saves: Saving | None, rule: Rule[RuleContext], context: RuleContext, contexts: Sequence[RuleContext]
+) -> Saving | None:
+    """A rank's saving, but no more than each other rank saves, by the same fix and of its waits for others."""
+    if saves is None or len(contexts) == 1 or any(other.wait_ms is None for other in contexts):
+        return saves
+    others = (other for other in contexts if other is not context)
+    own = ((other, replayed_saving(other.rank.replay, rule.code)) for other in others)
+    most_ms = min((saved.ms_per_step if saved else rule.cost(other)) + other.exposed_wait_ms for other, saved in own)
+    if saves.ms_per_step <= _SAME * most_ms:
+        return saves
+    return saving(most_ms, context.rank.step_ms.mean, at_most=True)
 
 
 def run_findings(run: RunEvidence) -> tuple[Finding, ...]:

@@ -160,13 +160,14 @@ def _of_live_step(finding: Finding, steps: RecordedSteps) -> Finding:
         title = f"{words}. Recorded, which slows the host: {finding.title}"
     else:
         title = f"{finding.title}; of a live step it is {min(share, 100.0):.0f} %{steps.averaged}"
+    limited = finding.saves is not None and finding.saves.at_most  # by what the other ranks save
     saves = finding.saves and saving(saves_ms, live_ms, at_most=finding.saves.at_most, cost_ms=share * live_ms / 100)
     return replace(
         finding,
         share_pct=min(share, 100.0),
         title=title,
         evidence={**finding.evidence, "share_of_recorded_step_pct": round(finding.share_pct, 3)},
-        saves=replayed_saving(steps.rank.replay, finding.code, live_ms) or saves,
+        saves=(None if limited else replayed_saving(steps.rank.replay, finding.code, live_ms)) or saves,
     )
 
 

@@ -84,8 +84,9 @@ def _source(text: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-_SCRIPTS: Final = tuple(
-    "format palette tips links table lanes timeline_canvas timeline axis breakdown sections".split()
+_SCRIPTS: Final = (
+    *("format", "palette", "tips", "links", "table", "lanes", "timeline_canvas", "timeline", "axis", "breakdown"),
+    "sections",
 )
 _SHOWN_OF_NAME: Final = 70  # a kernel's name is shown so far at least, in the two lines that it has
 _LABEL: Final = 80

@@ -357,7 +357,10 @@ def _not_counted(rank: RankSummary) -> str:
             empty = "an empty GPU queue, and " if on_gpu else ""
             why = f"the first recorded step: {empty}ranks and data loader not in steady state"
         reasons.setdefault(why, []).append(step.number)
-    parts = [f"step {', '.join(map(str, numbers))} ({why})" for why, numbers in reasons.items()]
+    parts = [
+        f"{'step' if len(numbers) == 1 else 'steps'} {', '.join(map(str, numbers))} ({why})"
+        for why, numbers in reasons.items()
+    ]
     left_out = f"all figures leave out {' and '.join(parts)}" if parts else ""
     return f"{_light_part(rank)}{left_out}" if by_light else left_out
 

@@ -237,10 +237,10 @@ def test_the_table_shows_both_sides_and_the_decision():
     first, second, *_ = text.splitlines()
     assert re.fullmatch(r"slower: step slower by 20 % \(19 to 2[01] %\), limit 10 %", first)
     assert second == "same: comm 0 ms before, 0 ms now, limit 10 %"
-    assert re.search(r"(?m)^step, mean ms +50\.\d +60\.\d +\+20 % +\+\d\d to \+\d\d +slower$", text)
+    assert re.search(r"(?m)^step, median ms +50\.\d +60\.\d +\+20 % +\+\d\d to \+\d\d +slower$", text)
     assert re.search(r"(?m)^matmul +\d+\.\d{3} .* 96$", text), "with calls per step"
     assert "\x1b" not in text
-    tables = text[text.index("step, mean ms") : text.index("\nbasis ")]
+    tables = text[text.index("step, median ms") : text.index("\nbasis ")]
     assert max(map(len, tables.splitlines())) <= 80
 
 

@@ -48,7 +48,11 @@ def evidence(*, data_ms=0.0, before_s=2.0, gpu_starved_pct=None, counts=None, **
         ("module/on_train_epoch_end", "slow-hook", "the module's on_train_epoch_end takes 30.0 s"),
         ("datamodule/on_before_batch_transfer", "slow-hook", "the data module's on_before_batch_transfer takes 30.0 s"),
         ("logger/WandbLogger", "slow-logger", "the logger WandbLogger takes 30.0 s"),
-        ("data_loader", "loader-startup", "creating the DataLoader and its iterator takes 30.0 s"),
+        (
+            "data_loader",
+            "loader-startup",
+            "creating the DataLoader, and beginning and ending its iterators, takes 30.0 s",
+        ),
         (
             "gc/generation_2",
             "gc-bound",

@@ -162,7 +162,7 @@ def test_the_note_says_which_steps_the_figures_are_of():
     assert note.startswith("figures are of the light steps 16 to 20, recorded without operators, 17.13 ms on average; ")
     assert "step 15 (the first recorded step" in note
     assert (
-        "step 21, 22 (with operators, which slow the host and say what the light steps did; 25.17 ms on average)"
+        "steps 21, 22 (with operators, which slow the host and say what the light steps did; 25.17 ms on average)"
         in note
     )
 

@@ -245,7 +245,7 @@ def test_a_wait_of_a_twentieth_is_no_verdict_where_half_of_the_step_is_lightning
 def test_too_few_steps_give_no_verdict_and_say_so():
     run = evidence(100, (12.0, 12.0), IDLE, IDLE, IDLE, IDLE, IDLE, steps=MIN_STEPS - 1)
     analysis = combine(None, run)
-    assert analysis.verdict == NOTHING_STANDS_OUT
+    assert analysis.verdict == NO_VERDICT
     assert analysis.verdict_text == "No verdict: 4 steady steps, at least 5 needed."
 
 

@@ -3,14 +3,16 @@
 import pytest
 
 from lightning_forge_profiling import ThroughputCallback
+from lightning_forge_profiling.callbacks.run_report import run_evidence
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import StepTiming, StepWork
 from lightning_forge_profiling.timing.run_totals import RunTotals
-from lightning_forge_profiling.timing.steps import StepTimes
+from lightning_forge_profiling.timing.steps import WHOLE, StepTimes
 from tests.entered_steps import watch
 from tests.fakes import FakeDevice
 from tests.models import Classifier, loader
@@ -197,3 +199,49 @@ def test_timing_behind_queued_work_is_free_and_every_step_is_split():
 
     assert split_steps(device_ms=5) == 200, "15 ms of work queued in each 10 ms"
     assert split_steps(device_ms=0.001) < 40, "the GPU waits for the host"
+
+
+class Shards:
+    """Steps of 2 ms, and of 300 ms at each shard's begin; a split step takes 150 us of timing, another one 50."""
+
+    def __init__(self, every=50):
+        self.every = every
+        self.budget, self.split_long = TimingBudget(0.005), []
+
+    def train(self, steps):
+        rates = []
+        for step in range(steps):
+            split, long = self.budget.splits(step), step % self.every == self.every - 1
+            if split and long:
+                self.split_long.append(step)
+            own_ns = 150_000 if split else 50_000
+            self.budget.add(step_ns=300_000_000 if long else 2_000_000, own_ns=own_ns, split=split)
+            rates.append(self.budget.rate)
+        return rates
+
+
+def test_long_steps_that_nobody_knows_are_looked_for_until_some_are_found():
+    run = Shards()
+    rates = run.train(2000)
+    assert len(run.split_long) >= 3
+    assert rates[run.split_long[2] + 32] < 0.1, "and then timing costs what it did"
+    assert max(Shards(every=10**9).train(2000)[64:]) < 0.1, "without long steps nothing is looked for"
+
+
+def test_what_long_steps_do_is_not_guessed_from_the_others():
+    """None of the two was split: their time is no data, forward, backward or optimizer's, and the verdict says so."""
+    totals = RunTotals()
+    regions = {"data": 0.2, "transfer": 0.1, "forward": 0.5, "backward": 0.5, "optimizer": 0.6, "other": 0.1}
+    for step in range(200):
+        long = step in {77, 155}
+        split = step % 20 == 0
+        times = regions if split else {WHOLE: 302.0 if long else 2.0}
+        totals.add(StepTimes(step, times, times), StepWork(optimizer_steps=1), None, StepTiming(chosen=split))
+    rates = totals.steady()
+    assert {name: rates.mean_ms(name) for name in regions} == pytest.approx(regions | {"other": 0.1 + 3.0})
+    assert rates.unknown_ms == pytest.approx(600)
+    run = run_evidence(totals.summary(steps=200, before_first_s=0.0, wall_s=1.0), on_device=False)
+    analysis = combine(None, run)
+    assert analysis.verdict == "no verdict"
+    assert "take 60 % of all the time" in analysis.verdict_text
+    assert "between-regions" not in {finding.code for finding in analysis.findings}

@@ -68,7 +68,7 @@ _STACK_REGIONS = {
 
 def stack_region(file: str, function: str) -> str | None:
     """The region whose outermost function in Lightning's code this is; "" for one of validation, None for no such."""
-    within = re.split(r"/pytorch/|/utils/data/", file)[-1]
+    within = re.split(r"/pytorch/|/pytorch_lightning/|/utils/data/", file)[-1]
     if within == "loops/evaluation_loop.py":
         return ""
     return _STACK_REGIONS.get((within.partition("/")[0], function))

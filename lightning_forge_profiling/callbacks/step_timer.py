@@ -443,7 +443,7 @@ class StepTimer(Guarded):
                 # ahead of the GPU the host's time costs the run nothing, and recording an event may wait for room in
                 # the GPU's queue, which is not overhead of timing
                 own_ns = 0 if self.host_is_ahead else self._own_ns
-                self._budget.add(step_ns=began_ns - self._stepped_ns, own_ns=own_ns, split=split)
+                self._budget.add(step_ns=began_ns - self._stepped_ns, own_ns=own_ns, split=split, chosen=chosen)
             stepped_ns, self._stepped_ns = self._stepped_ns, self._since.host_ns
             # the first step is a part of its own, which ends here
             charged_ns = self._clock_ns() - began_ns if following == 1 else 0

@@ -165,12 +165,13 @@ def compare(a: Sources, b: Sources, *, scatter_pct: float | None = None, limit_p
 def _refuse_twice(side: Sources) -> None:
     first: dict[str, str] = {}
     for run in side:
-        if run.run and run.run in first:
+        name = run.run or run.source
+        if name in first:
             raise ConfigurationError(
-                f"{run.source} and {first[run.run]} are the same run. Give each run once: counting it twice would "
+                f"{run.source} and {first[name]} are the same run. Give each run once: counting it twice would "
                 "make the scatter between runs too small"
             )
-        first[run.run] = run.source
+        first[name] = run.source
 
 
 def _followed(a: Sources, b: Sources) -> bool:

@@ -129,8 +129,8 @@ def change_words(metric: Metric) -> str:
 def percent(ratio: float) -> str:
     """A ratio as a change in percent, in three digits."""
     change = 100 * (ratio - 1)
-    if change >= 999.5:  # noqa: PLR2004
-        return "+999 or more"
+    if change >= 9999.5:  # noqa: PLR2004
+        return "+>9999"
     return f"{change:+.1f}" if abs(change) < 9.95 else f"{change:+.0f}"  # noqa: PLR2004
 
 

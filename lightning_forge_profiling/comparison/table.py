@@ -4,7 +4,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from lightning_forge_profiling.comparison.compare import Change, Comparison, Fixed, Metric, Side
+from lightning_forge_profiling.comparison.compare import (
+    SCATTER_APART_PCT,
+    SCATTER_IN_TURNS_PCT,
+    Change,
+    Comparison,
+    Fixed,
+    Metric,
+    Side,
+)
 from lightning_forge_profiling.comparison.gate import Gate, change_words, headline, metric_title, overall, percent
 from lightning_forge_profiling.report.blocks import Text
 from lightning_forge_profiling.report.screen import Screen, Table
@@ -81,7 +89,10 @@ def _metric_table(comparison: Comparison) -> Table:
         if metric.share_pct < _LEAST_SHARE_PCT or not (metric.a or metric.b) or _without_gpu(comparison, metric.name):
             continue
         style = "" if metric.outcome in {"same", None} else _STYLES.get(metric.outcome, "yellow")
-        title = _TITLES.get(metric.name) or f"{metric_title(metric.name)} {metric.unit}"
+        of_trace = comparison.kind == "trace" and metric.name == "step"
+        title = (
+            "step, median ms" if of_trace else _TITLES.get(metric.name) or f"{metric_title(metric.name)} {metric.unit}"
+        )
         sides = ("" if value is None else digits(value) for value in (metric.a, metric.b))
         table.row(title, *sides, *_change_cells(metric), Text(metric.outcome or "", style))
     return table
@@ -197,10 +208,14 @@ def _basis(comparison: Comparison) -> str:
     if not comparison.assumed_scatter_pct:
         return "the interval is from the steps alone; --scatter adds differences between processes"
     followed = "one run followed the other" if comparison.followed else "the runs did not follow each other"
+    given = comparison.kind == "trace" or comparison.assumed_scatter_pct not in {
+        SCATTER_IN_TURNS_PCT,
+        SCATTER_APART_PCT,
+    }
+    why, repeats = ("by --scatter", "measure it") if given else (followed, "measure it, --scatter sets it")
     drift = scatter - comparison.assumed_scatter_pct
     with_drift = f"; with what changes within a run {scatter:.1f} %" if drift >= 0.1 else ""  # noqa: PLR2004
     return (
         "too few runs to show how much equal runs differ. Assumed: "
-        f"{comparison.assumed_scatter_pct:g} % (one standard deviation; {followed}){with_drift}. Repeats measure it, "
-        "--scatter sets it"
+        f"{comparison.assumed_scatter_pct:g} % (one standard deviation; {why}){with_drift}. Repeats {repeats}"
     )

@@ -45,6 +45,9 @@ _MOSTLY_PCT: Final = 50.0
 # without a GPU, a cause that costs less is no verdict beside a step that is mostly computation
 _SMALL_PCT: Final = 10.0
 
+# from this share of all time on, steps of which nothing but the length is known leave no verdict
+_UNKNOWN_PCT: Final = 10.0
+
 _PAIR: Final = 2
 
 
@@ -201,6 +204,13 @@ def _with_verdict(
     )
 
 
+def _unknown_pct(run: RunEvidence) -> float:
+    """The share of time in long steps of which only the length is known, compilation and collections not counted."""
+    counted_s = {} if run.ledger is None else run.ledger.counted_s or {}
+    known_ms = 1e3 * sum(s for part, s in counted_s.items() if part.startswith(("compile", "gc/"))) / run.steps
+    return 100 * max(run.unknown_ms - known_ms, 0.0) / run.step_ms.mean
+
+
 def _of_run(ranked: tuple[Finding, ...], run: _Run) -> Analysis:
     """The analysis without a trace: what a CPU computes is a finding beside others."""
     steps, certain = run.all.steps, [finding for finding in ranked if is_certain(finding)]
@@ -216,7 +226,13 @@ def _of_run(ranked: tuple[Finding, ...], run: _Run) -> Analysis:
             f"Nothing stands out: forward, backward and optimizer take {computing_pct:.0f} % of the step. The largest "
             f"cause beside them costs {certain[0].share_pct:.0f} %: {decide(certain)[1]}"
         )
+    unknown_pct = _unknown_pct(run.all)
+    if unknown_pct >= _UNKNOWN_PCT and not any(finding.share_pct >= unknown_pct for finding in certain):
+        took = f"long steps, none of which had its regions timed, take {unknown_pct:.0f} % of all the time"
+        times_all = "ThroughputCallback(overhead=None) times the regions of each step."
+        verdict, text = NO_VERDICT, f"No verdict: {took}. {times_all}"
     if steps < MIN_STEPS and not ranked:
-        verdict, text = NOTHING_STANDS_OUT, f"No verdict: {steps} steady steps, at least {MIN_STEPS} needed."
+        steady = f"{steps} steady step{'' if steps == 1 else 's'}"
+        verdict, text = NO_VERDICT, f"No verdict: {steady}, at least {MIN_STEPS} needed."
     hints = run_hints(run.all)
     return Analysis(source=THE_RUN, verdict=verdict, verdict_text=text, findings=findings, hints=hints, run=run.all)

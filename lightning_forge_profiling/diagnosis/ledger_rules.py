@@ -60,8 +60,11 @@ def _takes(subject: str, events: str, advice: str, on_gpu: str = "") -> Callable
 def _loader(run: LedgerCosts, _: str) -> Explanation:
     settings, fix = run.evidence.loader, ""
     if settings is None or not settings.num_workers:
-        what = "creating the DataLoader and its iterator"
-        advice = "Do less in train_dataloader and in the dataset's or sampler's __iter__, or make epochs longer."
+        what = "creating the DataLoader, and beginning and ending its iterators,"
+        advice = (
+            "Do less in train_dataloader and in the dataset's or sampler's __iter__, also after its last batch, or make "
+            "epochs longer."
+        )
     elif settings.persistent_workers:
         what = "a new pass over the DataLoader, until its first batch,"
         advice = "Make epochs longer (a sampler with several passes over the dataset), or the first batch cheaper."

@@ -107,6 +107,11 @@ def _explain_cpu_update(context: RuleContext) -> Explanation:
 # Steps with Adam took 0.5 to 0.6, also beside a busy process (`python -m docs.measure_fixes --cpu fused`).
 _FUSED_ON_CPU: Final = frozenset({"Adam", "AdamW", "Adagrad"})
 
+# those of torch.optim that have foreach=, and most of them fused=
+_FOREACH: Final = frozenset(
+    {"ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
+)
+
 # with several threads each tensor is an OpenMP region, for which all threads need a core at the same time: only where
 # cores are free, and half of the tensors have at least so many elements, which the loop divides among the threads too
 _LARGE: Final = 65_536
@@ -122,6 +127,8 @@ def _unfused_cpu_advice(kind: str, threads: int | None, run: RunEvidence | None,
     large = optimizer is not None and optimizer.median_elements >= _LARGE and use is not None and use.contended is False
     if kind in _FUSED_ON_CPU and (threads == 1 or large):
         return f"Use {kind}(fused=True), or update less often ({often}).", _fused(kind)
+    if kind and kind not in _FOREACH:
+        return f"Update less often ({often}).", ""
     faster = f"{kind or 'the optimizer'} with fused=True or foreach=True, if it has them"
     return (
         f"Update less often ({often}). Measure {faster}: {MEASURE}. With several threads both can be slower, on a busy "

@@ -402,6 +402,8 @@ class RunEvidence:
         worker_restarts: restarts of the DataLoader's workers; None with persistent workers or none.
         typical_mean_ms: mean step time if each step took the median of its kind: with or without an optimizer update.
             None if unknown.
+        unknown_ms: what long steps take more than the others, per step, if none of them had its regions timed: it is in
+            `other`, and nobody knows what it was.
         loader: settings of the DataLoader on rank 0; None if unknown.
         ledger: wall time of the whole run by parts; None if unknown.
         all_steps: number of all steps of the fit, those that do not count included; None if unknown.
@@ -438,6 +440,7 @@ class RunEvidence:
     ranks: tuple[RankWork, ...] = ()
     worker_restarts: WorkerRestarts | None = None
     typical_mean_ms: float | None = None
+    unknown_ms: float = 0.0
     loader: LoaderSettings | None = None
     ledger: RunLedger | None = None
     all_steps: int | None = None

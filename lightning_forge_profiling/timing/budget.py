@@ -1,6 +1,7 @@
 """Chooses the steps that are split into regions, so that timing stays within a declared share of the run."""
 
 from collections import deque
+from math import inf
 from statistics import fmean, median
 from typing import Final
 
@@ -22,6 +23,13 @@ _COUNTED: Final = 2
 # where even the ends of steps cost more than the share, regions of some steps are timed all the same
 _LOWEST_RATE: Final = 1 / 64
 
+# steps of more than this multiple of the median are long. Where those that were not split take a tenth of the time,
+# half of the steps are split until some long ones are among them: else nobody knows what they do.
+_LONG: Final = 2.0
+_MUCH: Final = 0.1
+_ENOUGH_LONG: Final = 3
+_SEARCH_RATE: Final = 0.5
+
 # cost of a step timed as a whole relative to a split one, until it is measured: one event of seven, and counts
 _UNSPLIT_TO_SPLIT: Final = 0.25
 
@@ -40,21 +48,33 @@ class TimingBudget:
         self._split_ns: deque[int] = deque(maxlen=_LATEST)
         self._unsplit_ns: deque[int] = deque(maxlen=_LATEST)
         self._undecided = 0
+        self._typical_ns = inf
+        self._all_ns = self._missed_ns = 0  # of steps, and of the long ones that were not split
+        self._long_split = self._missed = 0
 
     def splits(self, step: int) -> bool:
         """Whether the regions of a step are timed."""
         return self.rate >= 1 or step * _STRIDE % 1 < self.rate
 
-    def add(self, *, step_ns: int, own_ns: int, split: bool) -> None:
-        """Add the cost of a step."""
+    def add(self, *, step_ns: int, own_ns: int, split: bool, chosen: bool = True) -> None:
+        """Add the cost of a step, which was split because it was chosen, or had to be."""
         if self._share is None:
             return
+        if chosen:
+            self._all_ns += step_ns
+            if step_ns > _LONG * self._typical_ns:
+                self._long_split += split
+                self._missed += not split
+                self._missed_ns += 0 if split else step_ns
         self._step_ns.append(step_ns)
         (self._split_ns if split else self._unsplit_ns).append(_COUNTED * own_ns)
         self._undecided += 1
         if self._undecided >= _DECIDE_EVERY and self._split_ns:
             self._undecided = 0
-            self.rate = self._affordable(self._share * median(self._step_ns))
+            self._typical_ns = median(self._step_ns)
+            self.rate = self._affordable(self._share * self._typical_ns)
+            if self._long_split < _ENOUGH_LONG <= self._missed and self._missed_ns > _MUCH * self._all_ns:
+                self.rate = max(self.rate, _SEARCH_RATE)
 
     def _affordable(self, budget_ns: float) -> float:
         split_ns = fmean(self._split_ns)

@@ -16,7 +16,7 @@ from lightning_forge_profiling.timing.rates import (
     percentiles,
     step_ms,
 )
-from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS, LOADER_START, StepTimes
+from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS, LOADER_START, WHOLE, StepTimes
 
 MEDIAN_OVER: Final = 4096  # the median covers at most this many recent steps, which is what is kept of them
 
@@ -187,13 +187,15 @@ class StepSums:
 
     def read(self) -> Rates:
         """The rates so far."""
-        forced, kinds = self.forced, [kind for each in self._kinds for kind in _known(each)]
+        forced, unknown = self.forced, _Times()
+        kinds = [kind for normal, long in self._kinds for kind in _known(_apart(normal, long, unknown))]
         kinds = _known([kind for kind in kinds if kind.chosen.steps or kind.unsplit.steps])
         atypical = any(not kind.is_known for kind in kinds)  # none was split by choice
         if atypical:
             kinds[0].chosen, forced = forced, _Times()
         parts = [kind.extrapolated() for kind in kinds]
-        whole = parts[0] if len(parts) == 1 and not forced.steps else _merged([*parts, forced])
+        alone = len(parts) == 1 and not forced.steps and not unknown.device_ms
+        whole = parts[0] if alone else _merged([*parts, forced, unknown])
         started_ms, started_host_ms = (
             _folded(sums, self._loader_starts_in) for sums in (whole.device_ms, whole.host_ms)
         )
@@ -203,6 +205,7 @@ class StepSums:
             regions=self.regions,
             split_steps=self.steps - self.unsplit_steps,
             atypical=atypical,
+            unknown_ms=sum(unknown.device_ms.values()),
             loader_start_ms=started_ms,
             loader_start_host_ms=started_host_ms,
             **{name: getattr(self, name) for name in _ADDED if name not in {"starved", "asked"}},
@@ -242,6 +245,25 @@ def _merged(several: Iterable[_Times]) -> _Times:
     for times in several:
         merged.add(times.steps, times.device_ms, times.host_ms)
     return merged
+
+
+def _apart(normal: _Kind, long: _Kind, unknown: _Times) -> tuple[_Kind, ...]:
+    """Both kinds; if no long step was split, what those take more than the others is added to `unknown`, as `other`."""
+    if long.is_known or not normal.chosen.steps:
+        return normal, long
+    together, steps = _Kind(), long.unsplit.steps
+    together.chosen = normal.chosen
+    like: list[dict[str, float]] = []
+    for name in ("device_ms", "host_ms"):
+        took = sum(step_ms(getattr(times, name)) for times in (normal.chosen, normal.unsplit))
+        usual_ms = steps * took / (normal.chosen.steps + normal.unsplit.steps)
+        of_long = getattr(long.unsplit, name)
+        more_ms = max(step_ms(of_long) - usual_ms, 0.0)
+        like.append({**of_long, WHOLE: of_long.get(WHOLE, 0.0) - more_ms})
+        getattr(unknown, name)["other"] = getattr(unknown, name).get("other", 0.0) + more_ms
+    together.unsplit = _merged([normal.unsplit])
+    together.unsplit.add(steps, *like)
+    return (together,)
 
 
 def _known(kinds: Sequence[_Kind]) -> list[_Kind]:

@@ -7,7 +7,6 @@ from shlex import quote
 
 from lightning_forge_profiling.cli.files import copies_in, copy_each
 from lightning_forge_profiling.cli.output import Progress, say, warn
-from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.kineto.files import find_traces, rank_in_name
 from lightning_forge_profiling.names import plugin_name
 
@@ -37,8 +36,6 @@ def _run(args: argparse.Namespace) -> int:
 
     sources, notes = find_traces(args.path)
     copies = _targets(sources, args.out)
-    if any(source.parent.resolve() == args.out.resolve() and source.name != copy.name for source, copy in copies):
-        raise ConfigurationError(f"--out {args.out} is the folder of the traces: then each would be read twice")
     args.out.mkdir(parents=True, exist_ok=True)
     with Progress() as progress:
         failures = copy_each(copies, write_plugin_copy, progress)

@@ -62,8 +62,8 @@ def _loader(run: LedgerCosts, _: str) -> Explanation:
     if settings is None or not settings.num_workers:
         what = "creating the DataLoader, and beginning and ending its iterators,"
         advice = (
-            "Do less in train_dataloader and in the dataset's or sampler's __iter__, also after its last batch, or make "
-            "epochs longer."
+            "Do less in train_dataloader and in the dataset's or sampler's __iter__, also after the last batch, or "
+            "make epochs longer."
         )
     elif settings.persistent_workers:
         what = "a new pass over the DataLoader, until its first batch,"

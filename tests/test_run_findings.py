@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks.run_report import run_evidence
-from lightning_forge_profiling.callbacks.stack_sampler import sampled_lines
+from lightning_forge_profiling.callbacks.stack_sampler import sampled_lines, stack_region
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.combine import combine
@@ -29,7 +29,7 @@ from lightning_forge_profiling.results.analysis import (
     WorkerRestarts,
 )
 from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.run import SampledLine
+from lightning_forge_profiling.results.run import OptimizerSettings, SampledLine
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import StepTiming, StepWork
@@ -151,6 +151,7 @@ def test_an_optimizer_that_is_named_has_no_part_in_other_findings():
 
 
 IDLE = (0.0, 0.0)
+LIGHTNINGS = (("strategies/strategy.py", "training_step"), ("loops/evaluation_loop.py", "run"))
 
 
 def test_a_loader_that_drains_the_gpu_of_a_small_model_is_distinguished_from_slow_launches():
@@ -277,6 +278,23 @@ def test_a_run_that_stops_accumulating_after_thousands_of_steps_has_even_ones():
         totals.add(StepTimes(step, {"step": 10.0}, {"step": 10.0}), StepWork(optimizer_steps=int(step >= 5000)), None)
     summary = totals.summary(steps=10_000, before_first_s=0.0, wall_s=100.0)
     assert summary.step_ms.typical_mean_ms == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("package", ["lightning/pytorch", "pytorch_lightning"])
+def test_the_regions_of_sampled_lines_are_those_of_either_package(package):
+    of = {file: stack_region(f"/v/site-packages/{package}/{file}", name) for file, name in LIGHTNINGS}
+    assert [*of.values()] == ["forward", ""]
+
+
+def test_gradients_are_not_advised_to_be_accumulated_by_lightning_where_it_refuses_to():
+    run = evidence(0, (0.1, 0.1), IDLE, (1.0, 1.0), (1.0, 1.0), (8.0, 8.0), IDLE, on_device=False)
+    for manual, advised in ((False, True), (True, False)):
+        optimizer = OptimizerSettings(
+            kind="LBFGS", fused=False, tensors=4, elements=90, median_elements=12, manual=manual
+        )
+        found = the("slow-optimizer", replace(run, optimizer=optimizer))
+        assert ("accumulate_grad_batches" in found.advice) is advised
+        assert "fused" not in found.advice, "LBFGS has no such argument"
 
 
 class BeingAddedTo(defaultdict):

@@ -40,6 +40,7 @@ def optimizer_settings(trainer: Trainer) -> OptimizerSettings | None:
         tensors=len(sizes),
         elements=sum(sizes),
         median_elements=int(median(sizes)),
+        manual=not trainer.lightning_module.automatic_optimization,
     )
 
 

@@ -377,7 +377,7 @@ def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> tuple[str,
     if tried is None:
         pinned = " Set pin_memory=True." if pin else ""
         return (
-            f"{state}. {busy}, {free}: more workers would compete for them. {cheaper[0].upper()}{cheaper[1:]}.{pinned}"
+            f"{cheaper[0].upper()}{cheaper[1:]}. {state}. {busy}, {free}: more workers would compete for them.{pinned}"
         ), _loader_fix(["pin_memory=True"]) if pin else ""
     why = "and waits for the rest, as for a disk or a network, so there may be more workers than cores"
     advice = f"{state}. {busy} {why}" if _waits(cpu) else f"{state}. {busy}, {free}"

@@ -82,8 +82,9 @@ def _cpu_update_ms(context: RuleContext) -> float:
 def _explain_cpu_update(context: RuleContext) -> Explanation:
     cpu = context.cpu
     called = f"{cpu.optimizer}'s update" if cpu.optimizer else "the optimizer's update"
+    often = "a larger batch" if _is_manual(context.run) else "a larger batch, accumulate_grad_batches"
     how = {"loop": " in a loop over the parameters", "foreach": " with foreach", "fused": ", already fused", "": ""}
-    often, fix = "a larger batch, accumulate_grad_batches", ""
+    fix = ""
     if cpu.update == "fused":
         advice = f"Update less often ({often})."
     else:
@@ -115,6 +116,11 @@ _FOREACH: Final = frozenset(
 # with several threads each tensor is an OpenMP region, for which all threads need a core at the same time: only where
 # cores are free, and half of the tensors have at least so many elements, which the loop divides among the threads too
 _LARGE: Final = 65_536
+
+
+def _is_manual(run: RunEvidence | None) -> bool:
+    """Whether the module updates the weights by itself, where Lightning refuses to accumulate gradients."""
+    return run is not None and run.optimizer is not None and run.optimizer.manual
 
 
 def _fused(kind: str) -> str:
@@ -157,6 +163,8 @@ def explain_run_update(run: RunEvidence) -> Explanation:
 
 def _run_advice(run: RunEvidence) -> tuple[str, str]:
     often = f"a larger batch, or a larger accumulate_grad_batches{accumulating(run.loader)}"
+    if _is_manual(run):
+        often = "a larger batch, or step() after several backward passes"
     if run.optimizer is not None and run.optimizer.fused:
         return f"It is fused already: update less often ({often}).", ""
     kind, threads = "" if run.optimizer is None else run.optimizer.kind, None if run.cpu is None else run.cpu.threads

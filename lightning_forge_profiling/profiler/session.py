@@ -412,7 +412,7 @@ class TraceSession:
 
     def _skip(self, reason: str) -> None:
         self._report = replace(self._report, status="skipped", message=reason)
-        _log.warning("No trace will be recorded: %s.", reason)
+        _log.warning("No trace will be recorded: %s.", reason.rstrip("."))
 
     def _fail(self, exc: Exception) -> None:
         self.marks.take_operators_in()

@@ -110,7 +110,7 @@ def _remarks(analysis: Analysis) -> Iterator[tuple[str, str]]:
     """Names and texts of the lines below the tables."""
     if analysis.ranks:
         rank = slowest_rank(analysis.ranks)
-        cut = "; of a file that is cut off" if rank.cut_off else ""
+        cut = " (of a file that is cut off)" if rank.cut_off else ""
         for name, text in (("compute", efficiency(rank)), ("threads", cpu_threads(rank)), ("linked", linked(rank))):
             if text:
                 yield name, text + cut

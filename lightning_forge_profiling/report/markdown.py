@@ -122,7 +122,7 @@ def _efficiency(ranks: Sequence[RankSummary]) -> Iterator[str]:
     yield from ("", "## Efficiency", "")
     for say in (efficiency, cpu_threads, linked):
         texts = (
-            (rank.rank, text + "; of a file that is cut off" * rank.cut_off) for rank in ranks if (text := say(rank))
+            (rank.rank, text + " (of a file that is cut off)" * rank.cut_off) for rank in ranks if (text := say(rank))
         )
         yield from (f"- {prose(where + text)}" for where, text in by_text(texts, several=len(ranks) > 1))
     if any(map(used_gpu, ranks)):

@@ -143,6 +143,7 @@ class OptimizerSettings:
         tensors: number of parameter tensors that it updates.
         elements: number of elements of all of them.
         median_elements: median number of elements of a tensor.
+        manual: whether the module calls it by itself (manual optimization).
     """
 
     kind: str
@@ -150,6 +151,7 @@ class OptimizerSettings:
     tensors: int
     elements: int
     median_elements: int
+    manual: bool = False
 
 
 WORKER_LINES: Final = "data/worker"  # the part of the step that a loader worker's lines are listed under

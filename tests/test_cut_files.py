@@ -112,4 +112,4 @@ def test_a_cut_rank_alone_says_so_with_each_of_its_figures(tmp_path, capsys):
     assert main(["analyze", str(cut_in_step_7(tmp_path, trace))]) == 65
     text = " ".join(capsys.readouterr().out.split())
     assert "; its file is cut off" in text
-    assert text.count("; of a file that is cut off") >= 1, "the compute line"
+    assert text.count("(of a file that is cut off)") >= 1, "the compute line"

@@ -155,3 +155,12 @@ def test_a_trace_whose_name_holds_a_line_break_is_found(name, tmp_path):
     assert find_traces(tmp_path)[0] == (tmp_path / name,)
     done = forge("analyze", tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["rank0.trace.json", "rank0.trace.json.gz"])
+def test_a_copy_for_tensorboards_plugin_beside_its_trace_is_no_second_trace(name, tmp_path):
+    copy = tmp_path / "rank0.pt.trace.json.gz"
+    copy.touch()
+    assert find_traces(tmp_path)[0] == (copy,)
+    (tmp_path / name).touch()
+    assert find_traces(tmp_path)[0] == (tmp_path / name,)

@@ -82,6 +82,7 @@ def run_evidence(run: RunSummary, *, on_device: bool, ledger: Ledger | None = No
         window_effect=window_effect(run.before_window_ms, run.after_window_ms),
         typical_mean_ms=spread.typical_mean_ms,
         unknown_ms=steady.unknown_ms / steady.steps,
+        unknown_steps=steady.unknown_steps,
         ledger=None if ledger is None else run_ledger(ledger, steady if on_device else None),
         all_steps=run.steps,
         drift=step_drift([*run.first_ms], [*run.first_ms.values()]),

@@ -45,8 +45,10 @@ _MOSTLY_PCT: Final = 50.0
 # without a GPU, a cause that costs less is no verdict beside a step that is mostly computation
 _SMALL_PCT: Final = 10.0
 
-# from this share of all time on, steps of which nothing but the length is known leave no verdict
+# from this share of all time on, steps of which nothing but the length is known leave no verdict, if there are so many:
+# one or two are no cause of a slow run
 _UNKNOWN_PCT: Final = 10.0
+_UNKNOWN_STEPS: Final = 3
 
 _PAIR: Final = 2
 
@@ -206,6 +208,8 @@ def _with_verdict(
 
 def _unknown_pct(run: RunEvidence) -> float:
     """The share of time in long steps of which only the length is known, compilation and collections not counted."""
+    if run.unknown_steps < _UNKNOWN_STEPS:
+        return 0.0
     counted_s = {} if run.ledger is None else run.ledger.counted_s or {}
     known_ms = 1e3 * sum(s for part, s in counted_s.items() if part.startswith(("compile", "gc/"))) / run.steps
     return 100 * max(run.unknown_ms - known_ms, 0.0) / run.step_ms.mean
@@ -228,7 +232,8 @@ def _of_run(ranked: tuple[Finding, ...], run: _Run) -> Analysis:
         )
     unknown_pct = _unknown_pct(run.all)
     if unknown_pct >= _UNKNOWN_PCT and not any(finding.share_pct >= unknown_pct for finding in certain):
-        took = f"long steps, none of which had its regions timed, take {unknown_pct:.0f} % of all the time"
+        long = f"{run.all.unknown_steps} long steps, none of which had its regions timed,"
+        took = f"{long} take {unknown_pct:.0f} % of all the time"
         times_all = "ThroughputCallback(overhead=None) times the regions of each step."
         verdict, text = NO_VERDICT, f"No verdict: {took}. {times_all}"
     if steps < MIN_STEPS and not ranked:

@@ -19,6 +19,7 @@ from lightning_forge_profiling.names import (
 _TRACE: Final = re.compile(r".+\.(?:pt\.)?trace\.json(?:\.gz)?", re.DOTALL)  # a name may hold a line break
 _ANY_JSON: Final = re.compile(rf"(?!{re.escape(SUMMARY_JSON)}|.+{re.escape(RANK_SUMMARY)}).+\.json(?:\.gz)?", re.DOTALL)
 _WORKER: Final = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?", re.DOTALL)
+_PLUGIN_COPY: Final = re.compile(r"rank\d+\.pt\.trace\.json\.gz")
 _RANK: Final = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE)
 
 _MOST_NAMED: Final = 5  # unreadable files that a note names; the rest is counted
@@ -149,11 +150,16 @@ def _matching(folder: Path, names: Iterable[str], *patterns: re.Pattern[str]) ->
     names = sorted(names)
     for pattern in patterns:
         matching = {name for name in names if pattern.fullmatch(name)}
-        # without a raw file that lies beside its compressed copy
-        files = [folder / name for name in names if name in matching and f"{name}.gz" not in matching]
+        files = [folder / name for name in names if name in matching and not _is_there_twice(name, matching)]
         if files:
             return _in_order(files)
     return ()
+
+
+def _is_there_twice(name: str, names: set[str]) -> bool:
+    """Whether a raw file lies beside its compressed copy, or a copy for TensorBoard's plugin beside its trace."""
+    copied = name.replace(".pt.trace.json", ".trace.json") if _PLUGIN_COPY.fullmatch(name) else name
+    return f"{name}.gz" in names or (copied != name and not names.isdisjoint({copied, copied.removesuffix(".gz")}))
 
 
 def rank_summaries_among(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:

@@ -404,6 +404,7 @@ class RunEvidence:
             None if unknown.
         unknown_ms: what long steps take more than the others, per step, if none of them had its regions timed: it is in
             `other`, and nobody knows what it was.
+        unknown_steps: how many those are.
         loader: settings of the DataLoader on rank 0; None if unknown.
         ledger: wall time of the whole run by parts; None if unknown.
         all_steps: number of all steps of the fit, those that do not count included; None if unknown.
@@ -441,6 +442,7 @@ class RunEvidence:
     worker_restarts: WorkerRestarts | None = None
     typical_mean_ms: float | None = None
     unknown_ms: float = 0.0
+    unknown_steps: int = 0
     loader: LoaderSettings | None = None
     ledger: RunLedger | None = None
     all_steps: int | None = None

@@ -56,6 +56,7 @@ class Rates:
             run of several processes Lightning synchronizes them there.
         atypical: whether the regions of most steps are estimated from steps unlike them, because there are no others.
         unknown_ms: what long steps take more than the others, if none of them had its regions timed; in `other`.
+        unknown_steps: how many those are.
         loader_starts: in how many of the steps the loop created a new iterator of its loader.
         loader_start_ms: device time of that, of the wait for its first batch, and of the ends of iterators of unknown
             length, which is in `data`.
@@ -76,6 +77,7 @@ class Rates:
     before_fetch_ms: float = 0.0
     atypical: bool = False
     unknown_ms: float = 0.0
+    unknown_steps: int = 0
     loader_starts: int = 0
     loader_start_ms: float = 0.0
     loader_start_host_ms: float = 0.0

@@ -206,6 +206,7 @@ class StepSums:
             split_steps=self.steps - self.unsplit_steps,
             atypical=atypical,
             unknown_ms=sum(unknown.device_ms.values()),
+            unknown_steps=unknown.steps,
             loader_start_ms=started_ms,
             loader_start_host_ms=started_host_ms,
             **{name: getattr(self, name) for name in _ADDED if name not in {"starved", "asked"}},
@@ -261,6 +262,7 @@ def _apart(normal: _Kind, long: _Kind, unknown: _Times) -> tuple[_Kind, ...]:
         more_ms = max(step_ms(of_long) - usual_ms, 0.0)
         like.append({**of_long, WHOLE: of_long.get(WHOLE, 0.0) - more_ms})
         getattr(unknown, name)["other"] = getattr(unknown, name).get("other", 0.0) + more_ms
+    unknown.steps += steps
     together.unsplit = _merged([normal.unsplit])
     together.unsplit.add(steps, *like)
     return (together,)

@@ -14,7 +14,7 @@ from lightning_forge_profiling.comparison.ratio import decide, ratio_of, steps_n
 from lightning_forge_profiling.comparison.source import TRACE_METRICS, trace_source
 from lightning_forge_profiling.comparison.table import print_comparison
 from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, Estimate, bootstrap_difference, median_estimate
-from lightning_forge_profiling.errors import TraceError
+from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.screen import Screen
 from tests.models import Classifier, loader
@@ -242,6 +242,19 @@ def test_the_table_shows_both_sides_and_the_decision():
     assert "\x1b" not in text
     tables = text[text.index("step, median ms") : text.index("\nbasis ")]
     assert max(map(len, tables.splitlines())) <= 80
+
+
+def test_a_scatter_that_was_given_is_not_explained_by_how_the_runs_were_made():
+    before, after = (trace_source(run(steps(50, 0.5))) for _ in range(2))
+    text = " ".join(printed(compare([before], [after], scatter_pct=4)).split())
+    assert "Assumed: 4 % (one standard deviation; by --scatter)" in text
+    assert "--scatter sets it" not in text
+
+
+def test_a_trace_that_is_given_twice_is_refused():
+    once = trace_source(run(steps(50, 0.5)))
+    with pytest.raises(ConfigurationError, match="are the same run"):
+        compare([once, once], [once])
 
 
 def test_without_gpu_work_there_is_no_idle_gpu_to_compare(make_trainer, tmp_path):

@@ -124,7 +124,7 @@ class Comparison:
     differs: tuple[str, ...] = ()  # conditions, one sentence each
     notes: tuple[str, ...] = ()
     assumed_scatter_pct: float | None = None  # None with repeats, which measure it
-    followed: bool = False  # whether the runs were made one after the other
+    followed: bool | None = False  # whether the runs were made one after the other; None if the scatter was given
 
 
 Sources = Sequence[Source]
@@ -137,7 +137,7 @@ def compare(a: Sources, b: Sources, *, scatter_pct: float | None = None, limit_p
     followed = _followed(a, b)
     pairs = _in_turns(a, b)
     sides = [list(side) for side in zip(*pairs, strict=True)] if pairs else [list(a), list(b)]
-    alone = len(a) + len(b) <= REPEATS
+    alone, given = len(a) + len(b) <= REPEATS, scatter_pct is not None
     if scatter_pct is None:
         scatter_pct = 0.0 if a[0].kind == "trace" else SCATTER_IN_TURNS_PCT if followed else SCATTER_APART_PCT
     scatter = hypot(scatter_pct / 100, max(run.unsteadiness for run in (*a, *b)))
@@ -158,7 +158,7 @@ def compare(a: Sources, b: Sources, *, scatter_pct: float | None = None, limit_p
         differs=differences(a, b),
         notes=tuple(_notes(a, b)),
         assumed_scatter_pct=scatter_pct if alone else None,
-        followed=followed,
+        followed=None if given else followed,
     )
 
 

@@ -127,7 +127,7 @@ def change_words(metric: Metric) -> str:
 
 
 def percent(ratio: float) -> str:
-    """A ratio as a change in percent, in three digits."""
+    """A ratio as a change in percent: two digits or more, and no more than four."""
     change = 100 * (ratio - 1)
     if change >= 9999.5:  # noqa: PLR2004
         return "+>9999"

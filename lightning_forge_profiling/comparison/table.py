@@ -4,15 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from lightning_forge_profiling.comparison.compare import (
-    SCATTER_APART_PCT,
-    SCATTER_IN_TURNS_PCT,
-    Change,
-    Comparison,
-    Fixed,
-    Metric,
-    Side,
-)
+from lightning_forge_profiling.comparison.compare import Change, Comparison, Fixed, Metric, Side
 from lightning_forge_profiling.comparison.gate import Gate, change_words, headline, metric_title, overall, percent
 from lightning_forge_profiling.report.blocks import Text
 from lightning_forge_profiling.report.screen import Screen, Table
@@ -208,10 +200,7 @@ def _basis(comparison: Comparison) -> str:
     if not comparison.assumed_scatter_pct:
         return "the interval is from the steps alone; --scatter adds differences between processes"
     followed = "one run followed the other" if comparison.followed else "the runs did not follow each other"
-    given = comparison.kind == "trace" or comparison.assumed_scatter_pct not in {
-        SCATTER_IN_TURNS_PCT,
-        SCATTER_APART_PCT,
-    }
+    given = comparison.followed is None
     why, repeats = ("by --scatter", "measure it") if given else (followed, "measure it, --scatter sets it")
     drift = scatter - comparison.assumed_scatter_pct
     with_drift = f"; with what changes within a run {scatter:.1f} %" if drift >= 0.1 else ""  # noqa: PLR2004

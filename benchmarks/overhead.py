@@ -203,6 +203,8 @@ class OnAndOff(Callback):
         trainer.callbacks = self._callbacks if on else others
         trainer.profiler = self._ours if on else self._ours.inner
         self._ours.step_timer.active = on
+        if on:  # the steps in between are no long step, which would be searched for
+            self._ours.step_timer._stepped_ns = time.perf_counter_ns()  # noqa: SLF001
 
     def steps_us(self) -> dict[str, list[float]]:
         """Microseconds of the steps by kind, without the first blocks and the first step of each block."""

@@ -83,7 +83,9 @@ def test_collectives_without_names_are_not_compared_where_they_differ(tmp_path, 
 
 
 def test_a_trace_of_one_rank_claims_nothing_about_waiting_for_others(tmp_path):
-    (finding,) = [one for one in analysis_of(tmp_path, unnamed(10, 13)).findings if one.code == "communication-bound"]
+    trace = unnamed(10, 13)
+    trace.call("cudaStreamSynchronize", 1.6, 90)
+    (finding,) = [one for one in analysis_of(tmp_path, trace).findings if one.code == "communication-bound"]
     assert "holds the step up for 23.0 ms (including any waits for other ranks" in finding.title
     assert "waiting_for_ranks_ms_per_step" not in finding.evidence
 
@@ -288,17 +290,17 @@ def test_communication_is_hidden_where_anything_else_runs(tmp_path, compute, exp
         (1.5, 22, (), 20),  # the next kernel waits for all of it
         (16, 22, (), 6),  # only from its launch on
         (16, 16.01, (), 0),  # it does not wait
-        (30, 30.01, (), 20),  # launched after it: the host may have waited for it
-        (30, 30.01, ("cudaEventRecord",), 9),  # or else it was at work elsewhere, as it was at 13
-        (30, 30.01, ("cudaEventRecord", "cudaStreamSynchronize"), 8),  # until it began to wait, at 14
+        (30, 30.01, (), 0),  # launched after it, which nothing says that the host waited for
+        (30, 30.01, ("cudaStreamSynchronize",), 8),  # it waited from 14 on
+        (30, 30.01, ("record_param_comms",), 8),  # likewise, with NCCL's blocking wait
     ],
 )
 def test_communication_holds_a_step_up_only_where_the_host_has_more_for_the_gpu(
     tmp_path, launched, starts, calls, held_up
 ):
     trace = rank_with(reduce(20))  # from 2 to 22
-    for name, begin, end in zip(calls, (13, 14), (13.1, 29), strict=False):
-        trace.call(name, begin, end)
+    for name in calls:
+        (trace.operator if name == "record_param_comms" else trace.call)(name, 14, 29)
     trace.kernel(starts, 60, launched=launched, name=GEMM)
     comm = trace.rank(tmp_path).comm
     assert comm.exposed_ms_per_step == pytest.approx(min(starts, 22) - 2)

@@ -42,6 +42,7 @@ def test_the_exposed_part_of_backward_is_that_of_ddps_own_logger(tmp_path, optio
     assert waiting["leaves_ms"]["forward"] > waiting["exposed_ms"]["forward"]
     assert waiting["exposed_ms"]["forward"] > 0, "the buffers of batch norm come from rank 0"
     assert {"sigterm broadcast", "forward", "backward"} == {*waiting["exposed_ms"]}
+    assert found["kept"], "torch.distributed.broadcast is as it was"
 
 
 @pytest.mark.slow

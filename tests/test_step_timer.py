@@ -198,6 +198,55 @@ def test_waits_for_other_ranks_outside_of_steps_are_by_the_hosts_clock(device):
     assert step_timer.waits_outside_ns == {"checkpoint": 60e6, "validation": 30e6}
 
 
+@pytest.mark.parametrize(
+    ("queued", "exchanged", "host", "held_up"),
+    [
+        (50, 5, 3, 5),  # the host is ahead: what comes next is launched long before
+        (0, 5, 3, 2),  # the GPU waited for the host: it has something else from then on
+        (0, 2, 3, 0),
+    ],
+)
+def test_what_the_gpu_waits_for_holds_it_up_from_when_the_host_has_more_for_it(
+    device, queued, exchanged, host, held_up
+):
+    step_timer = recorder_on(device)
+    seen = collect(step_timer)
+    step_timer.start()
+    step_timer.enter("backward")
+    device.enqueue(queued)
+    step_timer.enter_wait("backward")
+    device.enqueue(exchanged)
+    step_timer.wait_on_gpu()
+    device.pass_host_time(ms=host)
+    device.run(ms=host)
+    step_timer.exit("backward")
+    inside(step_timer, device, "optimizer", 7)
+    step_timer.end_step(StepWork())
+    step_timer.finish(wait=True)
+    times = seen[0][0]
+    assert times.device_ms["wait/backward"] == pytest.approx(held_up)
+    assert set(times.device_ms) == {"other", "wait/backward", "backward", "optimizer"}
+    assert times.device_ms["optimizer"] == pytest.approx(7)
+
+
+def test_a_wait_on_the_gpu_that_no_boundary_follows_ends_where_it_did(device):
+    step_timer = recorder_on(device)
+    seen = collect(step_timer)
+    step_timer.start()
+    step_timer.enter_wait("backward")
+    device.enqueue(5)
+    step_timer.wait_on_gpu()
+    device.enqueue(50)
+    step_timer.end_step(StepWork())
+    device.enqueue(1)
+    step_timer.enter_wait("backward")
+    device.enqueue(2)
+    step_timer.exit_wait()
+    step_timer.end_step(StepWork())
+    step_timer.finish(wait=True)
+    assert [times.device_ms["wait/backward"] for times, *_ in seen] == pytest.approx([5, 2])
+
+
 def test_a_validation_run_that_never_says_it_ended_ends_with_the_next_fetch(device):
     step_timer = recorder_on(device)
     seen = collect(step_timer)

@@ -1,9 +1,11 @@
 """Where a rank waits for others in its steps, by events around what makes it wait: no trace, no synchronization."""
 
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from threading import get_ident
 from typing import Any, Final
 
 import torch
@@ -34,13 +36,16 @@ class RankWaits:
         strategy, loop = trainer.strategy, trainer.fit_loop.epoch_loop
         model, sharded = strategy.model, _fsdp_modules(strategy.model)
         self.measures = _is_ddp(model) or bool(sharded)
+        self._host_goes_on = step_timer.timers.on_device and _is_ddp(model) and not _blocks_host(model)
         # leaves with collectives that no event is around: FSDP2 waits for earlier reduce-scatters in backward
         self.unmeasured: tuple[str, ...] = ("backward",) if sharded else ()
         if _has_sync_batch_norm(model):
             self.unmeasured = ("forward", "backward")
         if not self.measures:
             return
-        self._wrap(loop, "_broadcast_sigterm_tensor", SIGTERM_LEAF)
+        self._wrapped.append(
+            WrappedMethod(loop, "_broadcast_sigterm_tensor", self._in_broadcast, lambda: step_timer.is_split)
+        )
         for name in _COLLECTIVES:
             self._wrap(strategy, name)
         if _is_ddp(model):
@@ -64,16 +69,31 @@ class RankWaits:
             hook.remove()
         self._wrapped, self._hooks = [], []  # they hold the model
 
-    def _wrap(self, owner: Any, name: str, leaf: str = "") -> None:
-        self._wrapped.append(WrappedMethod(owner, name, partial(self._waiting, leaf)))
+    def _wrap(self, owner: Any, name: str) -> None:
+        self._wrapped.append(WrappedMethod(owner, name, self._waiting))
 
     @contextmanager
-    def _waiting(self, leaf: str) -> Iterator[None]:
+    def _waiting(self, leaf: str = "") -> Iterator[None]:
         self._step_timer.enter_wait(leaf)
         try:
             yield
         finally:
             self._step_timer.exit_wait()
+
+    @contextmanager
+    def _in_broadcast(self) -> Iterator[None]:
+        """Wait in the broadcast alone: Lightning's copies to and from the GPU around it are work of this rank."""
+        broadcast, thread = torch.distributed.broadcast, get_ident()
+
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            with self._waiting(SIGTERM_LEAF) if get_ident() == thread else nullcontext():
+                return broadcast(*args, **kwargs)
+
+        torch.distributed.broadcast = measured
+        try:
+            yield
+        finally:
+            torch.distributed.broadcast = broadcast
 
     @staticmethod
     def _nothing() -> Any:
@@ -90,12 +110,20 @@ class RankWaits:
 
     def _gradients_ready(self) -> None:
         """Called before DDP waits; queues the call behind that."""
-        self._step_timer.enter_wait("backward")
-        torch.autograd.Variable._execution_engine.queue_callback(self._step_timer.exit_wait)  # noqa: SLF001
+        timer = self._step_timer
+        timer.enter_wait("backward")
+        ends = timer.wait_on_gpu if self._host_goes_on else timer.exit_wait
+        torch.autograd.Variable._execution_engine.queue_callback(ends)  # noqa: SLF001
 
 
 def _is_ddp(model: object) -> bool:
     return isinstance(model, nn.parallel.DistributedDataParallel)
+
+
+def _blocks_host(model: nn.Module) -> bool:
+    """Whether the host may wait at the end of DDP's backward: for what other ranks have used, or as NCCL is set."""
+    blocking = {os.environ.get(name, "0") for name in ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")}
+    return bool(model.find_unused_parameters) or not blocking <= {"", "0"}
 
 
 def _fsdp_modules(model: nn.Module) -> list[nn.Module]:

@@ -26,7 +26,7 @@ from lightning_forge_profiling.timing.events import HostEvent, Mark
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import StepTiming, StepWork
 from lightning_forge_profiling.timing.run_totals import LeftOut, RunSummary, RunTotals
-from lightning_forge_profiling.timing.steps import LOADER_END, LOADER_START, RESERVED, WHOLE
+from lightning_forge_profiling.timing.steps import HOST_BEHIND, LOADER_END, LOADER_START, RESERVED, WHOLE
 
 _log = plain_logger(__name__)
 
@@ -115,6 +115,8 @@ class StepTimer(Guarded):
         self._depth: dict[str, int] = {}
         self._said_announced = False
         self._wait = ""  # the interval under way in which this rank waits for others
+        self._wait_began = self._wait_ended = self._since  # on the GPU
+        self._waits_on_gpu = False
         self.waits_outside_ns: dict[str, int] = {}  # likewise outside of steps, by part and by the host's clock
         self._waits_outside: tuple[str, int] | None = None
         self._loader_starts = False  # whether `loader start` goes on after it
@@ -160,6 +162,8 @@ class StepTimer(Guarded):
     def _be_in(self, label: str) -> None:
         """The current region is another one, which may be a part of the ledger too."""
         before, self._label = self._label, label
+        if self._waits_on_gpu:
+            self._host_goes_on()
         if self.region_ends is not None:
             self.region_ends(before)
         if label not in _PARTS and before not in _PARTS:
@@ -351,7 +355,8 @@ class StepTimer(Guarded):
         try:
             name = WAIT_PREFIX + leaf
             self.timers.add_region(name)
-            self.timers.start(name)
+            self._wait_began = self.timers.mark()
+            self.timers.start(name, at=self._wait_began)
             self._wait = name
             self._count_own(began_ns)
         except Exception as exc:
@@ -366,13 +371,32 @@ class StepTimer(Guarded):
             began_ns, name = self._clock_ns(), self._wait
             self._wait = ""
             try:
-                self.timers.stop(name)
+                self.timers.stop(name, at=self._wait_ended if self._waits_on_gpu else None)
+                self._waits_on_gpu = False
                 self._count_own(began_ns)
             except Exception as exc:
                 self.note_failure(exc)
             if self._loader_starts:
                 self.enter(LOADER_START)
                 self._loader_starts = False
+
+    @guarded
+    def wait_on_gpu(self) -> None:
+        """The wait ends here on the GPU. The host does not wait: until it has more for the GPU, nothing is held up."""
+        if self._wait:
+            began_ns = self._clock_ns()
+            self._wait_ended, self._waits_on_gpu = self.timers.mark(), True
+            self._count_own(began_ns)
+
+    def _host_goes_on(self) -> None:
+        """End the wait on the GPU at a boundary, behind which the host has more for the GPU."""
+        name, self._wait, self._waits_on_gpu = self._wait, "", False
+        self._wait_ended.host_ns = self._since.host_ns
+        if self.timers.passed(self._wait_began):  # the GPU waits for the host, too
+            waits, name = name, HOST_BEHIND + name
+            self.timers.add_region(name)
+            self.timers.relabel(waits, name)
+        self.timers.stop(name, at=self._wait_ended)
 
     def region_under_way(self) -> str | None:
         """The built-in region under way, timed or not, also for another thread; None if unknown."""

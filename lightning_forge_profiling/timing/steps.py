@@ -19,6 +19,9 @@ class Interval(NamedTuple):
     """Milliseconds on the host between the two calls."""
 
 
+# begins the name of an interval in which the host is behind: only what the GPU takes longer than the host counts
+HOST_BEHIND: Final = "host behind/"
+
 WHOLE: Final = "step"  # a step of which only the end is timed, in one piece
 
 # the part of `data` between two epochs: the loop makes its loader's iterator anew, which ends workers and starts
@@ -89,6 +92,8 @@ class StepAssembler:
         if tag != self.step:
             done = self.flush()
             self.step = tag
+        if region.startswith(HOST_BEHIND):
+            region, device_ms = region.removeprefix(HOST_BEHIND), max(device_ms - host_ms, 0.0)
         self._device[region] = self._device.get(region, 0.0) + device_ms
         self._host[region] = self._host.get(region, 0.0) + host_ms
         return done

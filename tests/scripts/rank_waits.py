@@ -23,6 +23,7 @@ from tests.models import loader, quiet_trainer
 FOLDER, KIND, OPTIONS = sys.argv[1], sys.argv[2], sys.argv[3:]
 WIDTH = 512
 OF_DDP = []
+BROADCAST = torch.distributed.broadcast
 TIMED = {}
 
 
@@ -93,4 +94,5 @@ if __name__ == "__main__":
              "leaves_ms": work.leaves_ms}
             for work in analysis.run.ranks
         ]  # fmt: skip
-        print("MEASURED", json.dumps({"ddp": OF_DDP, "timed": [*TIMED.values()], "works": works}))
+        kept = torch.distributed.broadcast is BROADCAST
+        print("MEASURED", json.dumps({"ddp": OF_DDP, "timed": [*TIMED.values()], "works": works, "kept": kept}))

@@ -292,7 +292,6 @@ def test_communication_is_hidden_where_anything_else_runs(tmp_path, compute, exp
         (16, 16.01, (), 0),  # it does not wait
         (30, 30.01, (), 0),  # launched after it, which nothing says that the host waited for
         (30, 30.01, ("cudaStreamSynchronize",), 8),  # it waited from 14 on
-        (30, 30.01, ("record_param_comms",), 8),  # likewise, with NCCL's blocking wait
     ],
 )
 def test_communication_holds_a_step_up_only_where_the_host_has_more_for_the_gpu(
@@ -300,7 +299,7 @@ def test_communication_holds_a_step_up_only_where_the_host_has_more_for_the_gpu(
 ):
     trace = rank_with(reduce(20))  # from 2 to 22
     for name in calls:
-        (trace.operator if name == "record_param_comms" else trace.call)(name, 14, 29)
+        trace.call(name, 14, 29)
     trace.kernel(starts, 60, launched=launched, name=GEMM)
     comm = trace.rank(tmp_path).comm
     assert comm.exposed_ms_per_step == pytest.approx(min(starts, 22) - 2)

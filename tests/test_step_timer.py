@@ -229,6 +229,22 @@ def test_what_the_gpu_waits_for_holds_it_up_from_when_the_host_has_more_for_it(
     assert times.device_ms["optimizer"] == pytest.approx(7)
 
 
+@pytest.mark.parametrize(("queued", "waited"), [(50, 5), (0, 2)])
+def test_launching_an_exchange_is_no_wait_where_the_host_is_behind(device, queued, waited):
+    step_timer = recorder_on(device)
+    seen = collect(step_timer)
+    step_timer.start()
+    device.enqueue(queued)
+    step_timer.enter_wait("other")
+    device.pass_host_time(ms=3)
+    device.run(ms=0 if queued else 3)
+    device.enqueue(5 if queued else 2)
+    step_timer.exit_wait(host_waits=False)
+    step_timer.end_step(StepWork())
+    step_timer.finish(wait=True)
+    assert seen[0][0].device_ms["wait/other"] == pytest.approx(waited)
+
+
 def test_a_wait_on_the_gpu_that_no_boundary_follows_ends_where_it_did(device):
     step_timer = recorder_on(device)
     seen = collect(step_timer)

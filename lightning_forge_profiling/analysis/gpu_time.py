@@ -17,7 +17,6 @@ from lightning_forge_profiling.analysis.launches import (
     FREES,
     GRAPH_LAUNCHES,
     HOST_ALLOCATES,
-    LAUNCHES,
     LOADS_DATA,
     WAITS,
     named,
@@ -81,22 +80,12 @@ def busy_time(recording: Recording) -> BusyTime:
 
 def _host_is_behind(recording: Recording, spans: Intervals, kernels: Ints) -> Intervals:
     """The parts of these spans in which the host was yet to launch the next of these kernels, and did not wait."""
-    links, trace = recording.links, recording.trace
-    following = take(kernels, np.searchsorted(trace.gpu.start[kernels], spans.end, side="left"))
+    links, calls = recording.links, recording.trace.calls
+    following = take(kernels, np.searchsorted(recording.trace.gpu.start[kernels], spans.end, side="left"))
     launch = take(links.time, following)
     ready = np.where(launch < 0, spans.start, np.minimum(launch + launch_latency(recording), spans.end))
-    return Intervals.of(spans.start, ready) - _host_waits(recording)
-
-
-def _host_waits(recording: Recording) -> Intervals:
-    """When a training thread waits for the GPU: in a synchronizing call, or polling until a collective is done."""
-    calls, operators = recording.trace.calls, recording.trace.operators
-    threads = _training_threads(recording)
-    syncs = named(recording.trace, calls, WAITS) & np.isin(calls.thread, threads)
-    polls = named(recording.trace, operators, COLLECTIVE) & np.isin(operators.thread, threads)
-    launching = recording.links.call_operator[named(recording.trace, calls, LAUNCHES)]
-    polls[launching[launching >= 0]] = False
-    return spans_of(calls, syncs) | spans_of(operators, polls)
+    waits = named(recording.trace, calls, WAITS) & np.isin(calls.thread, _training_threads(recording))
+    return Intervals.of(spans.start, ready) - spans_of(calls, waits)
 
 
 _LATENCY_PERCENTILE: Final = 5
@@ -104,8 +93,6 @@ _USUAL_LATENCY_NS: Final = 10_000  # 4 to 9 us in traces of H100s and H200s that
 # A launch takes 3 to 20 us of host time (H200); one that first loads the kernel's module 6 to 330 ms (lazy loading on
 # MI250 and MI300X).
 _LONG_LAUNCH_NS: Final = 100_000
-# PyTorch's range around the launch of each collective, and with TORCH_NCCL_BLOCKING_WAIT=1 around the wait for it
-COLLECTIVE: Final = re.compile("record_param_comms")
 # Operators of the dispatcher, not autograd nodes or compiled regions, which are whole programs around a sync.
 DISPATCHED: Final = re.compile(r"(?!autograd::)\w+::.+")
 

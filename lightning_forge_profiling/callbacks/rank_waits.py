@@ -17,6 +17,9 @@ from lightning_forge_profiling.callbacks.wrapped_methods import WrappedMethod
 from lightning_forge_profiling.names import SIGTERM_LEAF
 from lightning_forge_profiling.timing.rates import Rates
 
+# with these set, the host waits for each collective all the same, but not for DDP's
+_BLOCKING: Final = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+
 # of Lightning's strategies: what `sync_dist`, `all_gather` and the user's own calls go through
 _COLLECTIVES: Final = ("barrier", "broadcast", "reduce", "all_gather")
 
@@ -36,7 +39,8 @@ class RankWaits:
         strategy, loop = trainer.strategy, trainer.fit_loop.epoch_loop
         model, sharded = strategy.model, _fsdp_modules(strategy.model)
         self.measures = _is_ddp(model) or bool(sharded)
-        self._host_goes_on = step_timer.timers.on_device and _is_ddp(model) and not _blocks_host(model)
+        # at the end of backward DDP's host waits for nothing but what others have used, if it has to find that out
+        self._host_goes_on = _is_ddp(model) and not model.find_unused_parameters and _has_nccl()
         # leaves with collectives that no event is around: FSDP2 waits for earlier reduce-scatters in backward
         self.unmeasured: tuple[str, ...] = ("backward",) if sharded else ()
         if _has_sync_batch_norm(model):
@@ -73,20 +77,22 @@ class RankWaits:
         self._wrapped.append(WrappedMethod(owner, name, self._waiting))
 
     @contextmanager
-    def _waiting(self, leaf: str = "") -> Iterator[None]:
+    def _waiting(self, leaf: str = "", *, host_waits: bool = True) -> Iterator[None]:
         self._step_timer.enter_wait(leaf)
         try:
             yield
         finally:
-            self._step_timer.exit_wait()
+            self._step_timer.exit_wait(host_waits=host_waits)
 
     @contextmanager
     def _in_broadcast(self) -> Iterator[None]:
         """Wait in the broadcast alone: Lightning's copies to and from the GPU around it are work of this rank."""
         broadcast, thread = torch.distributed.broadcast, get_ident()
+        host_waits = not _has_nccl() or any(os.environ.get(name, "0") != "0" for name in _BLOCKING)
 
         def measured(*args: Any, **kwargs: Any) -> Any:
-            with self._waiting(SIGTERM_LEAF) if get_ident() == thread else nullcontext():
+            ours = get_ident() == thread
+            with self._waiting(SIGTERM_LEAF, host_waits=host_waits) if ours else nullcontext():
                 return broadcast(*args, **kwargs)
 
         torch.distributed.broadcast = measured
@@ -120,10 +126,9 @@ def _is_ddp(model: object) -> bool:
     return isinstance(model, nn.parallel.DistributedDataParallel)
 
 
-def _blocks_host(model: nn.Module) -> bool:
-    """Whether the host may wait at the end of DDP's backward: for what other ranks have used, or as NCCL is set."""
-    blocking = {os.environ.get(name, "0") for name in ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")}
-    return bool(model.find_unused_parameters) or not blocking <= {"", "0"}
+def _has_nccl() -> bool:
+    """Whether ranks exchange by kernels on a stream of their own, for which the host need not wait."""
+    return "nccl" in torch.distributed.get_backend()
 
 
 def _fsdp_modules(model: nn.Module) -> list[nn.Module]:

@@ -362,8 +362,8 @@ class StepTimer(Guarded):
         except Exception as exc:
             self.note_failure(exc)
 
-    def exit_wait(self) -> None:
-        """The wait is over."""
+    def exit_wait(self, *, host_waits: bool = True) -> None:
+        """The wait is over; unless the host has waited for it, it has had more for the GPU only from now on."""
         if self._waits_outside is not None:
             (part, since_ns), self._waits_outside = self._waits_outside, None
             self.waits_outside_ns[part] = self.waits_outside_ns.get(part, 0) + self._clock_ns() - since_ns
@@ -371,6 +371,8 @@ class StepTimer(Guarded):
             began_ns, name = self._clock_ns(), self._wait
             self._wait = ""
             try:
+                if not host_waits:
+                    name = self._without_host(name)
                 self.timers.stop(name, at=self._wait_ended if self._waits_on_gpu else None)
                 self._waits_on_gpu = False
                 self._count_own(began_ns)
@@ -392,11 +394,15 @@ class StepTimer(Guarded):
         """End the wait on the GPU at a boundary, behind which the host has more for the GPU."""
         name, self._wait, self._waits_on_gpu = self._wait, "", False
         self._wait_ended.host_ns = self._since.host_ns
-        if self.timers.passed(self._wait_began):  # the GPU waits for the host, too
-            waits, name = name, HOST_BEHIND + name
-            self.timers.add_region(name)
-            self.timers.relabel(waits, name)
-        self.timers.stop(name, at=self._wait_ended)
+        self.timers.stop(self._without_host(name), at=self._wait_ended)
+
+    def _without_host(self, name: str) -> str:
+        """Rename the wait, for the host's time to be taken from it, if the GPU waits for the host as well."""
+        if not self.timers.passed(self._wait_began):
+            return name
+        self.timers.add_region(HOST_BEHIND + name)
+        self.timers.relabel(name, HOST_BEHIND + name)
+        return HOST_BEHIND + name
 
     def region_under_way(self) -> str | None:
         """The built-in region under way, timed or not, also for another thread; None if unknown."""

@@ -321,8 +321,8 @@ class Communication:
     Attributes:
         ms_per_step: time in which a communication kernel runs.
         exposed_ms_per_step: the part of it in which no other kernel runs.
-        holds_up_ms_per_step: the part of that in which the next kernel waits. The rest, in which the host is yet to
-            launch it, would be idle without communication.
+        holds_up_ms_per_step: the part of that in which the next kernel waits, or the host in a synchronizing call. The
+            rest, in which the host is yet to launch that kernel, would be idle without communication.
         hidden_pct: share of `ms_per_step` in which another kernel runs too; 0 without communication.
         exposed_pct: exposed communication in percent of the step.
     """

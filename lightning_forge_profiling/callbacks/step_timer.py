@@ -341,6 +341,8 @@ class StepTimer(Guarded):
         if outside in _MAY_WAIT:
             self._waits_outside = self._waits_outside or (outside, self._clock_ns())
             return
+        if self._waits_on_gpu:  # no boundary has followed
+            self.exit_wait()
         if not self.active or not self.is_split or self._wait:
             return
         began_ns, part = self._clock_ns(), self.ledger.innermost()

@@ -84,6 +84,11 @@ def summary_of(folder, of=1):
     return text.getvalue()
 
 
+def warnings_of(caplog):
+    """The package's own warnings."""
+    return [r.message for r in caplog.records if r.name.startswith("lightning_forge") and r.levelname == "WARNING"]
+
+
 def unwrapped(text):
     """Printed sentences without their line breaks."""
     return " ".join(text.split())

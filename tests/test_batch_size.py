@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tests.models import Classifier, FromIterator, Samples, every_step
-from tests.outcomes import logged
+from tests.outcomes import logged, warnings_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -167,7 +167,7 @@ def fitted(make_trainer, data, caplog, model=None, **options):
     throughput = every_step(warmup_steps=0, **options)
     trainer = make_trainer(throughput, max_epochs=2, log_every_n_steps=1000)
     trainer.fit(model or AnyBatch(), data)
-    warnings = [r.message for r in caplog.records if r.name.startswith("lightning_forge") and r.levelname == "WARNING"]
+    warnings = warnings_of(caplog)
     return throughput.summary(), trainer.fit_loop.epoch_loop.total_batch_idx + 1, warnings
 
 

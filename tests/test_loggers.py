@@ -6,7 +6,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.plain_text import plain_logger
 from tests.models import Classifier, Fails, every_step, loader
-from tests.outcomes import logged, tables
+from tests.outcomes import logged, tables, warnings_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -31,10 +31,6 @@ class Failing(Logger):
 
     def log_hyperparams(self, *args, **kwargs):
         pass
-
-
-def warnings_of(caplog):
-    return [r.message for r in caplog.records if r.name.startswith("lightning_forge") and r.levelname == "WARNING"]
 
 
 def fit(make_trainer, tmp_path, *loggers, model=None):

@@ -30,7 +30,7 @@ from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes
 from tests.fake_nvml import FakeBoard, FakeNvml
 from tests.models import Classifier, loader
-from tests.outcomes import logged, summary_of, unwrapped
+from tests.outcomes import logged, summary_of, unwrapped, warnings_of
 from tests.samples import sample_analysis
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
@@ -41,10 +41,6 @@ TFLOPS = "throughput/tflops_per_device"
 def flops_of(row):
     """The operations of a row's mean step, from its rate and its time."""
     return row[TFLOPS] * 1e12 * row["time/step_ms"] / 1e3
-
-
-def warnings_of(caplog):
-    return [r.message for r in caplog.records if r.name.startswith("lightning_forge") and r.levelname == "WARNING"]
 
 
 class Knows(Classifier):

@@ -9,7 +9,7 @@ from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, P
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
 from tests.models import SLOW_MS, Classifier, Fails, Manual, busy, every_step, loader, quiet_trainer
-from tests.outcomes import logged, recorded_steps, spans, tables, the_trace
+from tests.outcomes import logged, recorded_steps, spans, tables, the_trace, warnings_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -65,10 +65,6 @@ class Slow(Classifier):
     def training_step(self, batch):
         busy()
         return super().training_step(batch)
-
-
-def warnings_of(caplog):
-    return [r.message for r in caplog.records if r.name.startswith("lightning_forge") and r.levelname == "WARNING"]
 
 
 @pytest.fixture

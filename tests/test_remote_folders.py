@@ -17,7 +17,7 @@ from lightning_forge_profiling.callbacks.folders import finished_files, folder_o
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.profiler import ProfilingConfig, build_profiler, print_profiler_summary
 from tests.models import Classifier, Fails, every_step, loader, quiet_trainer
-from tests.outcomes import REPORTS, script, tables, traces
+from tests.outcomes import REPORTS, script, tables, traces, warnings_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -46,10 +46,6 @@ def staging(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     return folder
-
-
-def warnings_of(caplog):
-    return [r.message for r in caplog.records if r.name.startswith("lightning_forge") and r.levelname == "WARNING"]
 
 
 LOGGERS = {

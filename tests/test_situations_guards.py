@@ -12,7 +12,7 @@ from lightning.pytorch.tuner import Tuner
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.errors import ConfigurationError
 from tests.models import Classifier, Samples, loader
-from tests.outcomes import logged, recorded_steps, script, tables, the_trace, traces
+from tests.outcomes import logged, recorded_steps, script, tables, the_trace, traces, warnings_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -144,7 +144,7 @@ def test_a_trace_dir_that_cannot_be_written_is_refused_before_the_first_batch(ma
 
 def stood_aside(callback, caplog, capsys, tmp_path):
     report = callback.trace_report()
-    warnings = [r.message for r in caplog.records if r.name.startswith("lightning_forge") and r.levelname == "WARNING"]
+    warnings = warnings_of(caplog)
     assert report.status == "skipped"
     assert len(warnings) == 1
     assert report.message in warnings[0]

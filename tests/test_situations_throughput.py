@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ForgeProfilerCallback
 from tests.models import Classifier, Samples, every_step, loader
-from tests.outcomes import PARTITION, logged, tables
+from tests.outcomes import PARTITION, logged, tables, warnings_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -25,10 +25,6 @@ WHOLE_RUN = {"run/goodput", "run/steps_pct", "run/validation_pct", "run/checkpoi
 def samples_of(row, steps=1):
     """How many samples the steps of a row had, from its rate and its time."""
     return row["throughput/samples_per_sec"] * row["time/step_ms"] / 1e3 * steps
-
-
-def warnings_of(caplog):
-    return [r.message for r in caplog.records if r.name.startswith("lightning_forge") and r.levelname == "WARNING"]
 
 
 def scalars(folder):

@@ -13,14 +13,10 @@ from torch.utils.data import DataLoader
 from lightning_forge_profiling import ForgeProfilerCallback, region
 from lightning_forge_profiling.timing.region import set_region_sink
 from tests.models import Classifier, Samples, every_step, loader, quiet_trainer
-from tests.outcomes import HANGS_S, logged, recorded_steps, tables, the_trace
+from tests.outcomes import HANGS_S, logged, recorded_steps, tables, the_trace, warnings_of
 from tests.test_region import Sink
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
-
-
-def warnings_of(caplog):
-    return [r.message for r in caplog.records if r.name.startswith("lightning_forge") and r.levelname == "WARNING"]
 
 
 def user_regions(callback):

@@ -221,6 +221,22 @@ def browser():
 
 
 @pytest.fixture
+def show(browser, tmp_path):
+    """Opens a page, of HTML or of an analysis with timelines; whatever else it does, it never complains."""
+
+    from tests.report_page import Page  # noqa: PLC0415  (not for tests without Selenium)
+
+    def open_page(content, *timelines, **options):
+        if not isinstance(content, str):
+            return Page(browser, tmp_path, content, timelines, **options)
+        (tmp_path / "page.html").write_text(content, encoding="utf-8")
+        return Page.of_file(browser, tmp_path / "page.html", **options)
+
+    yield open_page
+    assert browser.get_log("browser") == []
+
+
+@pytest.fixture
 def small_disk(tmp_path):
     """Mounts a file system with room for so many bytes, and returns its folder."""
     folder = tmp_path / "disk"

@@ -17,7 +17,6 @@ from lightning_forge_profiling.report.page import asset
 from lightning_forge_profiling.report.run_page import run_page
 from lightning_forge_profiling.results.analysis import Finding
 from tests.record_builder import MadeRun
-from tests.report_page import Page
 from tests.sample_timeline import STEPS, sample_timeline
 from tests.samples import ALLREDUCE, sample_analysis
 from tests.test_html_run import analysis as of_run
@@ -25,20 +24,6 @@ from tests.test_run_page import LONG_AGO, page_of, with_window
 
 DATA = Path(__file__).parent / "data"
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture
-def show(browser, tmp_path):
-    """Opens a page, of HTML or of an analysis with timelines; whatever else it does, it never complains."""
-
-    def open_page(content, *timelines, **options):
-        if not isinstance(content, str):
-            return Page(browser, tmp_path, content, timelines, **options)
-        (tmp_path / "page.html").write_text(content, encoding="utf-8")
-        return Page.of_file(browser, tmp_path / "page.html", **options)
-
-    yield open_page
-    assert browser.get_log("browser") == []
 
 
 def shown_tips(page):

@@ -7,7 +7,6 @@ import pytest
 from lightning_forge_profiling.results.analysis import RunLedger
 from lightning_forge_profiling.results.run import SlowStep
 from lightning_forge_profiling.timing.spans import Span
-from tests.report_page import Page
 from tests.test_html_report import HOSTILE, RUN, run_only
 
 pytestmark = pytest.mark.browser
@@ -34,17 +33,6 @@ SLOWEST = (
 
 def analysis(ledger=LEDGER, slowest=SLOWEST):
     return replace(run_only(), run=replace(RUN, ledger=ledger, slowest=slowest))
-
-
-@pytest.fixture
-def show(browser, tmp_path):
-    """Opens a page; whatever else the page does, it never complains."""
-
-    def open_page(found, **options):
-        return Page(browser, tmp_path, found, **options)
-
-    yield open_page
-    assert browser.get_log("browser") == []
 
 
 def lanes(page):

@@ -16,7 +16,6 @@ from lightning_forge_profiling.report.page import block_of, record_of, timelines
 from lightning_forge_profiling.report.run_page import points_of, run_page, write_run_page
 from lightning_forge_profiling.results.trace_report import TraceReport
 from tests.record_builder import MadeRun
-from tests.report_page import Page
 from tests.sample_timeline import sample_timeline
 from tests.samples import sample_analysis
 from tests.test_cli import INPUT_BOUND, fails, forge
@@ -229,19 +228,6 @@ def test_what_cannot_be_read_or_written_is_refused_before_anything_is_written(tm
 
 
 # --- in a browser ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def show(browser, tmp_path):
-    """Opens the page of a run; whatever else the page does, it never complains."""
-
-    def open_page(html, **options):
-        file = tmp_path / "run.html"
-        file.write_text(html, encoding="utf-8")
-        return Page.of_file(browser, file, **options)
-
-    yield open_page
-    assert browser.get_log("browser") == []
 
 
 @pytest.mark.slow

@@ -11,16 +11,23 @@ from tests.synthetic import GEMM, NCCL, Synthetic
 TRACES = Path(__file__).parent / "data" / "traces"
 
 
-def rank_with(*collectives, begin=0):
-    """A rank that computes, and has the given collectives, one every 20 ms: how long they take, and what they are."""
+def stepping(*steps, first=0):
+    """A rank that computes in steps of 100 ms, each with the given collectives, one every 20 ms: how long, and what."""
     trace = Synthetic()
-    trace.step(0, begin, begin + 100)
-    trace.kernel(begin, begin + 1, launched=begin, name=GEMM)
-    for position, (duration, says) in enumerate(collectives):
-        start = begin + 2 + 20 * position
-        trace.collective(start, start + duration, launched=start - 0.5, **says)
-    trace.kernel(begin + 99, begin + 100, launched=begin + 98)
+    for number, collectives in enumerate(steps):
+        begin = first + 100 * number
+        trace.step(number, begin, begin + 100)
+        trace.kernel(begin, begin + 1, launched=begin, name=GEMM)
+        for position, (duration, says) in enumerate(collectives):
+            start = begin + 2 + 20 * position
+            trace.collective(start, start + duration, launched=start - 0.5, **says)
+        trace.kernel(begin + 99, begin + 100, launched=begin + 98)
     return trace
+
+
+def rank_with(*collectives, begin=0):
+    """The same with one step."""
+    return stepping(collectives, first=begin)
 
 
 def reduce(duration, **says):
@@ -52,16 +59,16 @@ def test_the_shortest_is_the_true_cost_and_the_rest_is_waiting(tmp_path):
     assert [wait.comm_ms_per_step for wait in analysis.rank_waits] == [13, 13]
 
 
-def unnamed(*durations, begin=0, kernel=NCCL, streams=(20,)):
+def unnamed(*durations, kernel=NCCL, streams=(20,)):
     """A rank of a PyTorch before 2.2, whose kernels alone say what they are."""
     trace = Synthetic()
-    trace.step(0, begin, begin + 100)
-    trace.kernel(begin, begin + 1, launched=begin, name=GEMM)
+    trace.step(0, 0, 100)
+    trace.kernel(0, 1, launched=0, name=GEMM)
     for position, duration in enumerate(durations):
-        start = begin + 2 + 20 * position
+        start = 2 + 20 * position
         stream = streams[position % len(streams)]
         trace.kernel(start, start + duration, launched=start - 0.5, name=kernel, stream=stream)
-    trace.kernel(begin + 99, begin + 100, launched=begin + 98)
+    trace.kernel(99, 100, launched=98)
     return trace
 
 
@@ -148,20 +155,6 @@ def test_collectives_have_calls_and_bytes(tmp_path):
     calls = [reduce(1, elements=1_000_000, dtype="BFloat16"), reduce(1, elements=500_000, dtype="Float")]
     (one,) = analysis_of(tmp_path, rank_with(*calls), rank_with(*calls)).collectives
     assert (one.calls_per_step, one.megabytes_per_step) == (2, 2 + 2)
-
-
-def stepping(*steps):
-    """A rank with a step of 100 ms for each of the given lists of collectives."""
-    trace = Synthetic()
-    for number, collectives in enumerate(steps):
-        begin = 100 * number
-        trace.step(number, begin, begin + 100)
-        trace.kernel(begin, begin + 1, launched=begin, name=GEMM)
-        for position, (duration, says) in enumerate(collectives):
-            start = begin + 2 + 20 * position
-            trace.collective(start, start + duration, launched=start - 0.5, **says)
-        trace.kernel(begin + 99, begin + 100, launched=begin + 98)
-    return trace
 
 
 def test_over_several_steps_collectives_are_means_per_step_and_the_costliest_is_first(tmp_path):

@@ -241,23 +241,15 @@ def test_the_iterator_of_the_data_loader_is_named(waiting, tmp_path):
 
 
 @pytest.mark.parametrize(("before", "cost"), [(1e-6, 50), (0, 20)])
-def test_a_sync_costs_all_of_a_gap_that_begins_in_it_to_the_nanosecond(before, cost, tmp_path):
-    trace = Synthetic()
-    trace.step(0, 0, 100)
-    trace.kernel(0, 10, launched=0)
-    trace.call("cudaDeviceSynchronize", 10 - before, 30)
-    trace.kernel(60, 100, launched=60)
-    assert trace.rank(tmp_path).host.idle_after_sync_ms_per_step == pytest.approx(cost, abs=1e-9)
+def test_a_sync_costs_all_of_a_gap_that_begins_in_it_to_the_nanosecond(waiting, before, cost, tmp_path):
+    waiting.call("cudaDeviceSynchronize", 10 - before, 30)
+    assert waiting.rank(tmp_path).host.idle_after_sync_ms_per_step == pytest.approx(cost, abs=1e-9)
 
 
-def test_a_sync_does_not_cost_the_gaps_between_kernels_that_were_launched_before(tmp_path):
-    trace = Synthetic()
-    trace.step(0, 0, 100)
-    trace.kernel(0, 10, launched=0)
-    trace.kernel(12, 20, launched=1)
-    item(trace, 5, 25)
-    trace.kernel(60, 100, launched=60)
-    rank = trace.rank(tmp_path)
+def test_a_sync_does_not_cost_the_gaps_between_kernels_that_were_launched_before(waiting, tmp_path):
+    waiting.kernel(12, 20, launched=1)
+    item(waiting, 5, 25)
+    rank = waiting.rank(tmp_path)
     assert rank.gpu.idle_ms_per_step == 42
     assert rank.host.idle_after_sync_ms_per_step == 40
 

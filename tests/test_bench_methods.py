@@ -1,5 +1,7 @@
 """Which method `benchmark` takes, what each reads, and what it notices, on a simulated GPU."""
 
+from itertools import count
+
 import pytest
 import torch
 
@@ -30,6 +32,36 @@ def timed(gpu, fn, how=None, *, sets=((),), clock_watch=None, no_clock="", rest=
 
 def add(gpu):
     return lambda: gpu.kernel(KERNEL_US * 1e3, cold_ns=1500)
+
+
+def waiting(gpu):
+    def waits():
+        gpu.kernel(2000)
+        gpu.synchronize()
+
+    return waits
+
+
+def growing(gpu):
+    def grows():
+        gpu.kernel(2000)
+        gpu.allocate(1024, keep=True)
+
+    return grows
+
+
+def refusing_capture(gpu):
+    def refuses():
+        if gpu.captured is not None:
+            raise RuntimeError("no capture\nmore")
+        gpu.kernel(2000)
+
+    return refuses
+
+
+def warming_up(gpu):
+    calls = count()
+    return lambda: gpu.kernel(2000 if next(calls) >= 300 else 50_000)
 
 
 def test_auto_reads_what_the_kernel_takes(gpu):
@@ -64,12 +96,8 @@ def test_events_include_the_launch_with_and_without_an_l2_flush(gpu):
 
 
 def test_a_graph_of_a_function_that_waits_is_refused_before_the_capture(gpu):
-    def waits():
-        gpu.kernel(2000)
-        gpu.synchronize()
-
     with pytest.raises(ConfigurationError, match=r"cannot capture a function that waits .*such as .item\(\)"):
-        timed(gpu, waits, options("graph"))
+        timed(gpu, waiting(gpu), options("graph"))
     assert gpu.captures == 0
 
 
@@ -118,11 +146,7 @@ def test_a_graph_cannot_flush_the_l2_cache_and_says_so(gpu):
 
 
 def test_a_function_that_waits_for_the_gpu_is_named_and_timed_by_the_wall(gpu):
-    def waits():
-        gpu.kernel(2000)
-        gpu.synchronize()
-
-    result = timed(gpu, waits)
+    result = timed(gpu, waiting(gpu))
     assert result.method == "wall"
     assert result.median_us > 8
     assert any("waits for the GPU" in warning for warning in result.warnings)
@@ -130,11 +154,7 @@ def test_a_function_that_waits_for_the_gpu_is_named_and_timed_by_the_wall(gpu):
 
 
 def test_a_function_that_waits_is_still_timed_as_asked(gpu):
-    def waits():
-        gpu.kernel(2000)
-        gpu.synchronize()
-
-    result = timed(gpu, waits, options("saturated"))
+    result = timed(gpu, waiting(gpu), options("saturated"))
     assert result.method == "saturated"
     assert any("time includes that wait" in warning for warning in result.warnings)
 
@@ -227,11 +247,7 @@ def test_work_on_another_stream_is_found_for_the_host_methods_too(gpu, method, m
 
 
 def test_memory_that_a_call_keeps_or_asks_the_driver_for_is_named(gpu):
-    def grows():
-        gpu.kernel(2000)
-        gpu.allocate(1024, keep=True)
-
-    warnings = " ".join(timed(gpu, grows).warnings)
+    warnings = " ".join(timed(gpu, growing(gpu)).warnings)
     assert "1,024 bytes more after each call" in warnings
     assert "cudaMalloc" in warnings
 
@@ -259,37 +275,23 @@ def test_without_the_profiler_and_with_a_flush_a_function_is_timed_in_a_full_que
 
 
 def test_without_the_profiler_a_function_that_keeps_memory_is_not_captured(gpu):
-    def grows():
-        gpu.kernel(2000)
-        gpu.allocate(1024, keep=True)
-
     gpu.profiler_error = ForgeProfilingError("no")
-    assert timed(gpu, grows).method == "saturated"
+    assert timed(gpu, growing(gpu)).method == "saturated"
     assert gpu.captures == 0
 
 
 def test_what_cannot_be_captured_is_timed_in_a_full_queue(gpu):
-    def refuses():
-        if gpu.captured is not None:
-            raise RuntimeError("not while capturing\nmore")
-        gpu.kernel(2000)
-
     gpu.profiler_error = ForgeProfilingError("no")
-    result = timed(gpu, refuses)
+    result = timed(gpu, refusing_capture(gpu))
     assert result.method == "saturated"
-    assert any("(not while capturing)" in warning for warning in result.warnings)
+    assert any("(no capture)" in warning for warning in result.warnings)
 
 
 @pytest.mark.parametrize("method", ["graph", "kernels"])
 def test_a_method_asked_for_by_name_fails_rather_than_becoming_another(gpu, method):
-    def refuses():
-        if gpu.captured is not None:
-            raise RuntimeError("no capture")
-        gpu.kernel(2000)
-
     gpu.profiler_error = RuntimeError("no profiler")
     with pytest.raises((RuntimeError, ForgeProfilingError), match=r"no capture|no profiler"):
-        timed(gpu, refuses, options(method))
+        timed(gpu, refusing_capture(gpu), options(method))
 
 
 def test_a_method_that_fails_says_what_to_choose_instead(gpu):
@@ -299,13 +301,8 @@ def test_a_method_that_fails_says_what_to_choose_instead(gpu):
     said = "another torch profiler is active in this process. Leave method out, or take 'graph' or 'saturated'"
     assert said in str(raised.value)
 
-    def refuses():
-        if gpu.captured is not None:
-            raise RuntimeError("no capture")
-        gpu.kernel(2000)
-
     with pytest.raises(RuntimeError) as raised:
-        timed(gpu, refuses, options("graph"))
+        timed(gpu, refusing_capture(gpu), options("graph"))
     assert "'saturated'" in raised.value.__notes__[0]
 
 
@@ -429,27 +426,13 @@ def test_a_call_of_a_second_is_made_six_times_however_little_time_there_is(gpu, 
 
 
 def test_samples_wait_until_the_function_is_warm(gpu):
-    calls = 0
-
-    def gets_faster():
-        nonlocal calls
-        calls += 1
-        gpu.kernel(2000 if calls > 300 else 50_000)
-
-    result = timed(gpu, gets_faster, options("saturated"))
+    result = timed(gpu, warming_up(gpu), options("saturated"))
     assert max(result.samples_us) == pytest.approx(2.9, abs=0.01)
     assert result.warnings == ()
 
 
 def test_a_function_that_was_not_warmed_up_is_named(gpu):
-    calls = 0
-
-    def gets_faster():
-        nonlocal calls
-        calls += 1
-        gpu.kernel(2000 if calls > 300 else 50_000)
-
-    result = timed(gpu, gets_faster, options("events", warmup=0, min_time=0.2))
+    result = timed(gpu, warming_up(gpu), options("events", warmup=0, min_time=0.2))
     assert any("not warmed up" in warning for warning in result.warnings)
 
 

@@ -348,9 +348,6 @@ class Loop:
         return run_evidence(self.step_timer.summary(), on_device=True)
 
 
-STEADY = {"transfer": {"host": 0.1}, "other": {"host": 0.1}}
-
-
 def test_small_kernels_leave_the_gpu_drained_at_every_batch_end():
     run = Loop(warmup_steps=2).evidence(
         20,

@@ -1,6 +1,5 @@
 """Telemetry in a fit: its thread ends with it, its figures are logged and in the table, and it changes nothing."""
 
-import csv
 import pickle
 import threading
 
@@ -16,7 +15,7 @@ from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.gpu.nvml import GpuReader, find_device
 from tests.fake_nvml import FakeBoard, FakeNvml
 from tests.models import Classifier, loader
-from tests.outcomes import HANGS_S, summary_of
+from tests.outcomes import HANGS_S, logged, summary_of
 
 PERIOD_S = 0.01
 
@@ -74,12 +73,6 @@ def gpu(monkeypatch):
     return gpu
 
 
-def rows(folder):
-    [path] = folder.glob("csv/*/metrics.csv")
-    with path.open() as file:
-        return [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
-
-
 def sampling():
     return [thread for thread in threading.enumerate() if thread.name == "gpu-telemetry"]
 
@@ -88,11 +81,10 @@ def test_it_is_logged_and_in_the_table_and_ends_with_the_fit(make_trainer, gpu, 
     callback = ThroughputCallback(warmup_steps=2, telemetry_period_s=PERIOD_S)
     make_trainer(callback).fit(Waiting(gpu), loader(40))
     assert (sampling(), gpu.opened) == ([], 0)
-    logged = [row for row in rows(tmp_path) if "gpu/utilization_pct" in row]
-    assert logged
-    assert {row["gpu/utilization_pct"] for row in logged} == {"37.0"}
-    assert {row["gpu/throttled_by_power_cap_pct"] for row in logged} == {"100.0"}
-    assert all(float(row["gpu/joules_per_sample"]) > 0 for row in logged if "gpu/joules_per_sample" in row)
+    rows = logged(tmp_path, "gpu/utilization_pct")
+    assert {row["gpu/utilization_pct"] for row in rows} == {37.0}
+    assert {row["gpu/throttled_by_power_cap_pct"] for row in rows} == {100.0}
+    assert all(row["gpu/joules_per_sample"] > 0 for row in rows if "gpu/joules_per_sample" in row)
     printed = " ".join(summary_of(tmp_path).split())
     assert "gpu 37 % utilized, 100.0 of 141.0 GiB at peak" in printed
     assert callback.summary()["gpu/joules_per_sample"] > 0, "which the reports show"

@@ -7,12 +7,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from selenium.webdriver.common.by import By
 
 from lightning_forge_profiling.bench.result import in_unit
 from lightning_forge_profiling.crossover.curves import CrossoverResult, OperationCurves, read_crossover
 from lightning_forge_profiling.crossover.page import crossover_page
 from lightning_forge_profiling.crossover.plot import DARK, LIGHT, draw_operation
+from tests.report_page import Page
 
 H200 = read_crossover(Path(__file__).parent / "data" / "crossover_h200.json")
 HOSTILE = '</style><script>hacked=1</script><img src=x onerror="hacked=1">"onmouseover="hacked=1"&lt;{{style}}'
@@ -57,31 +57,24 @@ def test_what_is_said_of_an_operation_stands_under_its_way():
 page_of = cache(crossover_page)  # drawing takes seconds
 
 
-class Page:
-    """A page, open in a browser from its file."""
+class CrossoverPage(Page):
+    """The page of a result, open in a browser from its file."""
 
     def __init__(self, browser, folder, result, *, width=1280, scheme="light"):
         path = folder / "crossover.html"
         path.write_text(page_of(result), encoding="utf-8")
-        self.browser = browser
-        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        browser.get(path.as_uri())
+        self._open(browser, path, width, scheme)
 
     def texts(self, selector):
-        return [element.text for element in self.browser.find_elements(By.CSS_SELECTOR, selector)]
-
-    def run(self, script):
-        return self.browser.execute_script(script)
+        """As they are shown."""
+        return [element.text for element in self.all(selector)]
 
 
 @pytest.mark.browser
 class TestPage:
     @pytest.mark.slow
     def test_the_crossovers_come_first_with_where_they_were_measured(self, browser, tmp_path):
-        page = Page(browser, tmp_path, H200)
+        page = CrossoverPage(browser, tmp_path, H200)
         assert page.texts("h1") == ["The size from which the GPU is faster"]
         assert page.texts("#verdict tbody tr:first-child > *") == [
             "matmul",
@@ -95,7 +88,7 @@ class TestPage:
         assert page.texts(".operation h2") == ["matmul", "add", "softmax", "layernorm", "conv2d"]
 
     def test_every_number_is_in_a_table(self, browser, tmp_path):
-        page = Page(browser, tmp_path, H200)
+        page = CrossoverPage(browser, tmp_path, H200)
         tables = page.texts(".operation table")
         assert len(tables) == 5
         for table, operation in zip(tables, H200.operations, strict=True):
@@ -108,7 +101,7 @@ class TestPage:
 
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_its_pictures_follow_the_colours_of_the_page(self, browser, tmp_path, scheme):
-        page = Page(browser, tmp_path, H200, scheme=scheme)
+        page = CrossoverPage(browser, tmp_path, H200, scheme=scheme)
         colours = page.run(
             """
             const drawn = [...document.querySelectorAll("picture img")];
@@ -130,14 +123,14 @@ class TestPage:
         assert browser.get_log("browser") == []
 
     def test_a_narrow_screen_scrolls_tables_and_not_the_page(self, browser, tmp_path):
-        page = Page(browser, tmp_path, H200, width=400)
+        page = CrossoverPage(browser, tmp_path, H200, width=400)
         assert page.run("return document.documentElement.scrollWidth") <= 400
 
     @pytest.mark.parametrize("width", [400, 700, 740, 1280])
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_the_text_of_its_pictures_can_be_read_at_every_width(self, browser, tmp_path, width, scheme):
         """9.5 points are 12.7 pixels in a picture that is as wide as it says."""
-        page = Page(browser, tmp_path, H200, width=width, scheme=scheme)
+        page = CrossoverPage(browser, tmp_path, H200, width=width, scheme=scheme)
         shown = page.run(
             """
             const image = document.querySelector("picture img");
@@ -152,7 +145,7 @@ class TestPage:
 
     @pytest.mark.slow
     def test_without_a_gpu_it_says_so_and_shows_the_cpu(self, browser, tmp_path):
-        page = Page(browser, tmp_path, without_gpu())
+        page = CrossoverPage(browser, tmp_path, without_gpu())
         assert page.texts("h1")[0].lower().startswith("no gpu")
         assert page.texts("#verdict table") == []
         assert "5.48 µs" in page.texts(".operation table")[0]
@@ -160,7 +153,7 @@ class TestPage:
 
     @pytest.mark.slow
     def test_names_from_a_file_are_text(self, browser, tmp_path):
-        page = Page(browser, tmp_path, hostile())
+        page = CrossoverPage(browser, tmp_path, hostile())
         assert page.run("return typeof hacked") == "undefined"
         assert page.texts(".operation h2") == [HOSTILE]
         assert page.run("return document.querySelectorAll('script, [onerror], [onmouseover]').length") == 0

@@ -146,9 +146,8 @@ def test_a_page_of_something_else_is_not_replaced(tmp_path):
 
 
 @pytest.fixture
-def page(browser, tmp_path):
-    yield Page(browser, tmp_path, sample_analysis(), [sample_timeline()])
-    assert browser.get_log("browser") == []
+def page(show):
+    return show(sample_analysis(), sample_timeline())
 
 
 @pytest.mark.browser
@@ -212,7 +211,7 @@ class TestContent:
         )
         assert "Compute 500 TFLOP/s per device carried out, HFU unknown: unknown" in run
 
-    def test_a_rate_reads_as_in_the_other_reports(self, browser, tmp_path):
+    def test_a_rate_reads_as_in_the_other_reports(self, show):
         known = RUN.compute[0]
         unknown = replace(known, peak_tflops=None, pct_of_peak=None, peak_source="no peak is known for this CPU")
         bare = replace(unknown, measured_tflops=None, pct_of_measured=None)
@@ -226,11 +225,10 @@ class TestContent:
             (replace(bare, tflops=0.0),),
         ]
         for compute in cases:
-            page = Page(browser, tmp_path, replace(run_only(), run=replace(RUN, compute=compute)))
+            page = show(replace(run_only(), run=replace(RUN, compute=compute)))
             facts = [fact.text.split("\n") for fact in page.all("#run .facts div")]
             assert [value for name, value in facts if name == "Compute"] == list(compute_lines(compute))
             assert not {"MFU", "HFU"} & {name for name, _ in facts}
-        assert page.complaints() == []
 
     def test_a_small_rate_keeps_its_digits(self, browser, tmp_path):
         analysis = sample_analysis()
@@ -271,15 +269,14 @@ class TestContent:
         ]
 
     @pytest.mark.parametrize("make", [run_only, without_gpu, without_steps])
-    def test_what_is_missing_is_said(self, browser, tmp_path, make):
+    def test_what_is_missing_is_said(self, show, make):
         nothing = Timeline(rank=0, length_us=0.0, steps=(), names=(), kinds=(), lanes=())
         for timelines in ([], [nothing]):
-            page = Page(browser, tmp_path, make(), timelines)
+            page = show(make(), *timelines)
             assert page.one("h1").is_displayed()
             assert page.one("footer").is_displayed()
             assert "NaN" not in page.one("body").text
             assert "undefined" not in page.one("body").text
-            assert page.complaints() == []
         expected = {run_only: "Steps measured", without_gpu: "No GPU activity", without_steps: "Steps that count"}
         assert expected[make] in page.one("body").text
         if make is without_gpu:
@@ -318,16 +315,15 @@ class TestContent:
         assert page.column("python", 1) == ["train.py:88 log_losses"]
         assert browser.get_log("browser") == []
 
-    def test_training_on_a_cpu_has_its_step_by_region_and_no_empty_section(self, browser, tmp_path):
+    def test_training_on_a_cpu_has_its_step_by_region_and_no_empty_section(self, show):
         result = analyze(TRACES / "cpu_mlp")
-        page = Page(browser, tmp_path, result.analysis, result.timelines)
+        page = show(result.analysis, *result.timelines)
         assert page.texts("main h2") == ["Step timeline", "Breakdown of the step", "Findings", "Operators"]
         assert page.column("breakdown", 1)[:3] == ["optimizer \u2191 slow-optimizer", "backward", "forward"]
         assert page.column("breakdown", 3)[0] == "36.8"
         assert "intra-op threads: 1; usable cores: 2" in page.one("#breakdown").text
         assert page.column("operators", 1)[0] == "aten::mm"
         assert page.texts("#operators thead th")[:2] == ["Operator", "self host ms"], "no column of zeros"
-        assert page.complaints() == []
 
     def test_steps_and_shares_say_what_they_count(self, browser, tmp_path):
         result = analyze(TRACES / "slow_rank_gpu")
@@ -388,37 +384,34 @@ class TestTables:
         page.one("#kernels .more").click()
         assert len(page.all("#kernels tbody tr")) == 40
 
-    def test_choosing_a_rank_changes_the_details(self, browser, tmp_path):
-        page = Page(browser, tmp_path, sample_analysis(3), [sample_timeline(rank) for rank in range(3)])
+    def test_choosing_a_rank_changes_the_details(self, show):
+        page = show(sample_analysis(3), *(sample_timeline(rank) for rank in range(3)))
         assert len(page.all("#breakdown .bars:not(.steps) .stack")) == 3
         total = page.column("kernels", 3)[0]
         Select(page.one("select[aria-label='Rank of the details']")).select_by_value("2")
         assert page.column("kernels", 3)[0] != total
-        assert page.complaints() == []
 
-    def test_of_many_ranks_it_says_which_are_shown(self, browser, tmp_path):
+    def test_of_many_ranks_it_says_which_are_shown(self, show):
         analysis = replace(
             sample_analysis(3), all_ranks=1000, spread={"step": Distribution(mean=50.2, p50=50.1, min=47.9, max=55.04)}
         )
-        page = Page(browser, tmp_path, analysis, [sample_timeline(rank) for rank in range(3)])
+        page = show(analysis, *(sample_timeline(rank) for rank in range(3)))
         [note] = page.texts("#ranks-note")
         assert note.startswith("3 of 1,000 ranks are shown: rank 0, ")
         assert "Over all ranks a step takes 47.9 ms to 55.0 ms (median 50.1 ms); shares" in note
         assert "1,000" in page.texts("dl")[0]
         assert len(page.all("#breakdown .bars:not(.steps) .stack")) == 3
-        assert page.complaints() == []
 
-    def test_idle_time_comes_before_the_kernels_where_it_is_the_larger_share(self, browser, tmp_path):
+    def test_idle_time_comes_before_the_kernels_where_it_is_the_larger_share(self, show):
         for case, first in (("input_bound", "idle"), ("compute_bound", "kernels")):
             result = analyze(TRACES / case)
-            page = Page(browser, tmp_path, result.analysis, result.timelines)
+            page = show(result.analysis, *result.timelines)
             sections = [section.get_attribute("id") for section in page.all("section")]
             assert min({"idle", "kernels"} & set(sections), key=sections.index) == first
             names = page.column("breakdown", 1)
             assert names[0].startswith("idle: ") == (first == "idle")
-            assert page.complaints() == []
         result = analyze(TRACES / "input_bound")
-        page = Page(browser, tmp_path, result.analysis, result.timelines)
+        page = show(result.analysis, *result.timelines)
         assert page.column("breakdown", 1)[0] == "idle: datain the data loader \u2191 input-bound"
         longest = result.analysis.ranks[0].idle_parts[0]
         assert page.column("idle", 1)[0].startswith(longest.activity)
@@ -496,11 +489,11 @@ class TestTimeline:
                 assert label in {f"step {number}", f"step {number}  {(end - begin) / 1000:.3f} ms"}
         assert "Striped" not in page.one("#timeline-text").text
 
-    def test_ranks_are_stacked_and_a_step_begins_on_all_at_once(self, browser, tmp_path):
+    def test_ranks_are_stacked_and_a_step_begins_on_all_at_once(self, show):
         late = replace(sample_timeline(1), steps=tuple((n, a + 7000.0, b + 7000.0) for n, a, b in STEPS))
         later = [replace(each, start_us=tuple(us + 7000.0 for us in each.start_us)) for each in late.lanes]
         late = replace(late, lanes=(*reversed(later),), length_us=late.length_us + 7000)
-        page = Page(browser, tmp_path, sample_analysis(2), [sample_timeline(0), late])
+        page = show(sample_analysis(2), sample_timeline(0), late)
         names = ["host: regions", "stream 7", "stream 17", "communication"]
         assert page.texts(".lane") == ["Rank 0", *names, "Rank 1", *names], "in the same order"
         tops = [label.rect["y"] for label in page.all(".lane")]
@@ -515,15 +508,13 @@ class TestTimeline:
         page.one("[data-step='6']").click()
         assert page.view() == (7000 + STEPS[1][1], 7000 + STEPS[1][2])
         assert "drawn as if step 6 began on all at once" in page.one("#timeline-text").text
-        assert page.complaints() == []
 
-    def test_of_many_ranks_those_beside_the_chosen_one_are_drawn(self, browser, tmp_path):
-        page = Page(browser, tmp_path, sample_analysis(20), [sample_timeline(rank) for rank in range(20)])
+    def test_of_many_ranks_those_beside_the_chosen_one_are_drawn(self, show):
+        page = show(sample_analysis(20), *(sample_timeline(rank) for rank in range(20)))
         assert [text for text in page.texts(".lane") if text.startswith("Rank")] == [f"Rank {n}" for n in range(8)]
         Select(page.one("select[aria-label='Rank of the details']")).select_by_value("17")
         assert [text for text in page.texts(".lane") if text.startswith("Rank")] == [f"Rank {n}" for n in range(16, 20)]
         assert "Ranks 16 to 19 of 20" in page.one("#timeline-text").text
-        assert page.complaints() == []
 
     def test_regions_have_colours_that_no_kind_of_work_has(self, browser, tmp_path):
         def colours(selector):
@@ -556,8 +547,8 @@ class TestTimeline:
             ActionChains(page.browser).move_to_element_with_offset(page.one("canvas"), x, y + row).perform()
             assert page.one(".tip-name").text == name
 
-    def test_a_tap_tells_and_two_fingers_zoom(self, browser, tmp_path):
-        page = Page(browser, tmp_path, sample_analysis(), [sample_timeline()], width=390)
+    def test_a_tap_tells_and_two_fingers_zoom(self, show, browser):
+        page = show(sample_analysis(), sample_timeline(), width=390)
         canvas = page.one("canvas")
         page.run("arguments[0].scrollIntoView({block: 'center'})", canvas)
         box = page.run("return arguments[0].getBoundingClientRect().toJSON()", canvas)
@@ -578,7 +569,6 @@ class TestTimeline:
         touch("touchEnd")
         start, end = page.view()
         assert end - start == pytest.approx(self.WHOLE[1] / 2, rel=0.1)
-        assert page.complaints() == []
 
     def test_a_row_of_tiny_kernels_looks_as_busy_as_it_is(self, browser, tmp_path):
         def busy(share):
@@ -608,9 +598,9 @@ class TestTimeline:
 
 @pytest.mark.browser
 class TestUntrustedNames:
-    def test_markup_in_any_name_is_text_and_runs_nothing(self, browser, tmp_path):
+    def test_markup_in_any_name_is_text_and_runs_nothing(self, show):
         analysis = with_names(replace(sample_analysis(2), run=RUN), HOSTILE)
-        page = Page(browser, tmp_path, analysis, [with_names(sample_timeline(rank), HOSTILE) for rank in range(2)])
+        page = show(analysis, *(with_names(sample_timeline(rank), HOSTILE) for rank in range(2)))
         for more in page.all("button.link"):
             more.click()
         page.hover("communication" + HOSTILE, 0.85 * 50_000, rank=1)
@@ -620,7 +610,6 @@ class TestUntrustedNames:
         assert page.run("return typeof hacked") == "undefined"
         assert len(page.all("script")) == 4
         assert page.all("img, iframe, [onerror], [onmouseover]") == []
-        assert page.complaints() == []
 
     def test_control_and_direction_characters_are_shown_not_obeyed(self, browser, tmp_path):
         text = "\x00\x1b[31m\u202egpj.exe\u2066 \u05e9\u05dc\u05d5\u05dd"
@@ -639,12 +628,11 @@ class TestUntrustedNames:
 @pytest.mark.browser
 class TestLooks:
     @pytest.mark.parametrize("text", ["", "x" * 3000, HOSTILE], ids=["plain", "huge names", "hostile names"])
-    def test_a_phone_scrolls_nothing_sideways_but_tables(self, browser, tmp_path, text):
+    def test_a_phone_scrolls_nothing_sideways_but_tables(self, show, text):
         analysis = with_names(replace(sample_analysis(8), run=RUN), text)
-        page = Page(browser, tmp_path, analysis, [with_names(sample_timeline(), text)], width=390)
+        page = show(analysis, with_names(sample_timeline(), text), width=390)
         assert page.run("return [innerWidth, document.documentElement.scrollWidth]") == [390, 390]
         assert page.one("#kernels .scroll").rect["width"] < 390
-        assert page.complaints() == []
 
     def test_on_a_phone_what_matters_of_a_table_fits_and_the_rest_fades_out(self, browser, tmp_path):
         for ranks in (1, 2):
@@ -660,9 +648,9 @@ class TestLooks:
             for label, table in tables.items():
                 assert table["fades"] == table["noted"] == bool(table["cut"]), label
 
-    def test_a_table_fades_out_where_it_goes_on(self, browser, tmp_path):
+    def test_a_table_fades_out_where_it_goes_on(self, show):
         for width in (400, 900):
-            page = Page(browser, tmp_path, sample_analysis(8), [sample_timeline()], width=width)
+            page = show(sample_analysis(8), sample_timeline(), width=width)
             scroller = page.one("#breakdown .scroll[aria-label=Ranks]")
 
             def ends(scroller=scroller):
@@ -672,7 +660,6 @@ class TestLooks:
             for left, expected in ((100, [True, True]), (10_000, [True, False]), (0, [False, True])):
                 page.run("arguments[0].scrollLeft = arguments[1]", scroller, left)
                 wait_until(lambda ends=ends, expected=expected: ends() == expected, f"it fades {expected}")
-        assert page.complaints() == []
 
     def test_colours_follow_the_system_and_the_button(self, page):
         def background():

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from html.parser import HTMLParser
 from pathlib import Path
 
 from lightning_forge_profiling.record.reader import read_run, records_at
@@ -87,6 +88,21 @@ def summary_of(folder, of=1):
 def warnings_of(caplog):
     """The package's own warnings."""
     return [r.message for r in caplog.records if r.name.startswith("lightning_forge") and r.levelname == "WARNING"]
+
+
+class Tags(HTMLParser):
+    """The names of the elements of a piece of HTML, and its text."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.text = set(), ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+
+    def handle_data(self, data):
+        self.text += data
 
 
 def unwrapped(text):

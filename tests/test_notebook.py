@@ -1,7 +1,6 @@
 """What a notebook shows: a real kernel runs its cells."""
 
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import nbformat
@@ -11,6 +10,7 @@ from nbclient import NotebookClient
 from lightning_forge_profiling.report.notebook import analysis_html, ledger_html
 from lightning_forge_profiling.results.analysis import Analysis, Hint
 from lightning_forge_profiling.timing.ledger import Ledger
+from tests.outcomes import Tags
 from tests.samples import sample_analysis
 
 CHECKOUT = Path(__file__).parents[1]
@@ -41,21 +41,6 @@ def outputs(tmp_path_factory):
     NotebookClient(book, timeout=240, resources={"metadata": {"path": str(folder)}}).execute()
     data = [[output["data"] for output in cell.outputs if "data" in output] for cell in book.cells]
     return [[shown["text/html"] for shown in of_cell if "<table" in shown.get("text/html", "")] for of_cell in data]
-
-
-class Tags(HTMLParser):
-    """The names of a page's elements, and its text."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.tags, self.text = set(), ""
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-
-    def handle_data(self, data):
-        self.text += data
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import io
 import re
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +21,7 @@ from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.rates import Compute, Peak, StepWork
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes
+from tests.outcomes import Tags
 from tests.samples import sample_analysis
 
 
@@ -301,21 +301,6 @@ def test_a_peak_is_named_once_and_its_source_in_the_reports_without_the_address(
 # -- in a notebook ---------------------------------------------------------------------------------------------------
 
 
-class Texts(HTMLParser):
-    """The texts of a piece of HTML, and the names of its elements."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.texts, self.tags = [], set()
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-
 @pytest.fixture
 def outputs(monkeypatch):
     """What the cell of a notebook shows; tests/test_notebook.py runs a real one, in another process."""
@@ -334,9 +319,9 @@ def test_a_notebook_gets_one_output_with_the_same_content(outputs, capsys):
     assert capsys.readouterr().out == ""
     [output] = outputs
     assert output["text/plain"].startswith("verdict     input-bound: ")
-    page = Texts(output["text/html"])
+    page = Tags(output["text/html"])
     assert page.tags <= {"div", "p", "b", "table", "thead", "tbody", "tr", "th", "td", "span", "code"}
-    assert "".join("".join(page.texts).split()) == re.sub(r"[\s█▏▎▍▌▋▊▉]", "", output["text/plain"])
+    assert "".join(page.text.split()) == re.sub(r"[\s█▏▎▍▌▋▊▉]", "", output["text/plain"])
     assert "\x1b" not in output["text/html"]
 
 

@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -118,13 +119,8 @@ def sized(name: str, *, quick: bool) -> Workload:
     workload = WORKLOADS[name]
     if not quick:
         return workload
-    model = quick_gpt if name == "gpt" else workload.model
+    model = partial(GPT, layers=2, width=128, length=64, vocabulary=256) if name == "gpt" else workload.model
     return Workload(model, 32, 32, 10, options={**workload.options, "precision": "32-true"})
-
-
-def quick_gpt() -> L.LightningModule:
-    """A small GPT."""
-    return GPT(layers=2, width=128, length=64, vocabulary=256)
 
 
 def batches(name: str, steps: int, *, quick: bool) -> DataLoader[Any]:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from lightning_forge_profiling.host import usable_cores
+from lightning_forge_profiling.host import processor_name, usable_cores
 
 TRACES = Path(__file__).parents[1] / "tests/data/traces"
 SMALL, TINY = TRACES / "compute_bound/rank0.trace.json.gz", TRACES / "launch_bound"
@@ -222,8 +222,7 @@ def describe(hta: str) -> None:
         code = "from importlib.metadata import version as v; print('HTA', v('HolisticTraceAnalysis'), 'with pandas', "
         code += "v('pandas'))"
         versions.append(subprocess.run([hta, "-c", code], check=True, capture_output=True, text=True).stdout.strip())
-    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    print(f"{cpu[1] if cpu else platform.machine()}, {usable_cores()} cores, load {os.getloadavg()[0]:.1f}; ", end="")
+    print(f"{processor_name()}, {usable_cores()} cores, load {os.getloadavg()[0]:.1f}; ", end="")
     print(", ".join(versions))
 
 

@@ -65,17 +65,17 @@ def functions() -> dict[str, Callable[[], object]]:
     }
 
 
-def traced_us(fn: Callable[[], object], calls: int = TRACED_CALLS) -> float:
+def traced_us(fn: Callable[[], object]) -> float:
     """The union of a call's kernels, median over the calls of a trace.
 
     It shares no code with `benchmark`: the kernels are taken in their order and dealt out evenly to the calls.
     """
 
     def run() -> None:
-        for _ in repeat(None, calls):
+        for _ in repeat(None, TRACED_CALLS):
             fn()
 
-    return statistics.median(union for union, _ in dealt_out(recorded(run), calls))
+    return statistics.median(union for union, _ in dealt_out(recorded(run), TRACED_CALLS))
 
 
 def recorded(run: Callable[[], object]) -> list[tuple[float, float]]:

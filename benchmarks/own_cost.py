@@ -42,7 +42,7 @@ class Clock(Callback):
     """Host time of each counted step, and the garbage collections in them."""
 
     def __init__(self) -> None:
-        self.step, self.ended_ns, self.steps_ms = 0, 0, [0.0][:0]
+        self.step, self.ended_ns, self.steps_ms = 0, 0, list[float]()
         self.collections: dict[int, list[float]] = {0: [], 1: [], 2: []}
 
     def on_train_start(self, *_: Any) -> None:

@@ -21,6 +21,7 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.fresh import middle, spread
 from benchmarks.workloads import GPT, SmallKernels
 from lightning_forge_profiling.profiler.collector import detached_at_stop
 from lightning_forge_profiling.profiler.marks import Marks
@@ -117,14 +118,9 @@ def measure(name: str, rounds: int, *, quick: bool) -> None:
         live, recorded, stop, size = zip(*found[option], strict=True)
         ratios = [more / less for more, less in zip(recorded, live, strict=True)]
         added = statistics.median(more - less for more, less in zip(recorded, live, strict=True))
-        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        shown = (middle(live, 2), middle(recorded, 2), spread, f"{added:+.2f}", middle(stop, 0), middle(size, 0))
+        times = middle(live, ".2f"), middle(recorded, ".2f"), spread(ratios, ".2f"), f"{added:+.2f}"
+        shown = (*times, middle(stop, ".0f"), middle(size, ".0f"))
         print(f"| {option} | {' | '.join(shown)} |")
-
-
-def middle(values: Sequence[float], digits: int) -> str:
-    """The median as text."""
-    return f"{statistics.median(values):.{digits}f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -112,12 +112,8 @@ def batches(late: Late, shape: tuple[int, int]) -> DataLoader[torch.Tensor]:
             time.sleep(late.ms / 1e3)
         return batch
 
-    return DataLoader(range(len_of_fit()), batch_size=1, collate_fn=collate)
-
-
-def len_of_fit() -> int:
-    """Samples for all ranks."""
-    return (WARMUP + COUNTED) * int(os.environ["WORLD_SIZE"])
+    of_all_ranks = range((WARMUP + COUNTED) * int(os.environ["WORLD_SIZE"]))
+    return DataLoader(of_all_ranks, batch_size=1, collate_fn=collate)
 
 
 def fit(cause: str, ms: float, batch: int, *, cpu: bool) -> tuple[str, str, float]:

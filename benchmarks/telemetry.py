@@ -8,7 +8,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -121,17 +121,11 @@ def recording_allocations() -> Iterator[None]:
             snapshot.close()
 
 
-@contextmanager
-def nothing() -> Iterator[None]:
-    """The contender to compare with."""
-    yield
-
-
 def compare(name: str, step: Callable[[], None]) -> None:
     """Steps with and without each contender, in turns; medians of the paired differences."""
     contenders: dict[str, Callable[[], Any]] = {
-        "nothing": nothing,
-        "nothing, again": nothing,
+        "nothing": nullcontext,
+        "nothing, again": nullcontext,
         f"telemetry every {DEFAULT_PERIOD_S} s": lambda: sampling(DEFAULT_PERIOD_S),
         "telemetry every 0.02 s": lambda: sampling(0.02),
         "recording of allocations": recording_allocations,

@@ -67,9 +67,9 @@ class ProcessState(NamedTuple):
     used_s: float  # CPU time of all threads, to a tick
 
 
-def process_state(pid: int, proc: Path = _PROC) -> ProcessState | None:
+def process_state(pid: int) -> ProcessState | None:
     """The state of a process; None if there is none, or the system does not say."""
-    fields = _text(proc / str(pid) / "stat").rpartition(")")[2].split()  # a name may hold anything
+    fields = _text(_PROC / str(pid) / "stat").rpartition(")")[2].split()  # a name may hold anything
     if len(fields) <= _STARTED:
         return None
     used_s = sum(map(int, fields[_USED])) / os.sysconf("SC_CLK_TCK")
@@ -84,44 +84,44 @@ class ThreadCounts(NamedTuple):
     times: int  # how often it was given a core
 
 
-def thread_counts(pid: int, thread: int, proc: Path = _PROC) -> ThreadCounts | None:
+def thread_counts(pid: int, thread: int) -> ThreadCounts | None:
     """What a thread of any process has used; None if unknown."""
-    fields = [int(field) for field in _text(proc / str(pid) / "task" / str(thread) / "schedstat").split()]
+    fields = [int(field) for field in _text(_PROC / str(pid) / "task" / str(thread) / "schedstat").split()]
     return ThreadCounts((fields[0] + fields[1]) / 1e9, fields[2]) if len(fields) > 2 else None  # noqa: PLR2004
 
 
-def moved_bytes(pid: int | str, proc: Path = _PROC) -> tuple[int, int]:
+def moved_bytes(pid: int | str) -> tuple[int, int]:
     """What a process, or `thread-self`, has read and written so far, but for sockets; 0 if unknown."""
-    counts = dict(re.findall(r"^(\w+): (\d+)$", _text(proc / str(pid) / "io"), re.MULTILINE))
+    counts = dict(re.findall(r"^(\w+): (\d+)$", _text(_PROC / str(pid) / "io"), re.MULTILINE))
     read, from_disk, written, to_disk = (int(counts.get(name, 0)) for name in _IO)
     return read + from_disk, written + to_disk
 
 
-def call_under_way(pid: int, proc: Path = _PROC) -> int | None:
+def call_under_way(pid: int) -> int | None:
     """Number of the system call that a process's main thread waits in; None if it is in none, or unknown."""
-    return _number(proc / str(pid) / "syscall", r"(\d+) .*")
+    return _number(_PROC / str(pid) / "syscall", r"(\d+) .*")
 
 
-def catches(pid: int, signal: int, proc: Path = _PROC) -> bool:
+def catches(pid: int, signal: int) -> bool:
     """Whether a process has a handler for a signal."""
-    return bool(_signals(pid, "SigCgt", proc) >> (signal - 1) & 1)
+    return bool(_signals(pid, "SigCgt") >> (signal - 1) & 1)
 
 
-def default_signal(signals: Sequence[int], proc: Path = _PROC) -> int | None:
+def default_signal(signals: Sequence[int]) -> int | None:
     """The first of some signals that this process neither catches, ignores nor blocks, in C either; None if none."""
-    if _number(proc / "self" / "status", r"SigCgt:\s*([0-9a-f]+)", 16) is None:
+    if _number(_PROC / "self" / "status", r"SigCgt:\s*([0-9a-f]+)", 16) is None:
         return None
-    taken = _signals("self", "SigCgt", proc) | _signals("self", "SigIgn", proc) | _signals("self", "SigBlk", proc)
+    taken = _signals("self", "SigCgt") | _signals("self", "SigIgn") | _signals("self", "SigBlk")
     return next((signal for signal in signals if not taken >> (signal - 1) & 1), None)
 
 
-def _signals(pid: int | str, kind: str, proc: Path) -> int:
-    return _number(proc / str(pid) / "status", rf"{kind}:\s*([0-9a-f]+)", 16) or 0
+def _signals(pid: int | str, kind: str) -> int:
+    return _number(_PROC / str(pid) / "status", rf"{kind}:\s*([0-9a-f]+)", 16) or 0
 
 
-def is_traced(proc: Path = _PROC) -> bool:
+def is_traced() -> bool:
     """Whether a debugger such as gdb is attached to this process."""
-    return bool(_number(proc / "self" / "status", r"TracerPid:\s*(\d+)"))
+    return bool(_number(_PROC / "self" / "status", r"TracerPid:\s*(\d+)"))
 
 
 def resident_bytes() -> int | None:
@@ -130,10 +130,10 @@ def resident_bytes() -> int | None:
     return int(pages[0]) * os.sysconf("SC_PAGE_SIZE") if pages else None
 
 
-def usable_cores(cgroup: Path = _CGROUP, proc: Path = _PROC) -> int:
+def usable_cores(cgroup: Path = _CGROUP) -> int:
     """Number of cores this process may use, which a batch system, `taskset` or a container's quota may limit."""
     cores = len(_affinity()) or os.cpu_count() or 1
-    for group in _groups(cgroup, proc):
+    for group in _groups(cgroup, _PROC):
         for names in _QUOTAS:
             quota, period = (*" ".join(_text(group / name) for name in names).split(), "", "")[:2]
             if quota.isdecimal() and period.isdecimal() and int(period):
@@ -284,11 +284,11 @@ def _named(tasks: Path, tid: int) -> str:
     return _text(tasks / str(tid) / "comm").strip()
 
 
-def python_threads_s(but: int, proc: Path = _PROC) -> dict[str, float]:
+def python_threads_s(but: int) -> dict[str, float]:
     """CPU time of the threads that Python has started, by name."""
     skipped = {but, threading.get_native_id()}
     threads = [thread for thread in threading.enumerate() if thread.native_id not in skipped]
-    used = {thread.name: _on_core(proc / "self" / "task" / str(thread.native_id)) for thread in threads}
+    used = {thread.name: _on_core(_PROC / "self" / "task" / str(thread.native_id)) for thread in threads}
     return {name: on_core[0] for name, on_core in used.items() if on_core is not None}
 
 
@@ -307,8 +307,8 @@ def _on_core(about: Path) -> tuple[float, float] | None:
 class ThreadClock:
     """CPU time and waits for a core of the thread that creates this, read in about a microsecond from any thread."""
 
-    def __init__(self, proc: Path = _PROC) -> None:
-        self._file = open_regular(proc / "thread-self" / "schedstat")  # the file stays that of this thread
+    def __init__(self) -> None:
+        self._file = open_regular(_PROC / "thread-self" / "schedstat")  # the file stays that of this thread
 
     def ns(self) -> tuple[int, int]:
         """Nanoseconds since the thread began: on a core, up to the last tick if it is on one; waiting for one."""

@@ -120,13 +120,14 @@ def _known(loaders: Sequence[Any]) -> _Known:
         return _Known(None, None, streams)  # it stacks the samples along a new first dimension
     size = getattr(sampler, "batch_size", None) if size is None else size
     if isinstance(size, int) and not isinstance(size, bool) and size > 0:
-        return _Known(size, size if streams else min(size, _length(loader.sampler) or size), streams)
+        return _Known(size, size if streams else min(size, length_of(loader.sampler) or size), streams)
     return _Known(None, None, streams=True, unnamed=type(loader).__name__)
 
 
-def _length(sampler: Any) -> int | None:
+def length_of(sized: Any) -> int | None:
+    """How many a sampler or an iterator of a loader has to give; None if only a fetch finds out."""
     try:
-        return len(sampler)
+        return len(sized)
     except (TypeError, NotImplementedError):
         return None
 

@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from lightning_forge_profiling.callbacks.batches import length_of
 from lightning_forge_profiling.callbacks.guard import Guarded, guarded
 from lightning_forge_profiling.callbacks.loop_trainer import LoopTrainer, loader_of
 from lightning_forge_profiling.callbacks.stack_sampler import WorkerStacks
@@ -71,7 +72,7 @@ class Fetches(Guarded):
             while len(self._known) >= _MOST_LOADERS:
                 del self._known[next(iter(self._known))]
             self._known[id(sampler)] = _reference(sampler)
-            self._loop.timer.each_fetch |= _length(iterator) is None
+            self._loop.timer.each_fetch |= length_of(iterator) is None
         if all(reference() is not iterator for reference in loaders.iterators):
             alive = (reference for reference in loaders.iterators if reference() is not None)
             loaders.iterators = [*alive, weakref.ref(iterator)]
@@ -175,16 +176,8 @@ def _yielded(iterator: Any) -> int:
 
 
 def _is_at_end(iterator: Any) -> bool:
-    length = _length(iterator)
+    length = length_of(iterator)
     return length is not None and _yielded(iterator) >= length
-
-
-def _length(iterator: Any) -> int | None:
-    """How many batches an iterator has; None if only a fetch finds out."""
-    try:
-        return len(iterator)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 class LoopWatch(Guarded):

@@ -112,9 +112,9 @@ def warnings(result: CrossoverResult) -> list[str]:
     ]
 
 
-def print_crossover(result: CrossoverResult, screen: Screen | None = None) -> None:
+def print_crossover(result: CrossoverResult) -> None:
     """Print a table for each operation, and then the sizes from which the GPU is faster."""
-    screen = screen or Screen()
+    screen = Screen()
     for name, value in facts(result):
         screen.line(value, name=name, column=len("PyTorch "))
     for operation in result.operations:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lightning_forge_profiling.record.reader import RunRecord
 
 
-def refuse_bad_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[tuple[str, Path]] = ()) -> None:
+def refuse_bad_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[tuple[str, Path]]) -> None:
     """Refuse outputs that would fail after the work is done, or would overwrite an input."""
     given = [(name, path) for name, path in outputs.items() if path is not None]
     for _, path in given:

@@ -63,7 +63,8 @@ def _run(args: argparse.Namespace) -> int:
     from lightning_forge_profiling.results.window import WindowRequest  # noqa: PLC0415  (loads msgspec)
 
     folder, where = find_record(args.run_path)
-    _refuse_ended(folder, where)
+    if _status(folder).outcome in {"finished", "failed"}:
+        raise ForgeProfilingError(f"{where}: the run has ended, and only a live one can record steps")
     request = WindowRequest(id=secrets.token_hex(8), steps=args.steps, ranks=args.ranks)
     with Progress() as progress:
         plan = _answer(folder, request, progress)
@@ -142,11 +143,6 @@ def _plan(folder: Path, plan: "WindowPlan", passing: Container[str]) -> "WindowP
 def _refuse(plan: "WindowPlan") -> None:
     if plan.state == "refused":
         raise ForgeProfilingError(f"no steps are recorded: {plan.text}")
-
-
-def _refuse_ended(folder: Path, where: str) -> None:
-    if _status(folder).outcome in {"finished", "failed"}:
-        raise ForgeProfilingError(f"{where}: the run has ended, and only a live one can record steps")
 
 
 def _runs(folder: Path) -> bool:

@@ -149,12 +149,7 @@ def state_words(one: RankStatus, status: RanksStatus) -> str:
 
 
 def rank_table(
-    status: RanksStatus,
-    ranks: Sequence[RankStatus],
-    width: int,
-    *,
-    chosen: int | None = None,
-    figures: int | None = None,
+    status: RanksStatus, ranks: Sequence[RankStatus], width: int, *, chosen: int | None, figures: int | None
 ) -> tuple[Table, str]:
     """Up to eight of the ranks, down to the chosen one, and a line on the others; `figures` are of one rank."""
     place = next((place for place, one in enumerate(ranks) if one.rank == chosen), 0)

@@ -241,7 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.child:
-        train(*args.child, args.folder, quick=args.quick)
+        workload, contender = args.child
+        train(workload, contender, args.folder, quick=args.quick)
         return 0
     well = True
     for name in args.workloads:

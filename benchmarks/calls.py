@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch.utils.data import DataLoader
 
-from benchmarks.overhead import OnAndOff
+from benchmarks.overhead import OnAndOff, difference_us
 from benchmarks.workloads import SmallKernels, trainer
 from lightning_forge_profiling import CUDATimerCollection, ThroughputCallback
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
@@ -109,7 +109,7 @@ def train(steps: int, *callbacks: Callback) -> None:
 def calls_in_a_run(steps: int = 1500) -> None:
     """How long the calls take where they are made, in a launch-bound loop."""
     spent: dict[str, list[int]] = defaultdict(list)
-    places = [(CUDATimerCollection, "switch"), (CUDATimerCollection, "harvest")]
+    places: list[tuple[type, str]] = [(CUDATimerCollection, "switch"), (CUDATimerCollection, "harvest")]
     places += [(StepTimer, name) for name in ("enter", "exit", "end_step")]
     originals = {(home, name): getattr(home, name) for home, name in places}
 
@@ -145,8 +145,8 @@ def main() -> None:
     calls_in_a_run()
     for what, toggle in {"recording": OnAndOff(32), "only the profiler proxy": OnlyTheProxy(32)}.items():
         train(6400, toggle)
-        more, error, pairs = toggle.difference_us(toggle.blocks_us())
-        print(f"{what} on and off: {more:+.1f} ± {error:.1f} µs per step ({pairs} pairs)")
+        more, error = difference_us(toggle.steps_us())
+        print(f"{what} on and off: {more:+.1f} ± {error:.1f} µs per step")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -41,13 +42,15 @@ class Kept(ThroughputCallback):
         super().__init__(overhead=None, telemetry_period_s=None)
         self.steps: list[Step] = []
 
-    def begin(self, trainer) -> None:  # noqa: ANN001
+    def on_train_start(self, *begun: Any) -> None:
         """Take every step on its way into the totals."""
-        super().begin(trainer)
-        totals = trainer.profiler.step_timer.totals
+        super().on_train_start(*begun)
+        if self.monitor is None:
+            sys.exit("the fit is not watched")
+        totals = self.monitor.step_timer.totals
         add = totals.add
 
-        def added(*step) -> None:  # noqa: ANN002
+        def added(*step: Any) -> None:
             add(*step)
             self.steps.append(step)
 

@@ -18,7 +18,7 @@ from statistics import median
 from typing import NamedTuple
 
 import msgspec
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lightning_forge_profiling.diagnosis.rank_status import ranks_status
 from lightning_forge_profiling.ranks.store import StoreClient

@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import hypot
 from pathlib import Path
@@ -166,7 +167,7 @@ class OnAndOff(Callback):
         self._logged_at = -1
         self._was = True, 0
 
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Note the end of a step and its kind, and at the end of a block start one of the other kind."""
         if self._ours is None:
             self._ours, self._callbacks = trainer.profiler, trainer.callbacks
@@ -182,7 +183,7 @@ class OnAndOff(Callback):
     def _kind(self) -> str:
         if not self._on:
             return OFF
-        ours = next(callback for callback in self._callbacks if isinstance(callback, ThroughputCallback))
+        ours: Any = next(callback for callback in self._callbacks if isinstance(callback, ThroughputCallback))
         before, self._logged_at = self._logged_at, ours.monitor.log._logged_at  # noqa: SLF001
         if self._logged_at != before:
             return "with a row"
@@ -192,12 +193,12 @@ class OnAndOff(Callback):
             return "read"
         return "split" if split else "plain"
 
-    def on_train_epoch_end(self, trainer: L.Trainer, *args: Any) -> None:  # noqa: ARG002
+    def on_train_epoch_end(self, trainer: Any, *args: Any) -> None:  # noqa: ARG002
         """Put everything back, for our callbacks to hear of the end."""
         if self._ours is not None:
             self.switch(trainer, on=True)
 
-    def switch(self, trainer: L.Trainer, *, on: bool) -> None:
+    def switch(self, trainer: Any, *, on: bool) -> None:
         """Put our part of the run in place, or take it out."""
         others = [callback for callback in self._callbacks if not isinstance(callback, TimedCallback)]
         trainer.callbacks = self._callbacks if on else others
@@ -276,7 +277,7 @@ def skipped(contender: str) -> str:
     return ""
 
 
-def fit(model: str, steps: int, folder: str, *, quick: bool, callbacks: Sequence[Callback], **more: Any) -> L.Trainer:
+def fit(model: str, steps: int, folder: str, *, quick: bool, callbacks: Sequence[Callback], **more: Any) -> Any:
     """Train one of the two models."""
     made: L.LightningModule
     if model == "small":
@@ -303,12 +304,12 @@ def measure(contender: str, model: str, folder: str, *, quick: bool, devices: in
         run = fit(model, size.block * size.blocks, folder, quick=quick, callbacks=[ours, toggle], devices=devices)
         if not run.is_global_zero:
             return
-        steps = toggle.steps_us()
-        more, error = difference_us(steps)
+        steps_us = toggle.steps_us()
+        more, error = difference_us(steps_us)
         fresh.answer(
             more_us=more,
             error_us=error,
-            kinds={kind: (len(times), statistics.median(times) / 1e3) for kind, times in steps.items()},
+            kinds={kind: (len(times), statistics.median(times) / 1e3) for kind, times in steps_us.items()},
             block=size.block,
             timing_us=ours.summary()["profiling/overhead_us"],
         )
@@ -362,12 +363,15 @@ def print_regions(budget: Sequence[fresh.Outcome], every: Sequence[fresh.Outcome
     def mean_ms(result: dict[str, Any], name: str) -> float:
         return result["regions"].get(name, float("nan"))
 
+    def ratio(fewer: dict[str, Any], every: dict[str, Any], name: str) -> float:
+        return mean_ms(fewer, name) / max(mean_ms(every, name), 1e-9)
+
     told = [fresh.results(outcomes) for outcomes in (budget, every)]
     print("\n| region | budget ms | every step ms | ratio | budget share | every step share |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     for name in told[1][0]["regions"] if all(told) else ():
         means = [fresh.middle([mean_ms(result, name) for result in found], ".4f") for found in told]
-        ratios = fresh.paired(budget, every, lambda b, e, name=name: mean_ms(b, name) / max(mean_ms(e, name), 1e-9))
+        ratios = fresh.paired(budget, every, partial(ratio, name=name))
         shares = [
             fresh.middle([100 * mean_ms(result, name) / result["mean_ms"] for result in found], ".1f") for found in told
         ]
@@ -445,7 +449,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.child:
-        measure(*args.child, args.folder, quick=args.quick, devices=args.devices)
+        contender, model = args.child
+        measure(contender, model, args.folder, quick=args.quick, devices=args.devices)
         return 0
     well = True
     for model in [args.only] if args.only else SIZES:

@@ -183,7 +183,7 @@ class _Network(nn.Module):
         low = self.below(dense)
         each = torch.stack([low, *(table(categories[:, at]) for at, table in enumerate(self.tables))], 1)
         products = each @ each.mT
-        crossed = products[:, self.pairs[0], self.pairs[1]]
+        crossed = products[:, self.pairs[0], self.pairs[1]]  # type: ignore[index]
         return self.click(self.above(torch.cat([low, crossed], 1))).squeeze(1)  # type: ignore[no-any-return]
 
 

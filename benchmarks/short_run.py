@@ -41,8 +41,9 @@ def steps(count: int) -> Iterator[Mapping[str, float]]:
         timers.switch("backward", "optimizer")
         with torch.no_grad():  # the first step of torch.optim imports the compiler, which takes longer than this run
             for parameter in model.parameters():
-                parameter.sub_(1e-3 * parameter.grad)
-                parameter.grad = None
+                if parameter.grad is not None:
+                    parameter.sub_(1e-3 * parameter.grad)
+                    parameter.grad = None
         timers.stop("optimizer")
         yield {found.region: found.device_ms for found in timers.harvest()}
 

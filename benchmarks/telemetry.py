@@ -44,7 +44,8 @@ def queries(reader: GpuReader) -> None:
     """How long a sample takes, and what it is made of."""
     print(f"{reader.name}, {reader.power_limit_w} W")
     print(f"one sample: {timed(lambda: reader.read(0))}")
-    nvml, handle = reader.nvml, find_device(reader.nvml, 0, uuid=uuid()).handle
+    nvml: Any = reader.nvml
+    handle = find_device(reader.nvml, 0, uuid=uuid()).handle
     asked: dict[str, Callable[[], Any]] = {
         "utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(handle),
         "encoder": lambda: nvml.nvmlDeviceGetEncoderUtilization(handle),

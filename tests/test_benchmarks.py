@@ -13,6 +13,7 @@ from benchmarks import (
     after_window,
     analysis,
     compare_false_alarms,
+    duty_cycle,
     fresh,
     ledger,
     overhead,
@@ -130,6 +131,14 @@ def test_recording_is_compared_by_option(capsys):
     assert recording.main(["--quick", "--rounds", "1", "--models", "small"]) == 0
     shown = rows(capsys.readouterr().out, ["CPU and CUDA", "record_shapes", "shapes, memory, flops", "with_stack"])
     assert all(float(row.split(" | ")[2]) > 0 for row in shown)
+
+
+@pytest.mark.slow
+def test_regions_of_some_steps_are_compared_with_those_of_all(capsys):
+    assert duty_cycle.main(["--quick"]) == 0
+    shown = rows(capsys.readouterr().out, ["step", "forward", "backward", "optimizer"])
+    assert all(float(row.split(" | ")[1]) > 0 for row in shown)
+    assert shown[0].endswith("| 1.0000 | ± 0.0000 |")
 
 
 @pytest.mark.slow

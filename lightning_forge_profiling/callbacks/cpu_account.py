@@ -161,7 +161,8 @@ class CpuAccount:
         data = self._regions().get("data")
         if data is None or self._regions_ns["data"][0] < _ENOUGH_FETCH_NS:
             return None
-        return min(data.used_pct + data.waits_pct, 100.0)
+        # a busy machine has it wait for a core, which it would use then if it computes, and not if it sleeps
+        return min(100 * data.used_pct / max(100 - data.waits_pct, 1.0), 100.0)
 
 
 def share_of(blocks: StepBlocks, name: str) -> ShareInterval | None:

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from threading import get_ident
 from typing import Any, Final
@@ -13,7 +13,7 @@ from torch import nn
 
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.wrapped_methods import WrappedMethod
+from lightning_forge_profiling.callbacks.wrapped_methods import Around, WrappedMethod
 from lightning_forge_profiling.names import SIGTERM_LEAF
 from lightning_forge_profiling.timing.rates import Rates
 
@@ -33,7 +33,7 @@ class RankWaits:
     """
 
     def __init__(self, trainer: Trainer, step_timer: StepTimer) -> None:
-        self._step_timer = step_timer
+        self._step_timer, self._thread = step_timer, get_ident()
         self._wrapped: list[WrappedMethod] = []
         self._hooks: list[Any] = []
         strategy, loop = trainer.strategy, trainer.fit_loop.epoch_loop
@@ -74,7 +74,7 @@ class RankWaits:
         self._wrapped, self._hooks = [], []  # they hold the model
 
     def _wrap(self, owner: Any, name: str) -> None:
-        self._wrapped.append(WrappedMethod(owner, name, self._waiting))
+        self._wrapped.append(WrappedMethod(owner, name, self._waiting, lambda *_, **__: get_ident() == self._thread))
 
     @contextmanager
     def _waiting(self, leaf: str = "", *, host_waits: bool = True) -> Iterator[None]:
@@ -87,28 +87,31 @@ class RankWaits:
     @contextmanager
     def _in_broadcast(self) -> Iterator[None]:
         """Wait in the broadcast alone: Lightning's copies to and from the GPU around it are work of this rank."""
-        broadcast, thread = torch.distributed.broadcast, get_ident()
-        host_waits = not _has_nccl() or any(os.environ.get(name, "0") != "0" for name in _BLOCKING)
-
-        def measured(*args: Any, **kwargs: Any) -> Any:
-            ours = get_ident() == thread
-            with self._waiting(SIGTERM_LEAF, host_waits=host_waits) if ours else nullcontext():
-                return broadcast(*args, **kwargs)
-
+        measured = _MeasuredBroadcast(torch.distributed.broadcast, self._waiting_in_broadcast)
         torch.distributed.broadcast = measured
         try:
             yield
         finally:
-            torch.distributed.broadcast = broadcast
+            measured.around = nullcontext  # another thread of the user's may have kept it to put it back
+            if torch.distributed.broadcast is measured:
+                torch.distributed.broadcast = measured.original
+
+    def _waiting_in_broadcast(self) -> AbstractContextManager[None]:
+        if get_ident() != self._thread:
+            return nullcontext()
+        host_waits = not _has_nccl() or any(os.environ.get(name, "0") != "0" for name in _BLOCKING)
+        return self._waiting(SIGTERM_LEAF, host_waits=host_waits)
 
     @staticmethod
     def _nothing() -> Any:
         raise AssertionError  # `_backward_begins` never asks for a context
 
-    def _backward_begins(self, loss: torch.Tensor, *_: Any, **__: Any) -> bool:
+    def _backward_begins(self, *args: Any, **kwargs: Any) -> bool:
         """Have autograd call us after the last gradient: callbacks run in the order in which they were queued."""
-        if self._step_timer.is_split and self._step_timer.active and loss.requires_grad and not _compiles_autograd():
-            loss.register_hook(self._queue)  # type: ignore[no-untyped-call]
+        loss: Any = args[0] if args else kwargs.get("closure_loss")
+        timer = self._step_timer
+        if timer.is_split and timer.active and getattr(loss, "requires_grad", False) and not _compiles_autograd():
+            loss.register_hook(self._queue)
         return False
 
     def _queue(self, _: torch.Tensor) -> None:
@@ -120,6 +123,19 @@ class RankWaits:
         timer.enter_wait("backward")
         ends = timer.wait_on_gpu if self._host_goes_on else timer.exit_wait
         torch.autograd.Variable._execution_engine.queue_callback(ends)  # noqa: SLF001
+
+
+class _MeasuredBroadcast:
+    """`torch.distributed.broadcast` with a context around it; once released, without."""
+
+    def __init__(self, broadcast: Any, around: Around) -> None:
+        # one that another thread has put back is not called through
+        self.original: Any = broadcast.original if isinstance(broadcast, _MeasuredBroadcast) else broadcast
+        self.around = around
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.around():
+            return self.original(*args, **kwargs)
 
 
 def _is_ddp(model: object) -> bool:

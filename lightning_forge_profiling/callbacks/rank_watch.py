@@ -134,7 +134,7 @@ class RankWatch:
         number, self._number = self._number, self._number + 1
         progress, memory = self._progress(), resident_bytes()
         standing, silent = self._hangs.look(progress, ended=bool(self._ended))
-        if standing is not None:  # a hang is no step's time
+        if standing is not None and not (standing.waits and self._others_move()):  # a hang is no step's time
             self._step_timer.stood_in = progress.step
         return msgspec.structs.replace(
             self._first,
@@ -151,6 +151,10 @@ class RankWatch:
             silent=silent,
             answer=WindowAnswer() if self._windows is None else self._windows.answer,
         )
+
+    def _others_move(self) -> bool:
+        """Whether this rank, which hears all others, knows of no hang: it waits for one in validation or the like."""
+        return self._channel is not None and self._first.rank == 0 and self.status is not None and not self.status.hang
 
     def _progress(self) -> Progress:
         ledger = self._step_timer.ledger

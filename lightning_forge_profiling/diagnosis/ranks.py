@@ -29,7 +29,16 @@ from lightning_forge_profiling.diagnosis.rule import (
     shorter,
 )
 from lightning_forge_profiling.diagnosis.where import LEAST_PCT
-from lightning_forge_profiling.names import HANG, OWN_WORK, REGIONS, SIGTERM_LEAF, STEPS, hook_region, part_kind
+from lightning_forge_profiling.names import (
+    CHECKPOINT_WRITE,
+    HANG,
+    OWN_WORK,
+    REGIONS,
+    SIGTERM_LEAF,
+    STEPS,
+    hook_region,
+    part_kind,
+)
 from lightning_forge_profiling.results.analysis import (
     Finding,
     RankWork,
@@ -381,10 +390,16 @@ def _without_waits(ledger: RunLedger, waits_ms: Mapping[str, float], run: RunEvi
     all_s = {part: s * (run.all_steps or run.steps) / run.steps for part, s in counted_s.items()}
     return replace(
         ledger,
-        parts={part: max(s - all_s.get(part, 0.0), 0.0) for part, s in ledger.parts.items()},
-        counted_s=ledger.counted_s
-        and {part: max(s - counted_s.get(part, 0.0), 0.0) for part, s in ledger.counted_s.items()},
+        parts=_less(ledger.parts, all_s),
+        counted_s=ledger.counted_s and _less(ledger.counted_s, counted_s),
     )
+
+
+def _less(parts_s: Mapping[str, float], waits_s: Mapping[str, float]) -> dict[str, float]:
+    # a rank waits for others behind what it has written, which is a part of the ledger inside `checkpoint`
+    more_s = max(waits_s.get("checkpoint", 0.0) - parts_s.get("checkpoint", 0.0), 0.0)
+    waits_s = {CHECKPOINT_WRITE: more_s, **waits_s}
+    return {part: max(s - waits_s.get(part, 0.0), 0.0) for part, s in parts_s.items()}
 
 
 def beside_straggler(findings: Iterable[Finding], run: RunEvidence, late: Finding | None) -> list[Finding]:

@@ -24,11 +24,12 @@ _COUNTED: Final = 2
 _LOWEST_RATE: Final = 1 / 64
 
 # steps of more than this multiple of the median are long. Where those that were not split take a tenth of the time,
-# half of the steps are split until some long ones are among them: else nobody knows what they do.
+# half of the steps are split until some as long are among them: else nobody knows what they do.
 _LONG: Final = 2.0
 _MUCH: Final = 0.1
 _ENOUGH_LONG: Final = 3
 _SEARCH_RATE: Final = 0.5
+_AS_LONG: Final = 0.25  # of those that were not split, weighted by their time
 
 # cost of a step timed as a whole relative to a split one, until it is measured: one event of seven, and counts
 _UNSPLIT_TO_SPLIT: Final = 0.25
@@ -49,8 +50,9 @@ class TimingBudget:
         self._unsplit_ns: deque[int] = deque(maxlen=_LATEST)
         self._undecided = 0
         self._typical_ns = inf
-        self._all_ns = self._missed_ns = 0  # of steps, and of the long ones that were not split
-        self._long_split = self._missed = 0
+        self._all_ns = 0
+        self._missed = self._missed_ns = self._missed_squares = 0  # long steps that were not split
+        self._long_ns: deque[int] = deque(maxlen=_LATEST)  # and those that were
 
     def splits(self, step: int) -> bool:
         """Whether the regions of a step are timed."""
@@ -63,9 +65,7 @@ class TimingBudget:
         if chosen:
             self._all_ns += step_ns
             if step_ns > _LONG * self._typical_ns:
-                self._long_split += split
-                self._missed += not split
-                self._missed_ns += 0 if split else step_ns
+                self._note_long(step_ns, split=split)
         self._step_ns.append(step_ns)
         (self._split_ns if split else self._unsplit_ns).append(_COUNTED * own_ns)
         self._undecided += 1
@@ -73,8 +73,23 @@ class TimingBudget:
             self._undecided = 0
             self._typical_ns = median(self._step_ns)
             self.rate = self._affordable(self._share * self._typical_ns)
-            if self._long_split < _ENOUGH_LONG <= self._missed and self._missed_ns > _MUCH * self._all_ns:
+            if self._misses_long_ones():
                 self.rate = max(self.rate, _SEARCH_RATE)
+
+    def _note_long(self, step_ns: int, *, split: bool) -> None:
+        if split:
+            self._long_ns.append(step_ns)
+        else:
+            self._missed += 1
+            self._missed_ns += step_ns
+            self._missed_squares += step_ns**2
+
+    def _misses_long_ones(self) -> bool:
+        """Whether long steps that take much of the time were not split, and too few as long ones were."""
+        if self._missed < _ENOUGH_LONG or self._missed_ns <= _MUCH * self._all_ns:
+            return False
+        as_long_ns = _AS_LONG * self._missed_squares / self._missed_ns
+        return sum(ns >= as_long_ns for ns in self._long_ns) < _ENOUGH_LONG
 
     def _affordable(self, budget_ns: float) -> float:
         split_ns = fmean(self._split_ns)

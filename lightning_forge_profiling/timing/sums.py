@@ -1,5 +1,6 @@
 """Sums over the steps of a run, from which its rates follow."""
 
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
@@ -20,7 +21,8 @@ from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS, LOADER_START,
 
 MEDIAN_OVER: Final = 4096  # the median covers at most this many recent steps, which is what is kept of them
 
-_LONG: Final = 2.0  # times the median
+# steps of more than so many medians are summed apart: those of one such length say nothing about those of another
+_LONG: Final = (2.0, 8.0, 32.0, 128.0)
 
 # the percentiles of regions cover at most this many recent steps of those whose regions were timed
 REGIONS_OVER: Final = 1024
@@ -80,13 +82,13 @@ class Typical:
         self._latest: deque[float] = deque(maxlen=63)
         self._count, self._ms = 0, inf
 
-    def is_exceeded(self, ms: float) -> bool:
-        """Whether the next step is one of the long ones."""
+    def length(self, ms: float) -> int:
+        """How long the next step is: 0 as usual, else how many of the limits it exceeds."""
         self._latest.append(ms)
         self._count = count = self._count + 1
         if not count & (count - 1) or not count % 32:
             self._ms = median(self._latest)
-        return ms > _LONG * self._ms
+        return bisect_left(_LONG, ms / self._ms) if self._ms else 0
 
 
 class StepSums:
@@ -121,8 +123,8 @@ class StepSums:
         self.flops: float | None = 0.0
         self.timing_us = self.log_entries_us = self.before_fetch_ms = 0.0
         self.loader_starts = 0
-        # accumulating and changing the weights, of each those that are long as the second
-        self._kinds = (_Kind(), _Kind()), (_Kind(), _Kind())
+        # accumulating and changing the weights, of each the usual ones and those of each length
+        self._kinds = tuple(tuple(_Kind() for _ in (1.0, *_LONG)) for _ in (False, True))
         self.forced = _Times()
 
     @property
@@ -166,7 +168,7 @@ class StepSums:
         split = times.split
         if split:
             self.latest_split.append((times.device_ms, chosen))
-        kind = self._kinds[changes][self._typical[changes].is_exceeded(took_ms)]
+        kind = self._kinds[changes][self._typical[changes].length(took_ms)]
         of_kind = self.forced if split and not chosen else kind.chosen if split else kind.unsplit
         of_kind.add(1, times.device_ms, times.host_ms)
 
@@ -188,7 +190,7 @@ class StepSums:
     def read(self) -> Rates:
         """The rates so far."""
         forced, unknown = self.forced, _Times()
-        kinds = [kind for normal, long in self._kinds for kind in _known(_apart(normal, long, unknown))]
+        kinds = [kind for alike in self._kinds for kind in _known(_apart(alike, unknown))]
         kinds = _known([kind for kind in kinds if kind.chosen.steps or kind.unsplit.steps])
         atypical = any(not kind.is_known for kind in kinds)  # none was split by choice
         if atypical:
@@ -248,10 +250,19 @@ def _merged(several: Iterable[_Times]) -> _Times:
     return merged
 
 
-def _apart(normal: _Kind, long: _Kind, unknown: _Times) -> tuple[_Kind, ...]:
-    """Both kinds; if no long step was split, what those take more than the others is added to `unknown`, as `other`."""
-    if long.is_known or not normal.chosen.steps:
-        return normal, long
+def _apart(kinds: tuple[_Kind, ...], unknown: _Times) -> tuple[_Kind, ...]:
+    """The kinds. Where none of the long ones was split, what they take more than usual is added to `unknown`."""
+    normal, *long = kinds
+    if not normal.chosen.steps:
+        return kinds
+    for kind in long:
+        if not kind.is_known:
+            normal = _with_unknown(normal, kind, unknown)
+    return normal, *(kind for kind in long if kind.is_known)
+
+
+def _with_unknown(normal: _Kind, long: _Kind, unknown: _Times) -> _Kind:
+    """Usual steps with long ones that nobody knows, which count as usual; the rest goes to `unknown`."""
     together, steps = _Kind(), long.unsplit.steps
     together.chosen = normal.chosen
     like: list[dict[str, float]] = []
@@ -265,7 +276,7 @@ def _apart(normal: _Kind, long: _Kind, unknown: _Times) -> tuple[_Kind, ...]:
     unknown.steps += steps
     together.unsplit = _merged([normal.unsplit])
     together.unsplit.add(steps, *like)
-    return (together,)
+    return together
 
 
 def _known(kinds: Sequence[_Kind]) -> list[_Kind]:

@@ -6,6 +6,7 @@ import re
 import time
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_forge_profiling import ThroughputCallback
-from lightning_forge_profiling.callbacks import host_readings
+from lightning_forge_profiling.callbacks import cpu_account, host_readings
 from lightning_forge_profiling.callbacks.cpu_account import CpuAccount
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.loader import LoaderWait, loader_advice, workers_to_try
@@ -297,6 +298,25 @@ def test_only_what_counts_is_in_the_account():
     found_use = account.use(ranks=1)
     assert (found_use.used, found_use.loader_busy_pct) == (1.0, pytest.approx(100 * 1.1 / 4))
     assert found_use.idle == pytest.approx(min(0.5, usable_cores() - 1.0 - 1.1 / 4))
+
+
+@pytest.mark.parametrize(("cpu", "waited", "busy_pct"), [(0.1, 0.4, 6.25), (1.0, 1.0, 100), (1.6, 0.0, 80)])
+def test_what_a_loader_waits_for_a_core_says_nothing_of_how_it_spends_its_time(monkeypatch, cpu, waited, busy_pct):
+    now = {"wall": 0.0, "cpu": 0.0, "waited": 0.0}
+
+    def ns(name):
+        return int(1e9 * now[name])
+
+    monkeypatch.setattr(cpu_account, "perf_counter_ns", lambda: ns("wall"))
+    monkeypatch.setattr(cpu_account, "thread_time_ns", lambda: ns("cpu"))
+    account = CpuAccount(list, lambda _: times(now["wall"], 0.0, 0.0))
+    account.clock = SimpleNamespace(ns=lambda: (ns("cpu"), ns("waited")))
+    account.read(counts=True)
+    account.turn("other")
+    now.update(wall=2.0, cpu=cpu, waited=waited)
+    account.turn("data")
+    account.read(counts=False)
+    assert account.use(ranks=1).loader_busy_pct == pytest.approx(busy_pct)
 
 
 def test_readings_that_take_long_come_seldom():

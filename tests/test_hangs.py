@@ -127,6 +127,9 @@ def test_planted_hangs_are_known_by_rank_and_place_within_a_minute(tmp_path):
         running.enter_context(ranks_of(tmp_path / "evaluates", "evaluates", 2, SHORT))
         planted = {kind: (ranks, rank, where) for (kind, ranks), (_, rank, where) in PLANTED.items()}
         assert late_or_wrong(tmp_path, planted, meanwhile=evaluates) == {}
+    [waited] = [read_run(path) for path in records_at(tmp_path / "evaluates")]
+    ledger = waited.ranks[0].state.report.analysis.run.ledger
+    assert ledger.parts.get("hang", 0.0) == 0, "who waits for a rank that works is in no hang"
     record = next((tmp_path / "asked").rglob("rank0.jsonl")).parent
     assert "asked" in (record / "rank1.stacks.txt").read_text()
     by_neighbour = next((tmp_path / "held_lock").rglob("rank1.stacks.txt")).read_text()

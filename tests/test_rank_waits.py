@@ -46,6 +46,15 @@ def test_the_exposed_part_of_backward_is_that_of_ddps_own_logger(tmp_path, optio
 
 
 @pytest.mark.slow
+def test_a_module_that_calls_the_strategy_and_patches_torch_trains_on_and_only_its_steps_wait(tmp_path):
+    found = measured(tmp_path, "ddp", "own")
+    assert found["kept"], "torch.distributed.broadcast is as it was"
+    assert found["calls"] == 1, "what the module had put there, and taken away itself, has not been put back"
+    late = found["works"][1]
+    assert {*late["exposed_ms"]} == {"sigterm broadcast", "backward"}, "a thread waits all the time, and no other leaf"
+
+
+@pytest.mark.slow
 def test_fsdp2_waits_for_parameters_are_no_work(tmp_path):
     waiting, late = measured(tmp_path, "fsdp2")["works"]
     assert late["leaves_ms"]["forward"] - late["exposed_ms"]["forward"] > SLEEP_MS
@@ -74,6 +83,14 @@ def test_who_ends_its_epoch_late_is_late_and_who_waits_in_the_next_one_is_not(tm
     assert first.leaves_ms.get("data_loader", 0.0) < 1.0
     # half a second at each of the four ends of 80 steps
     assert second.leaves_ms["callback/SlowCallback.on_train_epoch_end"] == pytest.approx(4 * 500 / 310, abs=1.5)
+
+
+@pytest.mark.slow
+def test_who_waits_for_anothers_checkpoint_hook_does_not_write_so_long(tmp_path):
+    analysis = slow_rank(tmp_path, "checkpoint")
+    assert analysis.findings[0].code == "straggler"
+    assert "for rank 1: its module/on_save_checkpoint takes 2.0 s" in analysis.findings[0].title
+    assert "checkpoint-bound" not in {found.code for found in analysis.findings}
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Regions of some steps only, so that timing stays within its budget: which steps, and that the sums stay true."""
 
+from random import Random
+
 import pytest
 
 from lightning_forge_profiling import ThroughputCallback
@@ -27,6 +29,27 @@ def fixed(rate):
     budget = TimingBudget(None)
     budget.rate = rate
     return budget
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("steps", "every", "long_ms"), [(300, 37, 300.0), (1000, 100, 1000.0)])
+def test_rare_long_steps_are_not_taken_for_others_that_are_less_long(steps, every, long_ms, seed):
+    chance = Random(seed)  # noqa: S311  (not cryptography)
+    budget, totals, loading_ms = TimingBudget(0.005), RunTotals(), 0.0
+    first = chance.randrange(every)
+    for step in range(steps):
+        long_forward = 5.0 if chance.random() < 1 / 5 else 0.0
+        ms = {"data": 0.15, "forward": 0.25 + long_forward, "backward": 0.4, "optimizer": 0.25, "other": 0.3}
+        ms = {name: took * chance.uniform(0.9, 1.2) for name, took in ms.items()}
+        ms["data"] += long_ms if step % every == first else 0.0
+        loading_ms += ms["data"] / steps
+        took_ms, split = sum(ms.values()), budget.splits(step)
+        budget.add(step_ns=int(took_ms * 1e6), own_ns=30_000 if split else 6_000, split=split)
+        timed = ms if split else {WHOLE: took_ms}
+        totals.add(StepTimes(step, timed, timed), StepWork(optimizer_steps=1), None)
+    rates = totals.steady()
+    assert rates.mean_ms("data") == pytest.approx(loading_ms, rel=0.15)
+    assert rates.mean_ms("step") == pytest.approx(sum(rates.mean_ms(name) for name in REGIONS))
 
 
 def train(device, step_timer, steps, *, cycle=1, before=lambda step: None):

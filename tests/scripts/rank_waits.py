@@ -1,11 +1,13 @@
 """Train with two processes, each behind the other by turns, and print what was measured of their waits as JSON.
 
-The folder and the kind of the strategy: `ddp`, `fsdp2`; `gpu` for two GPUs. `accumulate` for four micro-batches.
+The folder and the kind of the strategy: `ddp`, `fsdp2`; `gpu` for two GPUs. `accumulate` for four micro-batches; `own`
+for a module that calls the strategy itself, also in a thread, and replaces `torch.distributed.broadcast` for one call.
 DDP's own logger measures the same.
 """
 
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -70,13 +72,49 @@ class Model(L.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.01)
 
 
+class OwnCalls(Model):
+    """Calls the strategy by itself: a thread waits for others all the time."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.calls = 0
+
+    def on_train_start(self):
+        super().on_train_start()
+        group = torch.distributed.new_group(backend="gloo")
+        self.thread = threading.Thread(target=self.gather, args=(group,))
+        self.thread.start()
+        torch.distributed.broadcast = self.once
+
+    def once(self, *args, **kwargs):
+        self.calls += 1
+        torch.distributed.broadcast = BROADCAST
+        return BROADCAST(*args, **kwargs)
+
+    def gather(self, group):
+        for _ in range(40):
+            if self.global_rank == 0:
+                time.sleep(0.01)
+            self.trainer.strategy.reduce(torch.zeros(1), group=group)
+
+    def on_train_end(self):
+        self.thread.join()
+
+    def training_step(self, batch):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.trainer.strategy.backward(closure_loss=super().training_step(batch), optimizer=None)
+        optimizer.step()
+
+
 if __name__ == "__main__":
     strategy = (
         ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
         if KIND == "fsdp2"
         else DDPStrategy(bucket_cap_mb=1)
     )
-    model = Model()
+    model = OwnCalls() if "own" in OPTIONS else Model()
     throughput = ThroughputCallback(overhead=None)
     trainer = quiet_trainer(
         throughput,
@@ -95,4 +133,6 @@ if __name__ == "__main__":
             for work in analysis.run.ranks
         ]  # fmt: skip
         kept = torch.distributed.broadcast is BROADCAST
-        print("MEASURED", json.dumps({"ddp": OF_DDP, "timed": [*TIMED.values()], "works": works, "kept": kept}))
+        calls = getattr(model, "calls", None)
+        timed = [*TIMED.values()]
+        print("MEASURED", json.dumps({"ddp": OF_DDP, "timed": timed, "works": works, "kept": kept, "calls": calls}))

@@ -1,9 +1,9 @@
 """Train with two CPU processes, of which rank 1, or with `both` each, takes 20 ms longer in one place of its step.
 
 The folder; the place: `data`, `forward`, `backward`, `optimizer`, `callback`, `epoch` for 25 times as long at the end
-of each of four epochs, `export` for 25 times as long at the end of a window, `validation` in each of 100 batches of
-a validation whose loss is logged with `sync_dist`, or none; any of `both`, `window`,
-`metered` for a simulated GPU for each process, and `long` for minutes instead of seconds.
+of each of four epochs, `checkpoint` likewise in what the module adds to each of four, `export` for 25 times as long at
+the end of a window, `validation` in each of 100 batches of a validation whose loss is logged with `sync_dist`, or none;
+any of `both`, `window`, `metered` for a simulated GPU for each process, and `long` for minutes instead of seconds.
 """
 
 import os
@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
@@ -78,6 +79,10 @@ class Model(L.LightningModule):
     def configure_optimizers(self):
         return SlowOptimizer(self.parameters(), 0.1)
 
+    def on_save_checkpoint(self, _):
+        for _ in range(25):
+            slow("checkpoint")
+
 
 class SlowCallback(L.Callback):
     def on_train_batch_end(self, *_):
@@ -115,10 +120,13 @@ if __name__ == "__main__":
         FitLog._start_telemetry = start_metered
     session.export_trace = export_late
     window = [ForgeProfilerCallback(30, 33)] if "window" in OPTIONS else []
+    saves = [ModelCheckpoint(folder, every_n_train_steps=20, save_top_k=-1)] if PLACE == "checkpoint" else []
     trainer = quiet_trainer(
         *window,
+        *saves,
         ThroughputCallback(),
         SlowCallback(),
+        enable_checkpointing=bool(saves),
         devices=2,
         strategy="ddp",
         logger=CSVLogger(folder, name="csv"),

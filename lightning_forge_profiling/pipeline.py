@@ -140,6 +140,10 @@ def analyze(
             *problems,
             f"{path}: {len(results) - len(merged)} of {len(results)} files say what another one says: left out",
         ]
+    alone = sum(one.world_size == 1 for one in merged)
+    if alone and len(merged) > 1:
+        runs = f"{alone} of {len(merged)} traces are of runs of one process, and are taken for ranks of one run"
+        problems = [*problems, f"{path}: {runs}; forge-profiling compare compares runs"]
     results = [one for one in _numbered(merged) if rank in {None, one.rank}]
     if not results:
         raise TraceError.of(problems or [f"{path}: no trace of rank {rank}"])

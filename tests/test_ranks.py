@@ -23,6 +23,7 @@ from lightning_forge_profiling.timing.run_totals import RunTotals
 from tests.outcomes import script, summary_of, unwrapped
 from tests.ports import free_port
 from tests.record_builder import MadeRun
+from tests.synthetic import Synthetic
 
 CASE = Path(__file__).parent / "data/traces/slow_rank_host"  # two H200s, rank 1 is busy in Python for 15 ms a step
 LIVE = json.loads((CASE / "live.json").read_text())
@@ -364,3 +365,15 @@ def test_a_rank_without_a_record_is_waited_for_briefly_and_said_to_be_missing(tm
     )
     said = [line.text.text for line in run_table(report).lines]
     assert "the records of 1 of 3 ranks are not known: rank 0 may wait for them in other and backward" in said
+
+
+def test_traces_of_runs_of_one_process_are_said_to_be_no_ranks(tmp_path):
+    for number in (0, 1):
+        trace = Synthetic(rank=0, about={"rank": 0, "world_size": 1})
+        trace.step(0, 0, 100)
+        trace.kernel(1, 60 + number, launched=0.5)
+        trace.write(tmp_path, f"run{number}.trace.json")
+    analysis = analyze(tmp_path).analysis
+    assert analysis.all_ranks == 2
+    assert any("2 of 2 traces are of runs of one process" in warning for warning in analysis.warnings)
+    assert not any("one process" in warning for warning in analyze(tmp_path / "run0.trace.json").analysis.warnings)

@@ -52,6 +52,14 @@ def test_rare_long_steps_are_not_taken_for_others_that_are_less_long(steps, ever
     assert rates.mean_ms("step") == pytest.approx(sum(rates.mean_ms(name) for name in REGIONS))
 
 
+def test_a_stall_that_does_not_come_again_is_not_searched_for():
+    budget = TimingBudget(0.005)
+    for step in range(2000):
+        ms = 100_000 if step == 500 else 6 if not step % 50 else 2
+        budget.add(step_ns=ms * 10**6, own_ns=30_000, split=budget.splits(step) and step != 500)
+    assert budget.rate < 0.5
+
+
 def train(device, step_timer, steps, *, cycle=1, before=lambda step: None):
     """Steps whose optimizer runs in the last of each `cycle`."""
     step_timer.start()

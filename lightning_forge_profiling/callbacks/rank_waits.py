@@ -144,7 +144,7 @@ def _is_ddp(model: object) -> bool:
 
 def _has_nccl() -> bool:
     """Whether ranks exchange by kernels on a stream of their own, for which the host need not wait."""
-    return "nccl" in torch.distributed.get_backend()
+    return torch.distributed.is_initialized() and "nccl" in torch.distributed.get_backend()
 
 
 def _fsdp_modules(model: nn.Module) -> list[nn.Module]:

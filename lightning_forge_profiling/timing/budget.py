@@ -30,6 +30,7 @@ _MUCH: Final = 0.1
 _ENOUGH_LONG: Final = 3
 _SEARCH_RATE: Final = 0.5
 _AS_LONG: Final = 0.25  # of those that were not split, weighted by their time
+_FEW: Final = 2  # so many, as a stall of minutes, will not come again, and are not searched for
 
 # cost of a step timed as a whole relative to a split one, until it is measured: one event of seven, and counts
 _UNSPLIT_TO_SPLIT: Final = 0.25
@@ -50,9 +51,9 @@ class TimingBudget:
         self._unsplit_ns: deque[int] = deque(maxlen=_LATEST)
         self._undecided = 0
         self._typical_ns = inf
-        self._all_ns = 0
-        self._missed = self._missed_ns = self._missed_squares = 0  # long steps that were not split
-        self._long_ns: deque[int] = deque(maxlen=_LATEST)  # and those that were
+        self._all_ns = self._missed_ns = 0  # of steps, and of the long ones that were not split
+        self._missed: deque[int] = deque(maxlen=_LATEST)  # the latest of those
+        self._found: deque[int] = deque(maxlen=_LATEST)  # and of those that were
 
     def splits(self, step: int) -> bool:
         """Whether the regions of a step are timed."""
@@ -77,19 +78,17 @@ class TimingBudget:
                 self.rate = max(self.rate, _SEARCH_RATE)
 
     def _note_long(self, step_ns: int, *, split: bool) -> None:
-        if split:
-            self._long_ns.append(step_ns)
-        else:
-            self._missed += 1
-            self._missed_ns += step_ns
-            self._missed_squares += step_ns**2
+        (self._found if split else self._missed).append(step_ns)
+        self._missed_ns += 0 if split else step_ns
 
     def _misses_long_ones(self) -> bool:
         """Whether long steps that take much of the time were not split, and too few as long ones were."""
-        if self._missed < _ENOUGH_LONG or self._missed_ns <= _MUCH * self._all_ns:
+        missed = sorted(self._missed)
+        usual, longest = missed[:-_FEW], missed[-_FEW:]
+        if not usual or self._missed_ns - sum(longest) <= _MUCH * self._all_ns:
             return False
-        as_long_ns = _AS_LONG * self._missed_squares / self._missed_ns
-        return sum(ns >= as_long_ns for ns in self._long_ns) < _ENOUGH_LONG
+        as_long_ns = _AS_LONG * sum(ns * ns for ns in usual) / sum(usual)
+        return sum(ns >= as_long_ns for ns in self._found) < _ENOUGH_LONG
 
     def _affordable(self, budget_ns: float) -> float:
         split_ns = fmean(self._split_ns)

@@ -204,6 +204,10 @@ def test_when_one_of_two_ranks_is_killed_the_records_of_both_are_read(tmp_path):
     with two_ranks("recorded.py", tmp_path, "ranks=2") as (first, second):
         for rank in range(2):
             reached(tmp_path / "forge_record", 20, rank)
+        step = 20
+        while read_rank(tmp_path / "forge_record" / "rank1.jsonl").state is None:  # the first comes after a second
+            step += 1
+            reached(tmp_path / "forge_record", step, 1)
         second.kill()
         second.communicate()
         _, err = first.communicate(timeout=HANGS_S)

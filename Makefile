@@ -55,7 +55,7 @@ lint: $(READY)  ## ruff: rules and formatting
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
-types: $(READY)  ## mypy, strict, on the package; on the helpers of the tests what has types; on the benchmarks whether what they use exists
+types: $(READY)  ## mypy: strict on the package, what has types in the helpers of the tests, what the benchmarks call
 	$(RUN) -m mypy
 
 quick: $(READY)  ## the tests of `make test` alone

@@ -161,7 +161,7 @@ class CpuAccount:
         data = self._regions().get("data")
         if data is None or self._regions_ns["data"][0] < _ENOUGH_FETCH_NS:
             return None
-        # a busy machine has it wait for a core, which it would use then if it computes, and not if it sleeps
+        # of the time in which it had a core or asked for none: one that sleeps waits for a core on a busy machine, too
         return min(100 * data.used_pct / max(100 - data.waits_pct, 1.0), 100.0)
 
 

@@ -365,7 +365,7 @@ class StepTimer(Guarded):
             self.note_failure(exc)
 
     def exit_wait(self, *, host_waits: bool = True) -> None:
-        """The wait is over; unless the host has waited for it, it has had more for the GPU only from now on."""
+        """The wait is over. If only the GPU has waited (not `host_waits`), the host has more for it from now on."""
         if self._waits_outside is not None:
             (part, since_ns), self._waits_outside = self._waits_outside, None
             self.waits_outside_ns[part] = self.waits_outside_ns.get(part, 0) + self._clock_ns() - since_ns

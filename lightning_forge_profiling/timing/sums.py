@@ -124,7 +124,7 @@ class StepSums:
         self.timing_us = self.log_entries_us = self.before_fetch_ms = 0.0
         self.loader_starts = 0
         # accumulating and changing the weights, of each the usual ones and those of each length
-        self._kinds = tuple(tuple(_Kind() for _ in (1.0, *_LONG)) for _ in (False, True))
+        self._kinds = tuple(tuple(_Kind() for _ in range(1 + len(_LONG))) for _ in (False, True))
         self.forced = _Times()
 
     @property

@@ -216,6 +216,7 @@ def test_warnings_come_once_and_lightning_says_no_more_than_it_may(tmp_path, pac
     assert tables(done.stderr) >= 1
     assert done.stderr.count("UserWarning: as Python shows it") == 1
     assert "GPU available" not in done.stderr
+    assert "CPUAllocator" not in done.stderr, "PyTorch does not complain of blocks that are older than the window"
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

@@ -146,8 +146,8 @@ class ProfilingConfig:
         activities: what to record, of `"cpu"`, `"cuda"`, `"xpu"`, `"mtia"`; None records the CPU and the accelerator
             that is there.
         record_shapes: record the input shapes of operators, from which FLOPs are counted.
-        profile_memory: record allocations; None for a window that has operators in every step, and none in one with
-            light steps, which that would slow.
+        profile_memory: record allocations; None for a window of an accelerator that has operators in every step. It
+            would slow light steps, and on the CPU it adds nothing to the reports and makes PyTorch warn.
         with_stack: record Python stacks; slows the recorded steps.
         with_flops: let PyTorch estimate FLOPs for its own tables. The exported trace does not contain them; the reports
             count FLOPs from the shapes.

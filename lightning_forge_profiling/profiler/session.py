@@ -172,6 +172,7 @@ class TraceSession:
         self._expected_ranks = tuple(expected_ranks)
         self._analyzes = config.analyze and rank == self._expected_ranks[0]
         self._activities = config.activities or (("cpu", accelerator) if accelerator else ("cpu",))
+        self._on_device = accelerator is not None
         self._next_step, self._now, self._record = first_step, now, record
         self._phase = Phase.WAIT
         self._profiler: _KinetoProfile | None = None
@@ -328,7 +329,7 @@ class TraceSession:
         self._profiler = _KinetoProfile(
             activities=[getattr(ProfilerActivity, name.upper()) for name in self._activities],
             record_shapes=config.record_shapes,
-            profile_memory=not self.window.light if memory is None else memory,
+            profile_memory=self._on_device and not self.window.light if memory is None else memory,
             with_stack=config.with_stack,
             with_flops=config.with_flops,
         )

@@ -44,10 +44,9 @@ PROGRAMS = {
     ),
 }  # fmt: skip
 
-# what `run` may add to standard error; the first is Lightning's line on them, the second PyTorch's on the recording
+# what `run` may add to standard error; the first is Lightning's line on them
 ADDED = re.compile(
     r"Adding 2 callbacks from entry point 'forge_profiling'"
-    r"|\[W.* CPUAllocator\.cpp:\d+\] Memory block of unknown size was allocated before the profiling started"
     r"|forge-profiling: (adding ForgeProfilerCallback\(\) and ThroughputCallback\(\) to|fit \d+ of|\d+ fits of) "
     r"|Where a step\b.* goes"
     r"|(.* )?cpu$"  # the rest of that title, where the module's name is long

@@ -79,26 +79,29 @@ def is_first_rank() -> bool:
 def _watch_exit() -> None:
     import atexit  # noqa: PLC0415
 
-    atexit.register(say_what_was_fitted)
+    atexit.register(say_what_was_fitted, os.getpid())
 
 
 @cache
-def say_what_was_fitted() -> None:
-    """Print the overview of the fits of this process to standard error, or that there was none; once."""
+def say_what_was_fitted(pid: int) -> None:
+    """Print the overview of the fits of process `pid` to standard error, or that there was none; once, and there."""
     import sys  # noqa: PLC0415  (every script of the environment imports this module)
 
-    if not os.environ.get(RUN_OPTIONS) or not is_first_rank() or sys.stderr is None:
+    if pid != os.getpid() or not os.environ.get(RUN_OPTIONS) or not is_first_rank() or sys.stderr is None:
         return
     known = sys.modules.get("lightning_forge_profiling.callbacks.process_fits")
     lines: Iterable[str] = [_NO_STEP if "Fabric" in _seen else _NO_FIT]
     if known is not None and known.FITS.begun:
         lines = known.FITS.overview()
-    elif hasattr(sys, "last_value") or _children_ran():
-        lines = []  # the script failed, or its child processes may have fitted, as those of `ddp_spawn`
+    elif hasattr(sys, "last_value") or _children_may_have_fitted():
+        lines = []
     sys.stderr.writelines(f"forge-profiling: {line}\n" for line in lines)
 
 
-def _children_ran() -> bool:
+def _children_may_have_fitted() -> bool:
+    """Whether child processes may be the ranks, as those of `ddp_spawn`."""
+    if "Fabric" in _seen:  # for such ranks it chooses a port in this process, which is none of them
+        return "MASTER_PORT" in os.environ and "LOCAL_RANK" not in os.environ
     try:
         import resource  # noqa: PLC0415
     except ImportError:  # Windows

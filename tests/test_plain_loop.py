@@ -658,11 +658,21 @@ def test_the_callback_that_a_fabric_is_given_profiles_its_steps(tmp_path, announ
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_fabric_finds_us")
-def test_run_says_what_to_do_in_a_fabric_loop_that_does_not(tmp_path):
-    done = forge_run(str(SCRIPTS / "fabric_loop.py"), cwd=tmp_path)
+@pytest.mark.parametrize("does", ["", "child"])
+def test_run_says_what_to_do_in_a_fabric_loop_that_does_not(tmp_path, does):
+    done = forge_run(str(SCRIPTS / "fabric_loop.py"), does, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Put each step in `with forge.step():`" in unwrapped(done.stderr)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_fabric_finds_us")
+def test_run_leaves_it_to_the_ranks_that_a_fabric_starts_to_say_what_they_did(tmp_path):
+    done = forge_run("--no-window", str(SCRIPTS / "fabric_loop.py"), "forked", "step", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert tables(done.stderr) == 1
+    assert "no step of the Fabric loop" not in done.stderr
 
 
 def test_without_run_fabric_gets_nothing_from_us(monkeypatch):

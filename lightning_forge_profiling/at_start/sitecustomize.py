@@ -31,13 +31,13 @@ def _import_other() -> None:
         sys.modules.setdefault(__name__, ours)
 
 
-def _say() -> None:
+def _say(pid: int) -> None:
     from lightning_forge_profiling import entry_point  # noqa: PLC0415  (when the script has ended)
 
-    entry_point.say_what_was_fitted()
+    entry_point.say_what_was_fitted(pid)
 
 
 if __name__ == "sitecustomize":  # and nobody looks at this file
     _restore()
-    atexit.register(_say)
+    atexit.register(_say, os.getpid())
     _import_other()

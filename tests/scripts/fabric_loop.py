@@ -1,5 +1,6 @@
 """A Fabric loop for the CPU; its arguments say whether it calls hooks, or `step`, and on how many ranks it runs."""
 
+import subprocess
 import sys
 from contextlib import nullcontext
 
@@ -11,10 +12,15 @@ import lightning_forge_profiling as forge
 
 
 def main(*does):
-    ranks = 2 if "two" in does else 1
+    if "child" in does:
+        subprocess.run([sys.executable, "-c", ""], check=True)
+    strategy = "ddp" if "two" in does else "ddp_fork" if "forked" in does else "auto"
     callbacks = [forge.profile(forge.ForgeProfilerCallback(start_step=5, end_step=8))] if "given" in does else []
-    fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto", callbacks=callbacks)
-    fabric.launch()
+    fabric = Fabric(accelerator="cpu", devices=1 if strategy == "auto" else 2, strategy=strategy, callbacks=callbacks)
+    fabric.launch(train, *does)
+
+
+def train(fabric, *does):
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = torch.nn.Linear(8, 1)

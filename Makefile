@@ -13,9 +13,10 @@ LOWEST := build/lightning-$(FLOOR)
 GPU_TESTS = $(shell grep -lE 'mark\.(multi_)?gpu' tests/test_*.py)
 
 # Tests that need a GPU one after the other, for they time; the others on all cores, a file on each, where more threads in
-# a process would only get in each other's way. $(1) selects them, $(2) is set for them, $(3) are more options.
-pytest = $(2) OMP_NUM_THREADS=1 $(RUN) -m pytest -m "not gpu and not multi_gpu and not programs and ($(1))" --numprocesses auto \
-	--dist loadfile --no-loadscope-reorder $(3)
+# a process would only get in each other's way. A process that crashes fails the run, with its stacks on standard error and
+# a core file where the system writes those. $(1) selects the tests, $(2) is set for them, $(3) are more options.
+pytest = ulimit -c `ulimit -Hc`; $(2) OMP_NUM_THREADS=1 $(RUN) -m pytest -m "not gpu and not multi_gpu and not programs and ($(1))" --numprocesses auto \
+	--dist loadfile --no-loadscope-reorder --max-worker-restart=0 $(3)
 
 # `slow` takes many seconds or starts processes, `real_time` needs a machine with a free core, `browser` needs Chromium;
 # `smoke` is one of each kind.

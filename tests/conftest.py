@@ -30,6 +30,15 @@ def pytest_addoption(parser):
     parser.addoption("--through-lightning", action="store_true", help="only tests that go through Lightning")
 
 
+def pytest_configure(config):
+    """No process that a test forks keeps open what a worker of pytest-xdist is read by: it would seem to live on."""
+    for plugin in config.pluginmanager.get_plugins():
+        if type(plugin).__name__ == "WorkerInteractor":
+            pipes = plugin.channel.gateway._io
+            numbers = pipes.infile.fileno(), pipes.outfile.fileno()
+            os.register_at_fork(after_in_child=lambda: [os.dup2(0, number, inheritable=False) for number in numbers])
+
+
 def pytest_collection_modifyitems(config, items):
     """The slowest files first: pytest-xdist hands them out in this order (`--no-loadscope-reorder`)."""
     if config.getoption("through_lightning"):

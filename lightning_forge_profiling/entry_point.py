@@ -102,11 +102,7 @@ def _children_may_have_fitted() -> bool:
     """Whether child processes may be the ranks, as those of `ddp_spawn`."""
     if "Fabric" in _seen:  # for such ranks it chooses a port in this process, which is none of them
         return "MASTER_PORT" in os.environ and "LOCAL_RANK" not in os.environ
-    try:
-        import resource  # noqa: PLC0415
-    except ImportError:  # Windows
-        return False
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime > 0
+    return os.times().children_user > 0
 
 
 def _of_each_batch(size: int, _batch: object) -> int:

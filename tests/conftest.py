@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ def pytest_configure(config):
     for plugin in config.pluginmanager.get_plugins():
         if type(plugin).__name__ == "WorkerInteractor":
             pipes = plugin.channel.gateway._io
-            numbers = pipes.infile.fileno(), pipes.outfile.fileno()
-            os.register_at_fork(after_in_child=lambda: [os.dup2(0, number, inheritable=False) for number in numbers])
+            for pipe in (pipes.infile, pipes.outfile):
+                os.register_at_fork(after_in_child=partial(os.dup2, 0, pipe.fileno(), inheritable=False))
 
 
 def pytest_collection_modifyitems(config, items):

@@ -41,13 +41,13 @@ def test_a_run_in_which_a_worker_crashes_fails_with_its_stack(tmp_path, forked):
     recipe = subprocess.run(make, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
     recipe = recipe.replace(".venv/bin/python", shlex.quote(sys.executable)).strip()
     options = f"--numprocesses 2 -p tests.conftest --confcutdir={shlex.quote(str(tmp_path))} -p no:cacheprovider"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment["PYTHONPATH"] = os.pathsep.join((str(CHECKOUT), os.environ.get("PYTHONPATH", "")))
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environ["PYTHONPATH"] = os.pathsep.join((str(CHECKOUT), os.environ.get("PYTHONPATH", "")))
     command = f"{recipe} {options} --rootdir={shlex.quote(str(tmp_path))} {shlex.quote(str(tmp_path))}"
     said = tmp_path / "said"  # no pipe, which the forked process would keep open
     with said.open("w") as file:
-        code = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, stdout=file, stderr=file, check=False).returncode
-    assert code == 1, said.read_text()
+        ran = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environ, stdout=file, stderr=file, check=False)
+    assert ran.returncode == 1, said.read_text()
     assert "1 failed" in said.read_text()
     assert 'test_crashes.py", line 10 in test_that_crashes' in said.read_text()
     assert Path(f"/proc/{forked.read_text()}").exists(), "the run did not wait for it"

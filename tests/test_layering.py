@@ -18,6 +18,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 # Any module may import these, and they import nothing of ours; `notebook` finds out how to show a result when asked to.
 COMMON = {
     "errors": set(),
+    "forks": set(),
     "lazy": set(),
     "names": set(),
     "notebook": {"report"},

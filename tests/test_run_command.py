@@ -219,6 +219,28 @@ def test_warnings_come_once_and_lightning_says_no_more_than_it_may(tmp_path, pac
     assert "CPUAllocator" not in done.stderr, "PyTorch does not complain of blocks that are older than the window"
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize(
+    ("does", "lines"),
+    [
+        (("fit", "12"), 1),  # after the window, from when on Kineto has a thread
+        (("fit", "6"), 1),  # in a recorded step
+        (("further", "12"), 3),  # which has a line, and the process an overview
+        (("loop", "12"), 1),
+        (("session", "6"), 1),  # a profiler of the script's
+    ],
+    ids=["after", "within", "further", "loop", "session"],
+)
+def test_a_process_forked_in_a_step_ends_as_without_us_and_says_nothing(tmp_path, does, lines):
+    done = forge_run("--window", "5:8", "--warmup-steps", "2", SCRIPTS / "fork_in_step.py", *does, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "ended with 3\n"), done.stderr
+    assert tables(done.stderr) == (does[0] != "session")
+    assert done.stderr.count("forge-profiling: ") == lines, done.stderr
+    assert "Error" not in done.stderr
+    assert recorded_steps(the_trace(tmp_path)) == [5, 6, 7]
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.wrapped_methods import watch_failure, watch_validation
 from lightning_forge_profiling.diagnosis.compilations import recompiled
 from lightning_forge_profiling.diagnosis.memory import growth_words
+from lightning_forge_profiling.forks import OWNED
 from lightning_forge_profiling.gpu.nsight import nsight_ranges
 from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.plain_text import plain_logger
@@ -99,6 +100,15 @@ class FitMonitor(Guarded):
         self._after_window = False
         self._automatic = True
         self._due_s = self._reads_s = 0.0
+        OWNED.add(self)
+
+    def leave(self) -> None:
+        """This is a forked process: the fit is none of its own."""
+        self.failed = self._ended = self._closed = self._concluded = True
+        self.window = self.log = self._progress = None
+        self.step_timer.active = False
+        for callback in self.callbacks:
+            callback.fit_is_over()
 
     # -- before the training loop --------------------------------------------------------------------------------
 

@@ -42,8 +42,7 @@ class ForgeProfilerCallback(TimedCallback):
         activities: what to record, of `"cpu"`, `"cuda"`, `"xpu"`, `"mtia"`; None for the CPU and the accelerator that
             the Trainer uses.
         record_shapes: record the input shapes of operators, from which FLOPs are counted.
-        profile_memory: record allocations; None on an accelerator if each recorded step has operators, since it would
-            slow light ones.
+        profile_memory: record allocations; None on an accelerator if each step has operators: it slows light ones.
         with_stack: record Python stacks; slows the recorded steps.
         with_flops: let PyTorch estimate FLOPs for its own tables. The exported trace does not contain them; the reports
             count FLOPs from the shapes.

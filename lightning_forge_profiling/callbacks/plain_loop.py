@@ -18,6 +18,7 @@ from lightning_forge_profiling.callbacks.loop_trainer import LoopTrainer
 from lightning_forge_profiling.callbacks.loop_watch import LoopWatch
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, taking_part
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.forks import OWNED
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.region import region_sink, set_region_sink
 from lightning_forge_profiling.timing.steps import RESERVED
@@ -58,6 +59,7 @@ class PlainLoop(Guarded):
         self.watch = LoopWatch(self)
         self._ended_ns = perf_counter_ns()
         TimedCallback.loop = self
+        OWNED.add(self)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -178,9 +180,9 @@ class PlainLoop(Guarded):
             callback.teardown(trainer, module, "fit")
         trainer.profiler.describe()
 
-    def forked(self) -> None:
-        """This is a child process, such as a loader's worker."""
-        self.watch.active = False
+    def leave(self) -> None:
+        """This is a forked process, such as a loader's worker."""
+        TimedCallback.loop, self.watch.active, self.failed = None, False, True
 
 
 def _fails(exception: BaseException) -> bool:
@@ -203,16 +205,6 @@ def running() -> PlainLoop | None:
     """The loop that is being profiled in this process."""
     loop = TimedCallback.loop
     return loop if isinstance(loop, PlainLoop) else None
-
-
-def _forget() -> None:
-    loop, TimedCallback.loop = running(), None
-    if loop is not None:
-        loop.forked()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
 
 
 def _at_exit() -> None:

@@ -6,6 +6,7 @@ at the stop. No PyTorch release known to us does so by default (pytorch/kineto#1
 """
 
 import contextlib
+import ctypes
 import gc
 import os
 import warnings
@@ -43,6 +44,31 @@ def scheduled_profiler(until: int) -> str:
             if any(other.schedule(step) is not ProfilerAction.NONE for step in steps):
                 return "another torch profiler in this process is scheduled for the same steps"
     return ""
+
+
+def exit_at_once() -> None:
+    """Have this forked process leave out C++'s destructors when it exits: those of a running recording crash."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):  # as glibc has
+        libc.on_exit(libc._exit, None)  # noqa: SLF001  (which gets the exit code)
+        libc.__cxa_atexit(libc.fflush, None, None)  # noqa: SLF001  (before that: the latest comes first)
+
+
+def _end_kinetos_thread() -> None:
+    """End the thread with which Kineto waits for orders of other programs, unless `KINETO_USE_DAEMON` allows those."""
+    # It is there from the first recording on. A forked process does not have it and destroys, when it exits, the
+    # condition variable that it waits on: glibc waits for ever until nobody waits on that.
+    if "KINETO_USE_DAEMON" in os.environ:
+        return
+    with contextlib.suppress(OSError, AttributeError):  # in another build of PyTorch
+        kineto = ctypes.CDLL(torch._C.__file__)  # noqa: SLF001  (finds what the libraries that it needs have, too)
+        loader = kineto._ZN9libkineto12ConfigLoader8instanceEv  # noqa: SLF001
+        loader.restype = ctypes.c_void_p
+        kineto._ZN9libkineto12ConfigLoader10stopThreadEv(ctypes.c_void_p(loader()))  # noqa: SLF001
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_end_kinetos_thread)
 
 
 @contextlib.contextmanager

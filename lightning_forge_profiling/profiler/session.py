@@ -17,6 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler.profiler import _KinetoProfile
 
+from lightning_forge_profiling.forks import OWNED
 from lightning_forge_profiling.names import KINETO_LOG_LEVEL, METADATA_KEY, OWN_KINETO_LEVEL, REPORT_HTML, SUMMARY_JSON
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import FinishingChild, exit_timeout_s
@@ -24,6 +25,7 @@ from lightning_forge_profiling.profiler.collector import (
     RECORDING,
     active_profiler,
     detached_at_stop,
+    exit_at_once,
     let_gpu_settle,
     no_warning_of_later_cycles,
     scheduled_profiler,
@@ -182,6 +184,15 @@ class TraceSession:
         self._child: FinishingChild | None = None
         self._report = TraceReport()
         self.about: Mapping[str, object] = {}  # what else the trace says of itself, as JSON
+        OWNED.add(self)
+
+    def leave(self) -> None:
+        """This is a forked process: the recording is none of its own."""
+        if self._phase is Phase.RECORD:
+            self.marks.leave_operators_out()
+            exit_at_once()
+        self._release()
+        self._child, self._report = None, TraceReport("skipped")
 
     @property
     def report(self) -> TraceReport:
@@ -314,7 +325,7 @@ class TraceSession:
         report = self.finish(interrupted=interrupted)
         if report.status == "written":
             _log.info("Trace: %s; report: %s", report.path, report.report_path or "none")
-        else:
+        elif report.message:
             _log.warning("No trace: %s", report.message)
 
     def _start_profiler(self, *, recording: bool) -> None:

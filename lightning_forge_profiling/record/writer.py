@@ -140,9 +140,10 @@ class RecordWriter:
 
     def close(self, timeout_s: float) -> bool:
         """Write the remaining lines and end the thread."""
-        self._closes = self._syncs = True
-        self._wake.set()
-        self._thread.join(timeout_s)
+        if self._thread.is_alive():  # not in a forked process, where what wakes it may be locked
+            self._closes = self._syncs = True
+            self._wake.set()
+            self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -542,6 +542,20 @@ def test_a_file_that_is_there_already_is_not_written_to(tmp_path, caplog):
     assert "FileExistsError" in warning
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_does_not_wait_for_a_lock_that_its_parents_thread_had(tmp_path):
+    writer = RecordWriter(lambda: Segments(tmp_path / "forge_record", begin_of()))
+    with writer._wake._cond:
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(30)
+            writer.close(timeout_s=0)
+            os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert writer.close(timeout_s=60)
+
+
 # -- where the run came from -------------------------------------------------------------------------------------------
 
 

@@ -55,11 +55,9 @@ def exit_at_once() -> None:
 
 
 def _end_kinetos_thread() -> None:
-    """End the thread with which Kineto waits for orders of other programs, unless `KINETO_USE_DAEMON` allows those."""
+    """End the thread with which Kineto waits for orders of other programs."""
     # It is there from the first recording on. A forked process does not have it and destroys, when it exits, the
     # condition variable that it waits on: glibc waits for ever until nobody waits on that.
-    if "KINETO_USE_DAEMON" in os.environ:
-        return
     with contextlib.suppress(OSError, AttributeError):  # in another build of PyTorch
         kineto = ctypes.CDLL(torch._C.__file__)  # noqa: SLF001  (finds what the libraries that it needs have, too)
         loader = kineto._ZN9libkineto12ConfigLoader8instanceEv  # noqa: SLF001
@@ -67,7 +65,7 @@ def _end_kinetos_thread() -> None:
         kineto._ZN9libkineto12ConfigLoader10stopThreadEv(ctypes.c_void_p(loader()))  # noqa: SLF001
 
 
-if hasattr(os, "register_at_fork"):
+if hasattr(os, "register_at_fork") and "KINETO_USE_DAEMON" not in os.environ:  # which allows such orders
     os.register_at_fork(before=_end_kinetos_thread)
 
 

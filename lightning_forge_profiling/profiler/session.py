@@ -188,7 +188,7 @@ class TraceSession:
 
     def leave(self) -> None:
         """This is a forked process: the recording is none of its own."""
-        if self._phase is Phase.RECORD:
+        if self.running and self.recording:
             self.marks.leave_operators_out()
             exit_at_once()
         self._release()

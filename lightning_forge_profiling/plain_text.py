@@ -1,10 +1,10 @@
-"""Untrusted text, such as names in a trace, without terminal escapes and invisible characters."""
+"""Untrusted text, such as names in a trace, without terminal escapes and invisible characters, and of limited length."""
 
 import logging
 import os
 import re
 import unicodedata
-from typing import Final
+from typing import Any, Final
 
 # Terminal escape sequences (ECMA-48): CSI with its parameters, OSC and similar strings with their text, the rest.
 _ESCAPES: Final = re.compile(
@@ -15,23 +15,57 @@ _ESCAPES: Final = re.compile(
 _SPACE: Final = {"\t", "\n", "\r", "\v", "\f", "\u2028", "\u2029", "\x85"}
 _INVISIBLE: Final = {"Cc", "Cf", "Cs"}  # control, format (direction overrides among them), lone surrogates
 
+LONGEST_NAME: Final = 200  # of a class, a callback, a host
+LONGEST_FILE: Final = 255  # a file's name is not cut
+_LONGEST_KERNEL: Final = 2048  # nor that of a kernel: real C++ names stay below it
+_LONGEST_TEXT: Final = 4096  # as of a path
+_LONG_WORD: Final = re.compile(rf"[^\s/]{{{LONGEST_FILE + 1},}}")
 
-def plain(text: str) -> str:
-    r"""Text without anything that could mislead a terminal or a reader.
+
+def plain(text: str, longest_word: int = _LONGEST_KERNEL) -> str:
+    r"""Text without anything that could mislead a terminal or a reader, or fill it.
 
     Escape sequences, control characters and invisible ones, such as overrides of the writing direction, are removed;
-    line breaks and tabs become spaces.
+    line breaks and tabs become spaces. It is cut at 4,096 characters, and a word of more than `longest_word` at 200.
 
     Examples:
         >>> plain("red \x1b[31malert\x07 and\na\u202enoitcerid wen")
         'red alert and anoitcerid wen'
     """
-    text = _ESCAPES.sub("", text)
-    return "".join(
+    if len(text) <= LONGEST_FILE and text.isprintable():
+        return text
+    text = _ESCAPES.sub("", _cut(text, _LONGEST_TEXT))
+    text = "".join(
         " " if character in _SPACE else character
         for character in text
         if character in _SPACE or unicodedata.category(character) not in _INVISIBLE
     )
+    return _LONG_WORD.sub(lambda word: word[0] if len(word[0]) <= longest_word else _cut(word[0], LONGEST_NAME), text)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def name_of(text: str) -> str:
+    """A name, as of a class, as it is written and shown: plain, and of at most 200 characters."""
+    return _cut(plain(text), LONGEST_NAME)
+
+
+def class_name(instance: object) -> str:
+    """The name of an object's class."""
+    return name_of(type(instance).__name__)
+
+
+def all_plain(content: Any, longest_word: int = _LONGEST_KERNEL) -> Any:
+    """Data of JSON with all of its texts plain, names of fields included."""
+    if type(content) is str:
+        return plain(content, longest_word)
+    if type(content) is dict:
+        return {plain(key, longest_word): all_plain(value, longest_word) for key, value in content.items()}
+    if type(content) in {list, tuple}:
+        return [all_plain(each, longest_word) for each in content]
+    return content
 
 
 def encodable(name: str | os.PathLike[str]) -> str:

@@ -27,7 +27,7 @@ from lightning_forge_profiling.callbacks.run_report import built_in_ms
 from lightning_forge_profiling.callbacks.run_settings import loader_settings
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.names import RECORD_FOLDER, WAIT_PREFIX
-from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.plain_text import class_name, plain_logger
 from lightning_forge_profiling.profiler.child import ctrl_c_ends
 from lightning_forge_profiling.profiler.paths import numbered_folders
 from lightning_forge_profiling.record.lines import Begin, Block, End, EventLine, IntervalLine, State
@@ -132,8 +132,8 @@ def _matmul_precision() -> str:
 def _settings(trainer: Trainer) -> dict[str, str | int | float | bool | None]:
     backend = os.environ.get("PL_TORCH_DISTRIBUTED_BACKEND") or getattr(trainer.strategy, "process_group_backend", None)
     settings: dict[str, Any] = {
-        "accelerator": type(trainer.accelerator).__name__,
-        "strategy": type(trainer.strategy).__name__,
+        "accelerator": class_name(trainer.accelerator),
+        "strategy": class_name(trainer.strategy),
         "devices": int(trainer.num_devices),
         "backend": backend,
         **{name: getattr(trainer, name, None) for name in _SETTINGS},

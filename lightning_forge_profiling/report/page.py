@@ -13,6 +13,7 @@ import msgspec
 
 from lightning_forge_profiling.diagnosis.memory import growth_words, memory_layers
 from lightning_forge_profiling.names import docs_url
+from lightning_forge_profiling.plain_text import all_plain, plain
 from lightning_forge_profiling.report.run_wording import compute_lines, ledger_rows, run_notes, slowest_rows
 from lightning_forge_profiling.report.text import kernel_labels
 from lightning_forge_profiling.report.wording import cpu_threads, findings_note, findings_remarks, ranks_note, share_of
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _FOR_READERS: Final = re.compile(r"^ *//.*\n|^ +", re.MULTILINE)
 
 # In JSON these are in strings only, where an escape means the same. Without them no name can end the block.
-_ESCAPED: Final = "<>&\u2028\u2029"
+_ESCAPED: Final = "<>&"
 
 
 def asset(name: str) -> str:
@@ -53,7 +54,8 @@ def web_page(template: str, *, styles: tuple[str, ...] = (), scripts: tuple[str,
 
 def embedded(content: Any) -> str:
     """JSON that can stand in a `<script>` element."""
-    text = msgspec.json.encode(content, enc_hook=dict).decode()  # the hook is for mappings that are no dict
+    data = msgspec.to_builtins(content, str_keys=True, enc_hook=dict)  # the hook is for mappings that are no dict
+    text = msgspec.json.encode(all_plain(data)).decode()
     for character in _ESCAPED:
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
@@ -62,8 +64,6 @@ def embedded(content: Any) -> str:
 @cache
 def _environment() -> "Environment":
     from jinja2 import Environment, FunctionLoader, StrictUndefined  # noqa: PLC0415  (only where HTML is made)
-
-    from lightning_forge_profiling.plain_text import plain  # noqa: PLC0415
 
     def finalize(value: Any) -> Any:
         return plain(value) if type(value) is str else value  # Markup is ours

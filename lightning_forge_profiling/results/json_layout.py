@@ -1,4 +1,4 @@
-"""JSON that this package writes: decoding with the version of its layout, and its schemas."""
+"""JSON that this package writes: decoding with the version of its layout, of untrusted files too, and its schemas."""
 
 import inspect
 import re
@@ -6,10 +6,17 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from lightning_forge_profiling.plain_text import LONGEST_FILE, all_plain, plain
+
 _T = TypeVar("_T")
 
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _ATTRIBUTE: Final = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+
+# other numbers than 0 are between these, so that products and quotients of a few of them neither overflow nor vanish.
+# The difference of two equal times may be 1e-17.
+_LEAST: Final = 1e-30
+_MOST: Final = 1e24
 
 
 class _Layout(msgspec.Struct):
@@ -32,6 +39,36 @@ def decoded(content: bytes, decoder: msgspec.json.Decoder[_T], version: int) -> 
     if layout > version:
         problem = f"written by a newer version of forge-profiling (layout {layout}, this reads {version}): upgrade"
     raise ValueError(problem)
+
+
+def untrusted(content: bytes, decoder: msgspec.json.Decoder[_T], version: int) -> _T:
+    """Decode JSON that anybody may have written; long texts are cut. Raises ValueError for a number out of range, too."""
+    found = decoded(content, decoder, version)
+    try:
+        data = msgspec.json.decode(content)
+        return found if _is_short(data) else decoder.decode(msgspec.json.encode(all_plain(data, LONGEST_FILE)))
+    except RecursionError as exc:
+        raise ValueError("it is nested too deeply") from exc
+
+
+def _is_short(content: Any) -> bool:
+    """Whether no text is too long. Raises ValueError for a number that products and quotients could overflow with."""
+    waiting, is_short = [content], True
+    while waiting:
+        value = waiting.pop()
+        if type(value) is dict:
+            is_short = is_short and all(len(name) <= LONGEST_FILE for name in value)
+            value = value.values()
+        for each in value:
+            kind = type(each)
+            if kind is float or kind is int:
+                if each and not _LEAST <= abs(each) <= _MOST:
+                    raise ValueError("a number is out of range")
+            elif kind is dict or kind is list:
+                waiting.append(each)
+            elif kind is str and len(each) > LONGEST_FILE:
+                is_short = is_short and plain(each, LONGEST_FILE) == each
+    return is_short
 
 
 def schema_of(kind: Any, title: str) -> bytes:

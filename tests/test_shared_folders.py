@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import stat
+import tempfile
 import threading
 from pathlib import Path
 
@@ -345,10 +346,14 @@ ODD = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ODD)
-def test_a_folder_may_have_any_name(tmp_path, name):
+def test_a_folder_may_have_any_name_also_the_one_of_temporary_files(tmp_path, monkeypatch, name):
+    temporary = tmp_path / "temporary" / name
+    temporary.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     report = record(tmp_path / name)
     assert_written_whole(report)
     assert report.path.parents[1] == tmp_path / name
+    assert list(temporary.iterdir()) == []
     assert recorded_steps(read_trace(report.plugin_path), category=None) == [1]
 
 

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -66,10 +66,14 @@ def _name_for_kineto(raw: Path) -> Iterator[str]:
     if json.dumps(str(raw)) == f'"{raw}"':
         yield str(raw)
         return
-    with TemporaryDirectory() as plain:
-        link = Path(plain) / "window"
-        link.symlink_to(raw.parent)
-        yield str(link / raw.name)
+    with ExitStack() as stack:
+        descriptor = os.open(raw.parent, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, descriptor)
+        folder = Path(f"/proc/self/fd/{descriptor}")
+        if not folder.exists():  # this is not Linux
+            folder = Path(stack.enter_context(TemporaryDirectory())) / "window"
+            folder.symlink_to(raw.parent)
+        yield str(folder / raw.name)
 
 
 _INSTALLED: Final = re.compile(r".*[/\\](?:site|dist)-packages[/\\]", re.DOTALL)

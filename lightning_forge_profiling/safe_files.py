@@ -5,10 +5,11 @@ file is written under a random name and then replaces whatever has the final nam
 """
 
 import errno
+import json
 import os
 import stat
 from collections.abc import Container, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
 from secrets import token_hex
@@ -100,6 +101,22 @@ def whole_file_by_name(path: Path) -> Iterator[Path]:
         with open_regular(part) as file:
             _keep_mode(file.fileno(), before)
         part.replace(path)
+
+
+@contextmanager
+def name_for_kineto(path: Path) -> Iterator[str]:
+    """A name for a file that Kineto, which refuses, changes and drops characters, writes into the JSON unchanged."""
+    if json.dumps(str(path)) == f'"{path}"':
+        yield str(path)
+        return
+    with ExitStack() as stack:
+        descriptor = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, descriptor)
+        folder = Path(f"/proc/self/fd/{descriptor}")
+        if not folder.exists():  # this is not Linux
+            folder = Path(stack.enter_context(TemporaryDirectory())) / "folder"
+            folder.symlink_to(path.parent)
+        yield str(folder / path.name)
 
 
 def make_own_folder(folder: Path) -> None:

@@ -191,6 +191,7 @@ class RunRecorder(Guarded):
         self._began_s = perf_counter()
         self._next_interval_s, self._next_state_s = 0.0, self._began_s + _STATE_S
         begin, path = begin_line(trainer, folder), folder.path
+        self._began = begin.at - (perf_counter() - self._began_s)
         self._writer = RecordWriter(lambda: Segments(path, with_origin(begin, path)))
         weakref.finalize(self, self._writer.close, 0)  # ends the thread if a fit is abandoned without a hook
 
@@ -268,21 +269,28 @@ class RunRecorder(Guarded):
     def end_line(self) -> End:
         """How the run ends."""
         outcome: Literal["finished", "failed"] = "finished" if self._loop_ended and not self._exception else "failed"
-        return End(at=time.time(), step=self._step_timer.step, outcome=outcome, exception=self._exception)
+        at, set_s = self._times()
+        return End(at=at, set_s=set_s, step=self._step_timer.step, outcome=outcome, exception=self._exception)
+
+    def _times(self) -> tuple[float, float]:
+        """The time by a clock that cannot be set, and by how many whole seconds the machine's differs from it by now."""
+        at = self._began + perf_counter() - self._began_s
+        return at, round(time.time() - at)
 
     def _write_interval(self, *, last: bool = False) -> None:
         rates, histogram = self._step_timer.totals.take_interval(last=last)
-        ledger, now = self._ledger.read_parts(), time.time()
+        ledger, (now, set_s) = self._ledger.read_parts(), self._times()
         before, self._parts_before = self._parts_before, ledger.parts
         spent = {name: s - before.get(name, 0.0) for name, s in ledger.parts.items() if s > before.get(name, 0.0)}
         for span in self._ledger.take_latest():
             if span.part in _EVENTS:
                 at = now - ledger.wall_s + span.end_s
-                self._writer.write(EventLine(at=at, step=span.step or 0, kind=span.part, seconds=span.seconds))
+                self._writer.write(EventLine(at=at, set_s=set_s, step=span.step or 0, kind=span.part, seconds=span.seconds))
         if not rates.steps:
             return
         line = IntervalLine(
             at=now,
+            set_s=set_s,
             step=self._step_timer.step,
             logger_step=self._logger_step,
             counted=rates.steps,
@@ -299,8 +307,10 @@ class RunRecorder(Guarded):
 
     def _write_state(self, report: RunReport, *, final: bool = False) -> None:
         self._segments = self._writer.segments
+        at, set_s = self._times()
         state = State(
-            at=time.time(),
+            at=at,
+            set_s=set_s,
             step=self._step_timer.step,
             report=_slim(report, final=final),
             metrics={name: value for name, value in self._metrics().items() if isfinite(value)},
@@ -311,7 +321,8 @@ class RunRecorder(Guarded):
 
     def note(self, kind: str, text: str, seconds: float = 0.0) -> None:
         """Write an event that took so long; for any thread."""
-        self._writer.write(EventLine(at=time.time(), step=self._step_timer.step, kind=kind, text=text, seconds=seconds))
+        at, set_s, step = *self._times(), self._step_timer.step
+        self._writer.write(EventLine(at=at, set_s=set_s, step=step, kind=kind, text=text, seconds=seconds))
 
 
 def within_step(rates: Rates, by_region: Mapping[str, float]) -> dict[str, float]:

@@ -2,7 +2,8 @@
 
 A file starts with a `begin`. An `interval` follows for each log entry, an `event` for each incident, and from time to
 time a `state` with the run's totals; an `end` closes a run that ended. Each later segment starts with the same `begin`,
-except for its number, and a `state`. Timestamps are Unix time in seconds; names of durations end in the unit.
+except for its number, and a `state`. Timestamps are Unix time in seconds, counted on from that of `begin` by a clock that
+cannot be set; names of durations end in the unit.
 """
 
 import json
@@ -75,7 +76,12 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="be
     continues: str = ""
 
 
-class IntervalLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="interval"):
+class _Timed(msgspec.Struct, frozen=True, kw_only=True, tag_field="line"):
+    at: _Seconds
+    set_s: Annotated[float, Meta(ge=-1e11, le=1e11, description="by how much the machine's clock was set by then.")] = 0.0
+
+
+class IntervalLine(_Timed, frozen=True, kw_only=True, tag="interval"):
     """The steps since the previous interval.
 
     Attributes:
@@ -94,7 +100,6 @@ class IntervalLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", 
         metrics: latest logged rates and telemetry, by name.
     """
 
-    at: _Seconds
     step: _Whole
     logger_step: _Whole
     counted: _Whole
@@ -108,7 +113,7 @@ class IntervalLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", 
     metrics: Mapping[str, float] = {}
 
 
-class EventLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="event"):
+class EventLine(_Timed, frozen=True, kw_only=True, tag="event"):
     """A single event, such as a checkpoint.
 
     Attributes:
@@ -119,7 +124,6 @@ class EventLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag
         seconds: duration; 0 for an instant.
     """
 
-    at: _Seconds
     step: _Whole
     kind: str
     text: str = ""
@@ -144,7 +148,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     steps_us: Mapping[_Bucket, _Whole] = {}
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="state"):
+class State(_Timed, frozen=True, kw_only=True, tag="state"):
     """Totals of the run so far: the content of the table at the end of a fit, and the metrics.
 
     Attributes:
@@ -156,7 +160,6 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="st
         blocks: at the end of the run, all counted steps in up to 64 blocks of as many step numbers each; empty before.
     """
 
-    at: _Seconds
     step: _Whole
     report: RunReport
     metrics: Mapping[str, float]
@@ -164,7 +167,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="st
     blocks: tuple[Block, ...] = ()
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="end"):
+class End(_Timed, frozen=True, kw_only=True, tag="end"):
     """End of the run; a `state` precedes it.
 
     Attributes:
@@ -174,7 +177,6 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="end"
         exception: type and message of the exception; "" without one.
     """
 
-    at: _Seconds
     step: _Whole
     outcome: Literal["finished", "failed"]
     exception: str = ""

@@ -1,4 +1,4 @@
-"""Untrusted text, such as names in a trace, without terminal escapes and invisible characters, and of limited length."""
+"""Untrusted text, such as names in a trace, without terminal escapes and invisible characters, and cut."""
 
 import logging
 import os
@@ -17,12 +17,12 @@ _INVISIBLE: Final = {"Cc", "Cf", "Cs"}  # control, format (direction overrides a
 
 LONGEST_NAME: Final = 200  # of a class, a callback, a host
 LONGEST_FILE: Final = 255  # a file's name is not cut
-_LONGEST_KERNEL: Final = 2048  # nor that of a kernel: real C++ names stay below it
+LONGEST_KERNEL: Final = 2048  # nor that of a kernel: real C++ names stay below it
 _LONGEST_TEXT: Final = 4096  # as of a path
 _LONG_WORD: Final = re.compile(rf"[^\s/]{{{LONGEST_FILE + 1},}}")
 
 
-def plain(text: str, longest_word: int = _LONGEST_KERNEL) -> str:
+def plain(text: str, longest_word: int = LONGEST_KERNEL) -> str:
     r"""Text without anything that could mislead a terminal or a reader, or fill it.
 
     Escape sequences, control characters and invisible ones, such as overrides of the writing direction, are removed;
@@ -57,7 +57,7 @@ def class_name(instance: object) -> str:
     return name_of(type(instance).__name__)
 
 
-def all_plain(content: Any, longest_word: int = _LONGEST_KERNEL) -> Any:
+def all_plain(content: Any, longest_word: int = LONGEST_KERNEL) -> Any:
     """Data of JSON with all of its texts plain, names of fields included."""
     if type(content) is str:
         return plain(content, longest_word)

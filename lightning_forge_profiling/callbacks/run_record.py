@@ -273,7 +273,7 @@ class RunRecorder(Guarded):
         return End(at=at, set_s=set_s, step=self._step_timer.step, outcome=outcome, exception=self._exception)
 
     def _times(self) -> tuple[float, float]:
-        """The time by a clock that cannot be set, and by how many whole seconds the machine's differs from it by now."""
+        """The time by a clock that cannot be set, and by how many whole seconds the machine's differs from it."""
         at = self._began + perf_counter() - self._began_s
         return at, round(time.time() - at)
 
@@ -284,8 +284,8 @@ class RunRecorder(Guarded):
         spent = {name: s - before.get(name, 0.0) for name, s in ledger.parts.items() if s > before.get(name, 0.0)}
         for span in self._ledger.take_latest():
             if span.part in _EVENTS:
-                at = now - ledger.wall_s + span.end_s
-                self._writer.write(EventLine(at=at, set_s=set_s, step=span.step or 0, kind=span.part, seconds=span.seconds))
+                at, step = now - ledger.wall_s + span.end_s, span.step or 0
+                self._writer.write(EventLine(at=at, set_s=set_s, step=step, kind=span.part, seconds=span.seconds))
         if not rates.steps:
             return
         line = IntervalLine(

@@ -2,7 +2,7 @@
 
 A file starts with a `begin`. An `interval` follows for each log entry, an `event` for each incident, and from time to
 time a `state` with the run's totals; an `end` closes a run that ended. Each later segment starts with the same `begin`,
-except for its number, and a `state`. Timestamps are Unix time in seconds, counted on from that of `begin` by a clock that
+except for its number, and a `state`. Timestamps are Unix time in seconds, counted from that of `begin` by a clock that
 cannot be set; names of durations end in the unit.
 """
 
@@ -25,6 +25,7 @@ _LONG: Final = 1 << 18  # bytes of a line; most have less than a third of it
 _Whole = Annotated[int, Meta(ge=0, le=10**15)]
 _Amount = Annotated[float, Meta(ge=0, le=1e18)]
 _Seconds = Annotated[float, Meta(ge=0, le=1e11)]
+_SetSeconds = Annotated[float, Meta(ge=-1e11, le=1e11, description="how far the machine's clock was set by then.")]
 _Ms = Annotated[float, Meta(ge=0, le=1e14)]
 _Bucket = Annotated[int, Meta(ge=0, le=2000)]
 
@@ -78,7 +79,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="be
 
 class _Timed(msgspec.Struct, frozen=True, kw_only=True, tag_field="line"):
     at: _Seconds
-    set_s: Annotated[float, Meta(ge=-1e11, le=1e11, description="by how much the machine's clock was set by then.")] = 0.0
+    set_s: _SetSeconds = 0.0
 
 
 class IntervalLine(_Timed, frozen=True, kw_only=True, tag="interval"):

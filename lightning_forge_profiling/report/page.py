@@ -13,7 +13,7 @@ import msgspec
 
 from lightning_forge_profiling.diagnosis.memory import growth_words, memory_layers
 from lightning_forge_profiling.names import docs_url
-from lightning_forge_profiling.plain_text import all_plain, plain
+from lightning_forge_profiling.plain_text import LONGEST_KERNEL, all_plain, plain
 from lightning_forge_profiling.report.run_wording import compute_lines, ledger_rows, run_notes, slowest_rows
 from lightning_forge_profiling.report.text import kernel_labels
 from lightning_forge_profiling.report.wording import cpu_threads, findings_note, findings_remarks, ranks_note, share_of
@@ -54,8 +54,10 @@ def web_page(template: str, *, styles: tuple[str, ...] = (), scripts: tuple[str,
 
 def embedded(content: Any) -> str:
     """JSON that can stand in a `<script>` element."""
-    data = msgspec.to_builtins(content, str_keys=True, enc_hook=dict)  # the hook is for mappings that are no dict
-    text = msgspec.json.encode(all_plain(data)).decode()
+    text = msgspec.json.encode(content, enc_hook=dict).decode()  # the hook is for mappings that are no dict
+    # a timeline has a million numbers, and hardly ever a name that is not plain
+    if "\\" in text or not text.isprintable() or max(map(len, text.split('"')[1::2]), default=0) > LONGEST_KERNEL:
+        text = msgspec.json.encode(all_plain(msgspec.json.decode(text))).decode()
     for character in _ESCAPED:
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

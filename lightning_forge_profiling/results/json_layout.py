@@ -42,7 +42,7 @@ def decoded(content: bytes, decoder: msgspec.json.Decoder[_T], version: int) -> 
 
 
 def untrusted(content: bytes, decoder: msgspec.json.Decoder[_T], version: int) -> _T:
-    """Decode JSON that anybody may have written; long texts are cut. Raises ValueError for a number out of range, too."""
+    """Decode JSON that anybody may have written, cut long texts, and raise ValueError for numbers out of range, too."""
     found = decoded(content, decoder, version)
     try:
         data = msgspec.json.decode(content)

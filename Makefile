@@ -68,7 +68,8 @@ programs: build/programs/.ready  ## six packages with synthetic data under `forg
 	OMP_NUM_THREADS=1 build/programs/bin/python -m pytest -m programs tests/programs
 
 mutants: $(READY) build/mutants/.ready  ## changes FILE at COUNT places: which changes do the tests not notice?
-	$(RUN) tests/mutants.py $(FILE) --tests "$(TESTS)" --count $(or $(COUNT),30) --cosmic-ray build/mutants/bin/cosmic-ray
+	$(RUN) tests/mutants.py $(FILE) --tests "$(TESTS)" --count $(or $(COUNT),30) $(SURVIVORS:%=--survivors %) \
+	  --cosmic-ray build/mutants/bin/cosmic-ray
 
 # Browser tests run the page's script, not the package. Apart from `unit`,
 # because the tracer of Python 3.11 makes tests take 1.4 to 2.2 times the CPU time.

@@ -47,25 +47,18 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def name_of(text: str) -> str:
-    """A name, as of a class, as it is written and shown: plain, and of at most 200 characters."""
-    return _cut(plain(text), LONGEST_NAME)
-
-
-def class_name(instance: object) -> str:
-    """The name of an object's class."""
-    return name_of(type(instance).__name__)
+def name_of(named: object) -> str:
+    """A name, or that of an object's class, as it is written and shown: plain, and of at most 200 characters."""
+    return _cut(plain(named if isinstance(named, str) else type(named).__name__), LONGEST_NAME)
 
 
 def all_plain(content: Any, longest_word: int = LONGEST_KERNEL) -> Any:
     """Data of JSON with all of its texts plain, names of fields included."""
-    if type(content) is str:
-        return plain(content, longest_word)
-    if type(content) is dict:
+    if isinstance(content, dict):
         return {plain(key, longest_word): all_plain(value, longest_word) for key, value in content.items()}
-    if type(content) in {list, tuple}:
+    if isinstance(content, list):
         return [all_plain(each, longest_word) for each in content]
-    return content
+    return plain(content, longest_word) if isinstance(content, str) else content
 
 
 def encodable(name: str | os.PathLike[str]) -> str:

@@ -8,8 +8,9 @@ import errno
 import json
 import os
 import stat
+import sys
 from collections.abc import Container, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
 from secrets import token_hex
@@ -106,17 +107,14 @@ def whole_file_by_name(path: Path) -> Iterator[Path]:
 @contextmanager
 def name_for_kineto(path: Path) -> Iterator[str]:
     """A name for a file that Kineto, which refuses, changes and drops characters, writes into the JSON unchanged."""
-    if json.dumps(str(path)) == f'"{path}"':
+    if json.dumps(str(path)) == f'"{path}"' or sys.platform != "linux":
         yield str(path)
         return
-    with ExitStack() as stack:
-        descriptor = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-        stack.callback(os.close, descriptor)
-        folder = Path(f"/proc/self/fd/{descriptor}")
-        if not folder.exists():  # this is not Linux
-            folder = Path(stack.enter_context(TemporaryDirectory())) / "folder"
-            folder.symlink_to(path.parent)
-        yield str(folder / path.name)
+    folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def make_own_folder(folder: Path) -> None:

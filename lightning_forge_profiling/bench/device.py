@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from lightning_forge_profiling.bench.timed_call import HOST_METHODS, TimedCall
 from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
-from lightning_forge_profiling.safe_files import name_for_kineto, read_regular
+from lightning_forge_profiling.safe_files import read_regular
 from lightning_forge_profiling.timing.events import DeviceEventSource, Event
 
 _L2_UNKNOWN: Final = 128 * 2**20  # more than any L2 cache on the market, for a driver that does not report its size
@@ -127,8 +127,7 @@ class CudaDevice:
             self.synchronize()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
-            with name_for_kineto(path) as name:
-                profiler.export_chrome_trace(name)
+            profiler.export_chrome_trace(str(path))
             text = read_regular(path, 1 << 32).decode(errors="replace")
         events: list[dict[str, Any]] = json.loads(text)["traceEvents"]
         return events

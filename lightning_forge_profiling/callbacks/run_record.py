@@ -27,7 +27,7 @@ from lightning_forge_profiling.callbacks.run_report import built_in_ms
 from lightning_forge_profiling.callbacks.run_settings import loader_settings
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.names import RECORD_FOLDER, WAIT_PREFIX
-from lightning_forge_profiling.plain_text import class_name, plain_logger
+from lightning_forge_profiling.plain_text import name_of, plain_logger
 from lightning_forge_profiling.profiler.child import ctrl_c_ends
 from lightning_forge_profiling.profiler.paths import numbered_folders
 from lightning_forge_profiling.record.lines import Begin, Block, End, EventLine, IntervalLine, State
@@ -132,8 +132,8 @@ def _matmul_precision() -> str:
 def _settings(trainer: Trainer) -> dict[str, str | int | float | bool | None]:
     backend = os.environ.get("PL_TORCH_DISTRIBUTED_BACKEND") or getattr(trainer.strategy, "process_group_backend", None)
     settings: dict[str, Any] = {
-        "accelerator": class_name(trainer.accelerator),
-        "strategy": class_name(trainer.strategy),
+        "accelerator": name_of(trainer.accelerator),
+        "strategy": name_of(trainer.strategy),
         "devices": int(trainer.num_devices),
         "backend": backend,
         **{name: getattr(trainer, name, None) for name in _SETTINGS},
@@ -269,28 +269,29 @@ class RunRecorder(Guarded):
     def end_line(self) -> End:
         """How the run ends."""
         outcome: Literal["finished", "failed"] = "finished" if self._loop_ended and not self._exception else "failed"
-        at, set_s = self._times()
-        return End(at=at, set_s=set_s, step=self._step_timer.step, outcome=outcome, exception=self._exception)
+        at, step = self._now(), self._step_timer.step
+        return End(at=at, set_s=self._set_s, step=step, outcome=outcome, exception=self._exception)
 
-    def _times(self) -> tuple[float, float]:
-        """The time by a clock that cannot be set, and by how many whole seconds the machine's differs from it."""
+    def _now(self) -> float:
+        """The time by a clock that cannot be set. Looks, too, how many whole seconds the machine's was set by."""
         at = self._began + perf_counter() - self._began_s
-        return at, round(time.time() - at)
+        self._set_s = round(time.time() - at)
+        return at
 
     def _write_interval(self, *, last: bool = False) -> None:
         rates, histogram = self._step_timer.totals.take_interval(last=last)
-        ledger, (now, set_s) = self._ledger.read_parts(), self._times()
+        ledger, now = self._ledger.read_parts(), self._now()
         before, self._parts_before = self._parts_before, ledger.parts
         spent = {name: s - before.get(name, 0.0) for name, s in ledger.parts.items() if s > before.get(name, 0.0)}
         for span in self._ledger.take_latest():
             if span.part in _EVENTS:
                 at, step = now - ledger.wall_s + span.end_s, span.step or 0
-                self._writer.write(EventLine(at=at, set_s=set_s, step=step, kind=span.part, seconds=span.seconds))
+                self._writer.write(EventLine(at=at, set_s=self._set_s, step=step, kind=span.part, seconds=span.seconds))
         if not rates.steps:
             return
         line = IntervalLine(
             at=now,
-            set_s=set_s,
+            set_s=self._set_s,
             step=self._step_timer.step,
             logger_step=self._logger_step,
             counted=rates.steps,
@@ -307,10 +308,9 @@ class RunRecorder(Guarded):
 
     def _write_state(self, report: RunReport, *, final: bool = False) -> None:
         self._segments = self._writer.segments
-        at, set_s = self._times()
         state = State(
-            at=at,
-            set_s=set_s,
+            at=self._now(),
+            set_s=self._set_s,
             step=self._step_timer.step,
             report=_slim(report, final=final),
             metrics={name: value for name, value in self._metrics().items() if isfinite(value)},
@@ -321,8 +321,8 @@ class RunRecorder(Guarded):
 
     def note(self, kind: str, text: str, seconds: float = 0.0) -> None:
         """Write an event that took so long; for any thread."""
-        at, set_s, step = *self._times(), self._step_timer.step
-        self._writer.write(EventLine(at=at, set_s=set_s, step=step, kind=kind, text=text, seconds=seconds))
+        at, step = self._now(), self._step_timer.step
+        self._writer.write(EventLine(at=at, set_s=self._set_s, step=step, kind=kind, text=text, seconds=seconds))
 
 
 def within_step(rates: Rates, by_region: Mapping[str, float]) -> dict[str, float]:

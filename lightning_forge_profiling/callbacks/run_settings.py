@@ -17,7 +17,7 @@ from lightning_forge_profiling.callbacks.lightning_api import (
 )
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf32
 from lightning_forge_profiling.host import usable_cores
-from lightning_forge_profiling.plain_text import class_name, name_of
+from lightning_forge_profiling.plain_text import name_of
 from lightning_forge_profiling.profiler.collector import active_profiler
 from lightning_forge_profiling.results.run import LoaderSettings, OptimizerSettings, Switches
 
@@ -36,7 +36,7 @@ def optimizer_settings(trainer: Trainer) -> OptimizerSettings | None:
     if not sizes:
         return None
     return OptimizerSettings(
-        kind=class_name(optimizer),
+        kind=name_of(optimizer),
         fused=all(bool(group.get("fused")) for group in groups),
         tensors=len(sizes),
         elements=sum(sizes),
@@ -51,7 +51,7 @@ def loader_settings(trainer: Trainer, *, validation: bool = False) -> LoaderSett
     if not loaders:
         return None
     of_fit: dict[str, Any] = {
-        "kind": class_name(loaders[0]),
+        "kind": name_of(loaders[0]),
         "loaders": len(loaders),
         "cores": usable_cores(),
         "ranks_on_host": max(int(trainer.num_devices), 1),
@@ -82,7 +82,7 @@ def _batch_size(loader: DataLoader[Any]) -> int | None:
 def _sampler(loader: DataLoader[Any]) -> str:
     """The class that chooses the samples: the user's own batch sampler, else the loader's sampler."""
     own = loader.batch_sampler is not None and not isinstance(loader.batch_sampler, BatchSampler)
-    return class_name(loader.batch_sampler if own else loader.sampler)
+    return name_of(loader.batch_sampler if own else loader.sampler)
 
 
 def find_switches(trainer: Trainer, *, recording: bool) -> Switches:

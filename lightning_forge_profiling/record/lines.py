@@ -2,8 +2,7 @@
 
 A file starts with a `begin`. An `interval` follows for each log entry, an `event` for each incident, and from time to
 time a `state` with the run's totals; an `end` closes a run that ended. Each later segment starts with the same `begin`,
-except for its number, and a `state`. Timestamps are Unix time in seconds, counted from that of `begin` by a clock that
-cannot be set; names of durations end in the unit.
+except for its number, and a `state`. Timestamps are Unix time in seconds; names of durations end in the unit.
 """
 
 import json
@@ -14,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from lightning_forge_profiling.plain_text import LONGEST_FILE, all_plain
-from lightning_forge_profiling.results.json_layout import untrusted
+from lightning_forge_profiling.results.json_layout import decoded
 from lightning_forge_profiling.results.run import LoaderSettings
 from lightning_forge_profiling.results.run_report import RunReport
 
@@ -196,11 +195,9 @@ def encode_line(line: Line) -> bytes:
     except UnicodeEncodeError:
         plain = msgspec.to_builtins(line, str_keys=True, enc_hook=str)
         text = json.dumps(plain, ensure_ascii=False).encode(errors="replace")
-    if len(text) > _LONG:
-        text = _encoder.encode(all_plain(msgspec.json.decode(text), LONGEST_FILE))
-    return text + b"\n"
+    return (text if len(text) <= _LONG else _encoder.encode(all_plain(msgspec.json.decode(text), LONGEST_FILE))) + b"\n"
 
 
 def decode_line(text: bytes) -> Line:
     """Parse one line."""
-    return untrusted(text, _decoder, SCHEMA_VERSION)
+    return decoded(text, _decoder, SCHEMA_VERSION, untrusted=True)

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from lightning_forge_profiling.names import WINDOW_PLAN, WINDOW_REQUEST
-from lightning_forge_profiling.results.json_layout import untrusted
+from lightning_forge_profiling.results.json_layout import decoded
 from lightning_forge_profiling.results.window import WindowPlan, WindowRequest
 from lightning_forge_profiling.safe_files import read_regular, write_whole
 
@@ -25,7 +25,7 @@ def encode_plan(plan: WindowPlan) -> bytes:
 
 def decode_plan(content: bytes) -> WindowPlan:
     """A plan. Raises ValueError if it is damaged, out of range or of another layout."""
-    return untrusted(content, _plans, _VERSION)
+    return decoded(content, _plans, _VERSION, untrusted=True)
 
 
 def write_request(folder: Path, request: WindowRequest) -> bool:
@@ -52,7 +52,7 @@ def withdraw_request(folder: Path, request: WindowRequest) -> None:
 
 def _waiting_request(folder: Path) -> WindowRequest | None:
     try:
-        return untrusted(_own(folder / WINDOW_REQUEST), _requests, _VERSION)
+        return decoded(_own(folder / WINDOW_REQUEST), _requests, _VERSION, untrusted=True)
     except (OSError, ValueError):
         return None
 
@@ -63,7 +63,7 @@ def take_request(folder: Path) -> WindowRequest | None:
     try:
         content = _own(path)
         path.unlink()
-        return untrusted(content, _requests, _VERSION)
+        return decoded(content, _requests, _VERSION, untrusted=True)
     except (OSError, ValueError):
         return None
 

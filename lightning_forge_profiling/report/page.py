@@ -67,14 +67,11 @@ def embedded(content: Any) -> str:
 def _environment() -> "Environment":
     from jinja2 import Environment, FunctionLoader, StrictUndefined  # noqa: PLC0415  (only where HTML is made)
 
-    def finalize(value: Any) -> Any:
-        return plain(value) if type(value) is str else value  # Markup is ours
-
     return Environment(
         loader=FunctionLoader(asset),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=finalize,
+        finalize=lambda value: plain(value) if type(value) is str else value,  # Markup is ours
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,

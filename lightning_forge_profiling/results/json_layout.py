@@ -1,4 +1,4 @@
-"""JSON that this package writes: decoding with the version of its layout, of untrusted files too, and its schemas."""
+"""JSON that this package writes: decoding with the version of its layout, and its schemas."""
 
 import inspect
 import re
@@ -26,10 +26,13 @@ class _Layout(msgspec.Struct):
 _layout = msgspec.json.Decoder(_Layout)
 
 
-def decoded(content: bytes, decoder: msgspec.json.Decoder[_T], version: int) -> _T:
+def decoded(content: bytes, decoder: msgspec.json.Decoder[_T], version: int, *, untrusted: bool = False) -> _T:
     """Decode JSON of a layout. Raises ValueError if it is damaged or has another layout, and says if that is newer."""
     try:
-        return decoder.decode(content)
+        found = decoder.decode(content)
+        if not untrusted or _is_short(data := msgspec.json.decode(content)):
+            return found
+        return decoder.decode(msgspec.json.encode(all_plain(data, LONGEST_FILE)))  # with long texts cut
     except (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, RecursionError) as exc:
         problem = str(exc)
     try:
@@ -41,33 +44,20 @@ def decoded(content: bytes, decoder: msgspec.json.Decoder[_T], version: int) -> 
     raise ValueError(problem)
 
 
-def untrusted(content: bytes, decoder: msgspec.json.Decoder[_T], version: int) -> _T:
-    """Decode JSON that anybody may have written, cut long texts, and raise ValueError for numbers out of range, too."""
-    found = decoded(content, decoder, version)
-    try:
-        data = msgspec.json.decode(content)
-        return found if _is_short(data) else decoder.decode(msgspec.json.encode(all_plain(data, LONGEST_FILE)))
-    except RecursionError as exc:
-        raise ValueError("it is nested too deeply") from exc
-
-
 def _is_short(content: Any) -> bool:
     """Whether no text is too long. Raises ValueError for a number that products and quotients could overflow with."""
     waiting, is_short = [content], True
     while waiting:
         value = waiting.pop()
-        if type(value) is dict:
-            is_short = is_short and all(len(name) <= LONGEST_FILE for name in value)
-            value = value.values()
-        for each in value:
+        for each in (*value, *value.values()) if type(value) is dict else value:
             kind = type(each)
-            if kind is float or kind is int:
+            if kind is str:
+                is_short = is_short and (len(each) <= LONGEST_FILE or plain(each, LONGEST_FILE) == each)
+            elif kind is float or kind is int:
                 if each and not _LEAST <= abs(each) <= _MOST:
                     raise ValueError("a number is out of range")
             elif kind is dict or kind is list:
                 waiting.append(each)
-            elif kind is str and len(each) > LONGEST_FILE:
-                is_short = is_short and plain(each, LONGEST_FILE) == each
     return is_short
 
 

@@ -19,7 +19,7 @@ LONGEST_NAME: Final = 200  # of a class, a callback, a host
 LONGEST_FILE: Final = 255  # a file's name is not cut
 LONGEST_KERNEL: Final = 2048  # nor that of a kernel: real C++ names stay below it
 _LONGEST_TEXT: Final = 4096  # as of a path
-_LONG_WORD: Final = re.compile(rf"[^\s/]{{{LONGEST_FILE + 1},}}")
+_LONG_WORD: Final = re.compile(rf"[^\s/]{{{LONGEST_FILE},}}")
 
 
 def plain(text: str, longest_word: int = LONGEST_KERNEL) -> str:

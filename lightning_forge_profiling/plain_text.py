@@ -19,7 +19,7 @@ LONGEST_NAME: Final = 200  # of a class, a callback, a host
 LONGEST_FILE: Final = 255  # a file's name is not cut
 LONGEST_KERNEL: Final = 2048  # nor that of a kernel: real C++ names stay below it
 _LONGEST_TEXT: Final = 4096  # as of a path
-_LONG_WORD: Final = re.compile(rf"[^\s/]{{{LONGEST_FILE},}}")
+_LONG_WORD: Final = re.compile(rf"(?<![^\s/])[^\s/]{{{LONGEST_FILE},}}")
 
 
 def plain(text: str, longest_word: int = LONGEST_KERNEL) -> str:
@@ -32,14 +32,13 @@ def plain(text: str, longest_word: int = LONGEST_KERNEL) -> str:
         >>> plain("red \x1b[31malert\x07 and\na\u202enoitcerid wen")
         'red alert and anoitcerid wen'
     """
-    if len(text) <= LONGEST_FILE and text.isprintable():
-        return text
-    text = _ESCAPES.sub("", _cut(text, _LONGEST_TEXT))
-    text = "".join(
-        " " if character in _SPACE else character
-        for character in text
-        if character in _SPACE or unicodedata.category(character) not in _INVISIBLE
-    )
+    text = _cut(text, _LONGEST_TEXT)
+    if not text.isprintable():
+        text = "".join(
+            " " if character in _SPACE else character
+            for character in _ESCAPES.sub("", text)
+            if character in _SPACE or unicodedata.category(character) not in _INVISIBLE
+        )
     return _LONG_WORD.sub(lambda word: word[0] if len(word[0]) <= longest_word else _cut(word[0], LONGEST_NAME), text)
 
 

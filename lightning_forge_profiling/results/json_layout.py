@@ -49,15 +49,17 @@ def _is_short(content: Any) -> bool:
     waiting, is_short = [content], True
     while waiting:
         value = waiting.pop()
-        for each in (*value, *value.values()) if type(value) is dict else value:
+        if type(value) is dict:
+            is_short, value = is_short and max(map(len, value), default=0) <= LONGEST_FILE, value.values()
+        for each in value:
             kind = type(each)
-            if kind is str:
-                is_short = is_short and (len(each) <= LONGEST_FILE or plain(each, LONGEST_FILE) == each)
-            elif kind is float or kind is int:
+            if kind is float or kind is int:
                 if each and not _LEAST <= abs(each) <= _MOST:
                     raise ValueError("a number is out of range")
             elif kind is dict or kind is list:
                 waiting.append(each)
+            elif kind is str and len(each) > LONGEST_FILE:
+                is_short = is_short and plain(each, LONGEST_FILE) == each
     return is_short
 
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from lightning_forge_profiling.plain_text import all_plain, encodable, name_of, plain, plain_logger
+from lightning_forge_profiling.plain_text import LONGEST_FILE, all_plain, encodable, name_of, plain, plain_logger
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_word_is_cut_if_it_is_longer_than_a_kernel_s_name(length, shown):
 @pytest.mark.parametrize(("length", "shown"), [(255, "y" * 255), (256, "y" * 199 + "…")])
 def test_in_a_record_a_word_is_cut_if_it_is_longer_than_a_file_s_name(length, shown):
     given = {"y" * length: [f"{'y' * length}/{'y' * length} b", 1.5, None, True]}
-    assert all_plain(given, 255) == {shown: [f"{shown}/{shown} b", 1.5, None, True]}
+    assert all_plain(given, LONGEST_FILE) == {shown: [f"{shown}/{shown} b", 1.5, None, True]}
 
 
 def test_a_text_is_cut_if_it_is_longer_than_a_path():

@@ -50,6 +50,7 @@ test-all: test rest coverage  ## everything
 
 # the tests come last, so that pytest's summary is what the output ends with
 rest: docs demo lowest gpu  ## what `make test` leaves out: processes, real time, browser, GPU, lowest Lightning, documentation
+	$(MAKE) mutants FILE=lightning_forge_profiling/plain_text.py TESTS="--noconftest tests/test_plain_text.py" COUNT=15 SURVIVORS=0
 	$(call pytest,$(REST))
 
 lint: $(READY)  ## ruff: rules and formatting
@@ -69,7 +70,8 @@ programs: build/programs/.ready  ## six packages with synthetic data under `forg
 	OMP_NUM_THREADS=1 build/programs/bin/python -m pytest -m programs tests/programs
 
 mutants: $(READY) build/mutants/.ready  ## changes FILE at COUNT places: which changes do the tests not notice?
-	$(RUN) tests/mutants.py $(FILE) --tests "$(TESTS)" --count $(or $(COUNT),30) --cosmic-ray build/mutants/bin/cosmic-ray
+	$(RUN) tests/mutants.py $(FILE) --tests "$(TESTS)" --count $(or $(COUNT),30) $(SURVIVORS:%=--survivors %) \
+	  --cosmic-ray build/mutants/bin/cosmic-ray
 
 # Browser tests run the page's script, not the package. Apart from `unit`,
 # because the tracer of Python 3.11 makes tests take 1.4 to 2.2 times the CPU time.

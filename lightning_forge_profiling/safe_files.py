@@ -5,8 +5,10 @@ file is written under a random name and then replaces whatever has the final nam
 """
 
 import errno
+import json
 import os
 import stat
+import sys
 from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
@@ -100,6 +102,19 @@ def whole_file_by_name(path: Path) -> Iterator[Path]:
         with open_regular(part) as file:
             _keep_mode(file.fileno(), before)
         part.replace(path)
+
+
+@contextmanager
+def name_for_kineto(path: Path) -> Iterator[str]:
+    """A name for a file that Kineto, which refuses, changes and drops characters, writes into the JSON unchanged."""
+    if json.dumps(str(path)) == f'"{path}"' or sys.platform != "linux":
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def make_own_folder(folder: Path) -> None:

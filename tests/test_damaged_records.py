@@ -3,23 +3,28 @@
 import contextlib
 import io
 import json
+import logging
+import os
 import random
 import re
 import subprocess
 import sys
 import time
 
+import lightning as L
 import pytest
+from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.loggers import CSVLogger
 
-from lightning_forge_profiling import ThroughputCallback
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback, region
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.record.lines import Begin, EventLine, decode_line, encode_line
 from lightning_forge_profiling.record.reader import RecordError, read_run
-from tests.models import Fails, loader
-from tests.outcomes import script
+from tests.models import Classifier, Fails, loader, quiet_trainer
+from tests.outcomes import HANGS_S, script
 from tests.record_builder import MadeRun
 from tests.test_cli import fails, forge
-from tests.test_record import the_record
+from tests.test_record import the_record, wait_for
 
 LONG_AGO = 1.7e9
 RUN = MadeRun(rows=6, began=LONG_AGO, outcome="finished")
@@ -54,6 +59,61 @@ def read_all(record, other):
 @pytest.fixture
 def other(tmp_path):
     return MadeRun(rows=6, began=LONG_AGO, outcome="finished", run="other").write(tmp_path / "other")
+
+
+# -- names that are too long -----------------------------------------------------------------------------------------
+
+
+LONG = "y" * 100_000
+READ = {".jsonl", ".html", ".json", ".md"}
+
+
+@pytest.mark.slow
+def test_names_are_cut_where_they_are_written(tmp_path, capsys):
+    def named(kind):
+        return type(f"A\u202e{LONG}", (kind,), {})
+
+    class Waits(L.Callback):
+        def on_train_batch_end(self, *_):
+            time.sleep(0.003)
+
+    class Model(Classifier):
+        def training_step(self, batch):
+            with region(f"B\u202e{LONG}"):
+                return super().training_step(batch)
+
+    trainer = quiet_trainer(
+        named(Waits)(), ForgeProfilerCallback(4, 6), ThroughputCallback(warmup_steps=1), max_steps=20,
+        logger=named(CSVLogger)(tmp_path), log_every_n_steps=1, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(named(Model)(), loader(100))
+    printed = capsys.readouterr().out
+    written = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*") if path.suffix in READ}
+    assert {"rank0.jsonl", "report.html", "summary.json", "summary.md"} <= written.keys()
+    for text in printed, *written.values():
+        assert "y" * 200 not in text
+        assert "\u202e" not in text
+    assert f'"callback/A{"y" * 198}….on_train_batch_end"' in written["rank0.jsonl"]
+    assert f'"B{"y" * 198}…"' in written["rank0.jsonl"]
+
+
+@pytest.mark.parametrize("length", [300, 1_000_000])
+def test_names_are_cut_where_they_are_shown(tmp_path, other, capsys, length):
+    def rename(content):
+        for name in b"node0", b"NVIDIA H200", b"startup/fit", b"validation", b"train.py":
+            content = content.replace(name, "\u202e".encode() + b"h" * length, 2)
+        return content
+
+    record, page = changed(RUN.write(tmp_path), "rank0.jsonl", rename), tmp_path / "run.html"
+    commands = ["summary"], ["summary", "--json"], ["watch", "--once"], ["report", "--html", str(page)]
+    for command, *options in commands:
+        assert main([command, str(record), *options]) == 0
+    shown, embedded = capsys.readouterr().out, page.read_text(encoding="utf-8")
+    for text in shown, embedded:
+        assert "h" * 150 in text
+        assert "h" * 200 not in text
+        assert "\u202e" not in text
+    assert len(embedded) < 300_000
 
 
 # -- lines that cannot be read -----------------------------------------------------------------------------------------
@@ -241,6 +301,27 @@ def test_a_failed_run_reads_failed_whatever_its_exception_says(tmp_path, make_tr
 
 
 @pytest.mark.slow
+def test_a_record_that_others_cut_while_it_is_written_is_missing_on_the_page_and_no_more(tmp_path, caplog, capsys):
+    def cut(trainer, module, outputs, batch, index):
+        if index == 15:
+            [path] = wait_for(lambda: list(tmp_path.rglob("rank0.jsonl")), time.monotonic() + HANGS_S)
+            wait_for(lambda: path.stat().st_size, time.monotonic() + HANGS_S)
+            os.truncate(path, 0)
+
+    profiler = ForgeProfilerCallback(4, 6)
+    cutting = LambdaCallback(on_train_batch_end=cut)
+    quiet_trainer(profiler, ThroughputCallback(warmup_steps=1), cutting, default_root_dir=tmp_path).fit(
+        Classifier(), loader(100)
+    )
+    said = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert not any("switched off" in each for each in said)
+    [warning] = [each for each in said if "The page of the recorded steps does not show the run: " in each]
+    assert warning.endswith("rank0.jsonl cannot be read as a record: it is empty")
+    assert "Where a step of Classifier goes" in capsys.readouterr().out
+    assert "input-bound" in profiler.trace_report().report_path.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
 def test_an_argument_that_is_not_utf_8_leaves_a_whole_record(tmp_path):
     done = script("recorded.py", tmp_path, "steps=20", "note=\udcff", cwd=tmp_path)
     assert done.returncode == 0
@@ -255,5 +336,5 @@ def test_what_is_no_unicode_is_replaced_wherever_it_is():
     found = decode_line(encode_line(begin))
     assert (found.host, found.settings, found.argv, found.at) == ("?", {"?": "?"}, ("?.py",), 1.5)
     assert json.loads(encode_line(EventLine(at=0.0, step=0, kind="é"))) == json.loads(
-        '{"line":"event","at":0.0,"step":0,"kind":"é","text":"","seconds":0.0}'
+        '{"line":"event","at":0.0,"set_s":0.0,"step":0,"kind":"é","text":"","seconds":0.0}'
     )

@@ -182,7 +182,7 @@ READERS = {
 
 
 def opened_to_read(source: str) -> list[str]:
-    """The calls that may open a file to read: not those that name a mode or a flag of writing."""
+    """The calls that may open a file to read: not those that name a mode or a flag of writing, or O_PATH."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
@@ -191,7 +191,7 @@ def opened_to_read(source: str) -> list[str]:
         call = ast.unparse(node)
         given = [*node.args, *(each.value for each in node.keywords)]
         modes = [each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-        written = any(re.fullmatch("[wax]b?", mode) for mode in modes) or re.search(r"O_WRONLY|_NEW\b", call)
+        written = any(re.fullmatch("[wax]b?", mode) for mode in modes) or re.search(r"O_WRONLY|O_PATH|_NEW\b", call)
         other = re.match(r"webbrowser\.open|self\.open\(\)|files\(", call)  # a page, a sensor, our own resources
         if name in READERS and not written and not other:
             found.append(call)

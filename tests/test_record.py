@@ -35,7 +35,7 @@ from lightning_forge_profiling.timing.rates import StepTiming, StepWork
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes
 from tests.models import Classifier, Fails, Manual, every_step, loader, quiet_trainer
-from tests.outcomes import logged
+from tests.outcomes import HANGS_S, logged
 
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(schema_json(of_record=True)))
 
@@ -93,6 +93,38 @@ def test_it_is_in_the_log_folder_and_has_begun_and_ended(run):
     assert (end.step, end.outcome, end.exception) == (40, "finished", "")
     times = [begin.at, *(line.at for line in record.lines)]
     assert times == sorted(times)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_a_clock_that_is_set_in_the_middle_changes_no_duration(tmp_path, monkeypatch, capsys, every_entry, hours):
+    real, seen = time.time, []
+
+    def summary():
+        capsys.readouterr()
+        main(["summary", str(tmp_path), "--json"])
+        return json.loads(capsys.readouterr().out)
+
+    def look(trainer, module, outputs, batch, index):
+        if index == 10:
+            monkeypatch.setattr(time, "time", lambda: real() + 3600 * hours)
+        elif index == 30:
+            deadline = time.monotonic() + HANGS_S
+            while (so_far := summary())["step"] <= 20:
+                assert time.monotonic() < deadline
+            seen.append(so_far)
+
+    watching = LambdaCallback(on_train_batch_end=look)
+    trainer = quiet_trainer(
+        ThroughputCallback(warmup_steps=2), watching, max_steps=40, log_every_n_steps=1, logger=CSVLogger(tmp_path)
+    )
+    trainer.fit(Classifier(), loader(200))
+    [running], finished = seen, summary()
+    assert (running["outcome"], finished["outcome"]) == ("running", "finished")
+    assert (running["progress"]["left_s"] or 0) < 600
+    for one in running, finished:
+        assert 0 < one["at"] - one["began"] < 600
+        assert abs(one["at"] - time.time()) < 600
 
 
 def test_its_intervals_add_up_to_its_totals(run):

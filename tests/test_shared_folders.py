@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import stat
+import tempfile
 import threading
 from pathlib import Path
 
@@ -345,15 +346,19 @@ ODD = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ODD)
-def test_a_folder_may_have_any_name(tmp_path, name):
+def test_a_folder_may_have_any_name_also_the_one_of_temporary_files(tmp_path, monkeypatch, name):
+    temporary = tmp_path / "temporary" / name
+    temporary.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     report = record(tmp_path / name)
     assert_written_whole(report)
     assert report.path.parents[1] == tmp_path / name
+    assert list(temporary.iterdir()) == []
     assert recorded_steps(read_trace(report.plugin_path), category=None) == [1]
 
 
 def test_a_fit_writes_into_a_folder_of_any_name(tmp_path, make_trainer, capsys):
-    folder = tmp_path.joinpath(*ODD[:-1])
+    folder = tmp_path.joinpath(*ODD)
     callback = ForgeProfilerCallback(2, 4, trace_dir=folder)
     make_trainer(callback, ThroughputCallback(warmup_steps=1)).fit(Classifier(), loader(count=64))
     assert_written_whole(callback.trace_report())
@@ -362,7 +367,7 @@ def test_a_fit_writes_into_a_folder_of_any_name(tmp_path, make_trainer, capsys):
 
 
 def test_print_profiler_summary_writes_into_a_folder_of_any_name(tmp_path, capsys):
-    folder = tmp_path.joinpath(*ODD[:-1])
+    folder = tmp_path.joinpath(*ODD)
     with profile(activities=[ProfilerActivity.CPU]) as prof:
         torch.ones(16, 16) @ torch.ones(16, 16)
     print_profiler_summary(prof, folder, rank=0)

@@ -45,6 +45,7 @@ from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import RANKS_S, exit_timeout_s
 from lightning_forge_profiling.ranks.hang_watch import HangWatch
 from lightning_forge_profiling.record.ranks import read_works
+from lightning_forge_profiling.record.reader import RecordError
 from lightning_forge_profiling.report.run_page import write_run_page
 from lightning_forge_profiling.results.analysis import Analysis, RankWork
 from lightning_forge_profiling.results.pulse import RanksStatus
@@ -330,7 +331,10 @@ class FitLog(Guarded):
     def write_page(self, report: RunReport) -> None:
         """Add the run to the page of its recorded window."""
         if self._run_record is not None and self._record_folder is not None:
-            write_run_page(self._record_folder.path, report, self._run_record.end_line())
+            try:
+                write_run_page(self._record_folder.path, report, self._run_record.end_line())
+            except (RecordError, OSError, ValueError) as exc:  # others can write to these files
+                _log.warning("The page of the recorded steps does not show the run: %s", exc)
 
     @guarded_end
     def publish(self, trainer: Trainer, analysis: Analysis, trace: TraceReport | None, *, interrupted: bool) -> None:

@@ -12,7 +12,7 @@ from tempfile import gettempdir
 from typing import Any, Final, NamedTuple
 
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
-from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.plain_text import name_of, plain_logger
 from lightning_forge_profiling.profiler.child import problems_within
 from lightning_forge_profiling.profiler.paths import local_folder
 from lightning_forge_profiling.results.analysis import TrackedRun
@@ -84,7 +84,7 @@ def tracked_runs(trainer: Trainer) -> tuple[TrackedRun, ...]:
 def tracked_run(logger: Any) -> TrackedRun:
     """What a logger calls this run."""
     name, version = ("" if said is None else str(said) for said in (logger.name, logger.version))
-    return TrackedRun(logger=type(logger).__name__, name=name, version=version)
+    return TrackedRun(logger=name_of(logger), name=name, version=version)
 
 
 def _is_tensorboard(logger: Any) -> bool:

@@ -32,6 +32,7 @@ from lightning_forge_profiling.names import (
     STARTUP_SCRIPT,
     STARTUP_TRAINER,
 )
+from lightning_forge_profiling.plain_text import name_of
 from lightning_forge_profiling.timing.garbage import GarbageTimer
 from lightning_forge_profiling.timing.ledger import LOOP, LedgerClock
 
@@ -44,7 +45,7 @@ def hook_parts(trainer: Trainer, module: LightningModule, own: Collection[object
         for hook in implemented_hooks(callback):
             action = f"[Callback]{callback.state_key}.{hook}"
             if not mine:
-                parts[action] = f"callback/{type(callback).__name__}.{hook}"
+                parts[action] = f"callback/{name_of(callback)}.{hook}"
             elif "train_batch" not in hook:  # those the step timer measures
                 parts[action] = "profiler"
     for kind, owner in ("LightningModule", module), ("LightningDataModule", trainer.datamodule):
@@ -65,7 +66,7 @@ class LedgerParts:
         self.compiling = ""  # the part of a compilation that has begun; end it with `end_compilation`
         self._trainer = trainer
         self._computed: int | None = None  # the epoch
-        names = " and ".join(dict.fromkeys(type(logger).__name__ for logger in trainer.loggers))
+        names = " and ".join(dict.fromkeys(map(name_of, trainer.loggers)))
         self._methods: list[WrappedMethod | WrappedLoggerMethod] = [
             wrap_logging(trainer, partial(self._in_part, f"logger/{names}", ("",))),
             *wrap_logger_method(trainer, "log_metrics", self._in_part),

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
 
 from lightning_forge_profiling.callbacks.lightning_api import UNKNOWN, BatchSource
+from lightning_forge_profiling.plain_text import name_of
 
 _AGREED_WITHIN: Final = timedelta(seconds=60)  # ranks begin a loop together; one that does not is not profiled
 
@@ -69,7 +70,7 @@ class Trained(nn.Module):
 
     def note(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep what an optimizer updates and how, and neither the optimizer nor its parameters."""
-        kind = type(optimizer).__name__
+        kind = name_of(optimizer)
         if kind not in self.optimizers:
             groups = [
                 {"fused": group.get("fused"), "params": [_without_data(each) for each in group["params"]]}
@@ -140,7 +141,7 @@ class _NoProfiler:
 
 def model_name(trainer: Any) -> str:
     """The class of the module that a Trainer fits; "" in a plain loop, which does not show it."""
-    return "" if isinstance(trainer, LoopTrainer) else type(trainer.lightning_module).__name__
+    return "" if isinstance(trainer, LoopTrainer) else name_of(trainer.lightning_module)
 
 
 class LoopTrainer:

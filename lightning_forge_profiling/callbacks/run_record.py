@@ -27,7 +27,7 @@ from lightning_forge_profiling.callbacks.run_report import built_in_ms
 from lightning_forge_profiling.callbacks.run_settings import loader_settings
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.names import RECORD_FOLDER, WAIT_PREFIX
-from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.plain_text import name_of, plain_logger
 from lightning_forge_profiling.profiler.child import ctrl_c_ends
 from lightning_forge_profiling.profiler.paths import numbered_folders
 from lightning_forge_profiling.record.lines import Begin, Block, End, EventLine, IntervalLine, State
@@ -132,8 +132,8 @@ def _matmul_precision() -> str:
 def _settings(trainer: Trainer) -> dict[str, str | int | float | bool | None]:
     backend = os.environ.get("PL_TORCH_DISTRIBUTED_BACKEND") or getattr(trainer.strategy, "process_group_backend", None)
     settings: dict[str, Any] = {
-        "accelerator": type(trainer.accelerator).__name__,
-        "strategy": type(trainer.strategy).__name__,
+        "accelerator": name_of(trainer.accelerator),
+        "strategy": name_of(trainer.strategy),
         "devices": int(trainer.num_devices),
         "backend": backend,
         **{name: getattr(trainer, name, None) for name in _SETTINGS},
@@ -191,6 +191,7 @@ class RunRecorder(Guarded):
         self._began_s = perf_counter()
         self._next_interval_s, self._next_state_s = 0.0, self._began_s + _STATE_S
         begin, path = begin_line(trainer, folder), folder.path
+        self._began = begin.at - (perf_counter() - self._began_s)
         self._writer = RecordWriter(lambda: Segments(path, with_origin(begin, path)))
         weakref.finalize(self, self._writer.close, 0)  # ends the thread if a fit is abandoned without a hook
 
@@ -268,21 +269,29 @@ class RunRecorder(Guarded):
     def end_line(self) -> End:
         """How the run ends."""
         outcome: Literal["finished", "failed"] = "finished" if self._loop_ended and not self._exception else "failed"
-        return End(at=time.time(), step=self._step_timer.step, outcome=outcome, exception=self._exception)
+        at, step = self._now(), self._step_timer.step
+        return End(at=at, set_s=self._set_s, step=step, outcome=outcome, exception=self._exception)
+
+    def _now(self) -> float:
+        """The time by a clock that cannot be set. Looks, too, how many whole seconds the machine's was set by."""
+        at = self._began + perf_counter() - self._began_s
+        self._set_s = round(time.time() - at)
+        return at
 
     def _write_interval(self, *, last: bool = False) -> None:
         rates, histogram = self._step_timer.totals.take_interval(last=last)
-        ledger, now = self._ledger.read_parts(), time.time()
+        ledger, now = self._ledger.read_parts(), self._now()
         before, self._parts_before = self._parts_before, ledger.parts
         spent = {name: s - before.get(name, 0.0) for name, s in ledger.parts.items() if s > before.get(name, 0.0)}
         for span in self._ledger.take_latest():
             if span.part in _EVENTS:
-                at = now - ledger.wall_s + span.end_s
-                self._writer.write(EventLine(at=at, step=span.step or 0, kind=span.part, seconds=span.seconds))
+                at, step = now - ledger.wall_s + span.end_s, span.step or 0
+                self._writer.write(EventLine(at=at, set_s=self._set_s, step=step, kind=span.part, seconds=span.seconds))
         if not rates.steps:
             return
         line = IntervalLine(
             at=now,
+            set_s=self._set_s,
             step=self._step_timer.step,
             logger_step=self._logger_step,
             counted=rates.steps,
@@ -300,7 +309,8 @@ class RunRecorder(Guarded):
     def _write_state(self, report: RunReport, *, final: bool = False) -> None:
         self._segments = self._writer.segments
         state = State(
-            at=time.time(),
+            at=self._now(),
+            set_s=self._set_s,
             step=self._step_timer.step,
             report=_slim(report, final=final),
             metrics={name: value for name, value in self._metrics().items() if isfinite(value)},
@@ -311,7 +321,8 @@ class RunRecorder(Guarded):
 
     def note(self, kind: str, text: str, seconds: float = 0.0) -> None:
         """Write an event that took so long; for any thread."""
-        self._writer.write(EventLine(at=time.time(), step=self._step_timer.step, kind=kind, text=text, seconds=seconds))
+        at, step = self._now(), self._step_timer.step
+        self._writer.write(EventLine(at=at, set_s=self._set_s, step=step, kind=kind, text=text, seconds=seconds))
 
 
 def within_step(rates: Rates, by_region: Mapping[str, float]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from lightning_forge_profiling.callbacks.lightning_api import (
 )
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf32
 from lightning_forge_profiling.host import usable_cores
+from lightning_forge_profiling.plain_text import name_of
 from lightning_forge_profiling.profiler.collector import active_profiler
 from lightning_forge_profiling.results.run import LoaderSettings, OptimizerSettings, Switches
 
@@ -35,7 +36,7 @@ def optimizer_settings(trainer: Trainer) -> OptimizerSettings | None:
     if not sizes:
         return None
     return OptimizerSettings(
-        kind=type(optimizer).__name__,
+        kind=name_of(optimizer),
         fused=all(bool(group.get("fused")) for group in groups),
         tensors=len(sizes),
         elements=sum(sizes),
@@ -50,7 +51,7 @@ def loader_settings(trainer: Trainer, *, validation: bool = False) -> LoaderSett
     if not loaders:
         return None
     of_fit: dict[str, Any] = {
-        "kind": type(loaders[0]).__name__,
+        "kind": name_of(loaders[0]),
         "loaders": len(loaders),
         "cores": usable_cores(),
         "ranks_on_host": max(int(trainer.num_devices), 1),
@@ -81,7 +82,7 @@ def _batch_size(loader: DataLoader[Any]) -> int | None:
 def _sampler(loader: DataLoader[Any]) -> str:
     """The class that chooses the samples: the user's own batch sampler, else the loader's sampler."""
     own = loader.batch_sampler is not None and not isinstance(loader.batch_sampler, BatchSampler)
-    return type(loader.batch_sampler if own else loader.sampler).__name__
+    return name_of(loader.batch_sampler if own else loader.sampler)
 
 
 def find_switches(trainer: Trainer, *, recording: bool) -> Switches:
@@ -105,7 +106,7 @@ def _tracer() -> str:
     for tracer in (sys.gettrace(), sys.getprofile()):
         if tracer is not None:
             kind = tracer if hasattr(tracer, "__qualname__") else type(tracer)
-            return f"{kind.__module__}.{kind.__qualname__}"
+            return name_of(f"{kind.__module__}.{kind.__qualname__}")
     monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
     tools = () if monitoring is None else map(monitoring.get_tool, range(6))
     return next((str(tool) for tool in tools if tool), "")

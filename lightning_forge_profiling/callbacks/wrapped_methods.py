@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer, implemented_hooks
+from lightning_forge_profiling.plain_text import name_of
 
 Around = Callable[[], AbstractContextManager[None]]
 AroundLogger = Callable[[Any], AbstractContextManager[None]]
@@ -104,7 +105,7 @@ def wrap_logger_method(
 
     def of_fit(logger: Any) -> AbstractContextManager[None]:
         known = any(logger is one for one in loggers)
-        return around(f"logger/{type(logger).__name__}.{name}") if known else nullcontext()
+        return around(f"logger/{name_of(logger)}.{name}") if known else nullcontext()
 
     owners = (
         next((base for base in type(logger).__mro__ if isinstance(vars(base).get(name), FunctionType)), None)

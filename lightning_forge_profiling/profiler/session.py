@@ -4,11 +4,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
 from types import ModuleType, TracebackType
 from typing import Final, Self
@@ -41,7 +40,7 @@ from lightning_forge_profiling.profiler.paths import (
     window_folder,
 )
 from lightning_forge_profiling.results.trace_report import TraceReport
-from lightning_forge_profiling.safe_files import discard_with_folders, open_regular
+from lightning_forge_profiling.safe_files import discard_with_folders, name_for_kineto, open_regular
 
 
 def _leave_kinetos_level() -> None:
@@ -52,7 +51,7 @@ def _leave_kinetos_level() -> None:
 
 def export_trace(profiler: _KinetoProfile, raw: Path) -> None:
     """Write the trace of a profiler."""
-    with _name_for_kineto(raw) as name:
+    with name_for_kineto(raw) as name:
         profiler.export_chrome_trace(name)
     with suppress(FileNotFoundError), open_regular(raw) as file:
         file.seek(0, os.SEEK_END)
@@ -60,18 +59,6 @@ def export_trace(profiler: _KinetoProfile, raw: Path) -> None:
         if file.read().rstrip().endswith(b"}"):
             return
     raise OSError(f"the trace could not be written whole to {window_folder(raw)} (is the disk full?)")
-
-
-@contextmanager
-def _name_for_kineto(raw: Path) -> Iterator[str]:
-    """A name for the raw file that Kineto, which changes and drops characters, writes into the JSON unchanged."""
-    if json.dumps(str(raw)) == f'"{raw}"':
-        yield str(raw)
-        return
-    with TemporaryDirectory() as plain:
-        link = Path(plain) / "window"
-        link.symlink_to(raw.parent)
-        yield str(link / raw.name)
 
 
 _INSTALLED: Final = re.compile(r".*[/\\](?:site|dist)-packages[/\\]", re.DOTALL)

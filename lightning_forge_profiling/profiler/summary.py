@@ -10,7 +10,7 @@ from lightning_forge_profiling.report.console import print_analysis
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.analysis import Analysis
-from lightning_forge_profiling.safe_files import whole_file_by_name
+from lightning_forge_profiling.safe_files import name_for_kineto, whole_file_by_name
 
 
 class Profiler(Protocol):
@@ -62,8 +62,8 @@ def print_profiler_summary(
     folder.mkdir(parents=True, exist_ok=True)
     trace = trace_path(folder, rank)
     try:
-        with whole_file_by_name(trace) as part:
-            prof.export_chrome_trace(str(part))
+        with whole_file_by_name(trace) as part, name_for_kineto(part) as name:
+            prof.export_chrome_trace(name)
     except RuntimeError as exc:
         if "already saved" not in str(exc):
             raise

@@ -7,25 +7,24 @@ except for its number, and a `state`. Timestamps are Unix time in seconds; names
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
+from lightning_forge_profiling.plain_text import LONGEST_FILE, all_plain
 from lightning_forge_profiling.results.json_layout import decoded
 from lightning_forge_profiling.results.run import LoaderSettings
 from lightning_forge_profiling.results.run_report import RunReport
 
 SCHEMA_VERSION: Final = 1
 
-# other numbers than 0 are between these, so that products and quotients of a few of them neither overflow nor vanish.
-# The difference of two equal times may be 1e-17.
-_LEAST: Final = 1e-30
-_MOST: Final = 1e24
+_LONG: Final = 1 << 18  # bytes of a line; most have less than a third of it
 
 _Whole = Annotated[int, Meta(ge=0, le=10**15)]
 _Amount = Annotated[float, Meta(ge=0, le=1e18)]
 _Seconds = Annotated[float, Meta(ge=0, le=1e11)]
+_SetSeconds = Annotated[float, Meta(ge=-1e11, le=1e11, description="how far the machine's clock was set by then.")]
 _Ms = Annotated[float, Meta(ge=0, le=1e14)]
 _Bucket = Annotated[int, Meta(ge=0, le=2000)]
 
@@ -77,7 +76,12 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="be
     continues: str = ""
 
 
-class IntervalLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="interval"):
+class _Timed(msgspec.Struct, frozen=True, kw_only=True, tag_field="line"):
+    at: _Seconds
+    set_s: _SetSeconds = 0.0
+
+
+class IntervalLine(_Timed, frozen=True, kw_only=True, tag="interval"):
     """The steps since the previous interval.
 
     Attributes:
@@ -96,7 +100,6 @@ class IntervalLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", 
         metrics: latest logged rates and telemetry, by name.
     """
 
-    at: _Seconds
     step: _Whole
     logger_step: _Whole
     counted: _Whole
@@ -110,7 +113,7 @@ class IntervalLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", 
     metrics: Mapping[str, float] = {}
 
 
-class EventLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="event"):
+class EventLine(_Timed, frozen=True, kw_only=True, tag="event"):
     """A single event, such as a checkpoint.
 
     Attributes:
@@ -121,7 +124,6 @@ class EventLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag
         seconds: duration; 0 for an instant.
     """
 
-    at: _Seconds
     step: _Whole
     kind: str
     text: str = ""
@@ -146,7 +148,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     steps_us: Mapping[_Bucket, _Whole] = {}
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="state"):
+class State(_Timed, frozen=True, kw_only=True, tag="state"):
     """Totals of the run so far: the content of the table at the end of a fit, and the metrics.
 
     Attributes:
@@ -158,7 +160,6 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="st
         blocks: at the end of the run, all counted steps in up to 64 blocks of as many step numbers each; empty before.
     """
 
-    at: _Seconds
     step: _Whole
     report: RunReport
     metrics: Mapping[str, float]
@@ -166,7 +167,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="st
     blocks: tuple[Block, ...] = ()
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="end"):
+class End(_Timed, frozen=True, kw_only=True, tag="end"):
     """End of the run; a `state` precedes it.
 
     Attributes:
@@ -176,7 +177,6 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="end"
         exception: type and message of the exception; "" without one.
     """
 
-    at: _Seconds
     step: _Whole
     outcome: Literal["finished", "failed"]
     exception: str = ""
@@ -191,28 +191,13 @@ _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line, dec_hook=lambd
 def encode_line(line: Line) -> bytes:
     """The line as JSON, with a newline. What is not Unicode, such as bytes of a file's name, becomes "?"."""
     try:
-        return _encoder.encode(line) + b"\n"
+        text = _encoder.encode(line)
     except UnicodeEncodeError:
         plain = msgspec.to_builtins(line, str_keys=True, enc_hook=str)
-        return json.dumps(plain, ensure_ascii=False).encode(errors="replace") + b"\n"
+        text = json.dumps(plain, ensure_ascii=False).encode(errors="replace")
+    return (text if len(text) <= _LONG else _encoder.encode(all_plain(msgspec.json.decode(text), LONGEST_FILE))) + b"\n"
 
 
 def decode_line(text: bytes) -> Line:
     """Parse one line."""
-    line = decoded(text, _decoder, SCHEMA_VERSION)
-    check_numbers(msgspec.json.decode(text))
-    return line
-
-
-def check_numbers(content: object) -> None:
-    """Raise ValueError for a number that products and quotients could overflow with."""
-    waiting: list[Any] = [content]
-    while waiting:
-        value = waiting.pop()
-        for each in value.values() if type(value) is dict else value:
-            kind = type(each)
-            if kind is float or kind is int:
-                if each and not _LEAST <= abs(each) <= _MOST:
-                    raise ValueError("a number is out of range")
-            elif kind is dict or kind is list:
-                waiting.append(each)
+    return decoded(text, _decoder, SCHEMA_VERSION, untrusted=True)

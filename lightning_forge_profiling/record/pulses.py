@@ -13,7 +13,6 @@ from typing import Final
 import msgspec
 
 from lightning_forge_profiling.names import RANKS_JSON, pulse_name
-from lightning_forge_profiling.record.lines import check_numbers
 from lightning_forge_profiling.results.json_layout import decoded
 from lightning_forge_profiling.results.pulse import Heard, Pulse
 from lightning_forge_profiling.safe_files import read_regular, write_whole
@@ -36,9 +35,7 @@ def decode_pulse(content: bytes) -> Pulse:
     """A pulse. Raises ValueError if it is damaged, out of range or of another layout."""
     if len(content) > _MOST_BYTES:
         raise ValueError("it is too long for a pulse")
-    pulse = decoded(content, _pulses, _VERSION)
-    check_numbers(msgspec.json.decode(content))
-    return pulse
+    return decoded(content, _pulses, _VERSION, untrusted=True)
 
 
 def later(known: Heard | None, pulse: Pulse, at: float) -> Heard:
@@ -78,10 +75,11 @@ def write_heard(folder: Path, heard: Iterable[Heard]) -> None:
 def read_heard(folder: Path, run: str) -> dict[int, Heard]:
     """The latest pulse of each rank of a run by all files in its record's folder; {} if there are none."""
     heard: dict[int, Heard] = {}
-    with suppress(OSError, ValueError, msgspec.MsgspecError, RecursionError):
+    with suppress(OSError, ValueError):
         content = read_regular(folder / RANKS_JSON, MOST_RANKS * _MOST_BYTES)
-        check_numbers(msgspec.json.decode(content))
-        heard = {one.pulse.rank: one for one in _heards.decode(content) if one.pulse.run == run}
+        heard = {
+            one.pulse.rank: one for one in decoded(content, _heards, _VERSION, untrusted=True) if one.pulse.run == run
+        }
     ahead_s = {one.pulse.host: one.at - one.pulse.at for one in heard.values()}  # rank 0's clock of each host's
     for pulse in read_pulses(folder, run):
         at = max(pulse.at + ahead_s.get(pulse.host, 0.0), 0.0)

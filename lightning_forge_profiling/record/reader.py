@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import BinaryIO, Final, TypeVar
 
+from msgspec import structs
+
 from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name, record_part, segment_name
 from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, Line, State, decode_line
@@ -211,8 +213,11 @@ class RankLines:
         self._energy = energy = energy_of(state) if state is not None else self._energy
         if not totals:
             self._lines[State].clear()
-        kept = sorted(chain(*self._lines.values()))
-        return RankRecord(self.path, self._begin, tuple(line for _, line in kept), tuple(problems), work, energy)
+        begin, kept = self._begin, [line for _, line in sorted(chain(*self._lines.values()))]
+        if kept and (set_s := getattr(kept[-1], "set_s", 0.0)):  # then the clock of who reads this was set, too
+            begin = structs.replace(begin, at=begin.at + set_s)
+            kept = [structs.replace(line, at=line.at + set_s) for line in kept]
+        return RankRecord(self.path, begin, tuple(kept), tuple(problems), work, energy)
 
 
 def work_of(state: State | None, rank: int) -> RankWork | None:

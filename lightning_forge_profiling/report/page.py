@@ -13,6 +13,7 @@ import msgspec
 
 from lightning_forge_profiling.diagnosis.memory import growth_words, memory_layers
 from lightning_forge_profiling.names import docs_url
+from lightning_forge_profiling.plain_text import LONGEST_KERNEL, all_plain, plain
 from lightning_forge_profiling.report.run_wording import compute_lines, ledger_rows, run_notes, slowest_rows
 from lightning_forge_profiling.report.text import kernel_labels
 from lightning_forge_profiling.report.wording import cpu_threads, findings_note, findings_remarks, ranks_note, share_of
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _FOR_READERS: Final = re.compile(r"^ *//.*\n|^ +", re.MULTILINE)
 
 # In JSON these are in strings only, where an escape means the same. Without them no name can end the block.
-_ESCAPED: Final = "<>&\u2028\u2029"
+_ESCAPED: Final = "<>&"
 
 
 def asset(name: str) -> str:
@@ -54,6 +55,9 @@ def web_page(template: str, *, styles: tuple[str, ...] = (), scripts: tuple[str,
 def embedded(content: Any) -> str:
     """JSON that can stand in a `<script>` element."""
     text = msgspec.json.encode(content, enc_hook=dict).decode()  # the hook is for mappings that are no dict
+    # a timeline has a million numbers, and hardly ever a name that is not plain
+    if "\\" in text or not text.isprintable() or max(map(len, text.split('"')[1::2]), default=0) > LONGEST_KERNEL:
+        text = msgspec.json.encode(all_plain(msgspec.json.decode(text))).decode()
     for character in _ESCAPED:
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
@@ -63,16 +67,11 @@ def embedded(content: Any) -> str:
 def _environment() -> "Environment":
     from jinja2 import Environment, FunctionLoader, StrictUndefined  # noqa: PLC0415  (only where HTML is made)
 
-    from lightning_forge_profiling.plain_text import plain  # noqa: PLC0415
-
-    def finalize(value: Any) -> Any:
-        return plain(value) if type(value) is str else value  # Markup is ours
-
     return Environment(
         loader=FunctionLoader(asset),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=finalize,
+        finalize=lambda value: plain(value) if type(value) is str else value,  # Markup is ours
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,

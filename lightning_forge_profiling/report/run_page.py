@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from msgspec import structs
+
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.names import MFU, REPORT_HTML, SUMMARY_JSON, TFLOPS, per_second
 from lightning_forge_profiling.record.lines import End, IntervalLine, State
@@ -134,6 +136,7 @@ def write_run_page(folder: Path, report: RunReport, end: End) -> None:
         return
     record = read_run(folder, first_only=report.replicas > _MOST_RANKS_READ)
     first, *others = record.ranks
+    end = structs.replace(end, at=end.at + end.set_s)  # as the reader does
     state = State(at=end.at, step=end.step, report=report, metrics={})
     first = replace(first, lines=(*first.lines, state, end))
     view = run_view(replace(record, ranks=(first, *others)), end.at, has_sensors=_has_sensors(analysis))

@@ -114,7 +114,7 @@ def run_progress(rank: RankRecord, step: int, now: float) -> Progress:
         if latest.step > first.step:
             each_s = (latest.at - first.at) / (latest.step - first.step)
             steps = max((begin.batches or 0) - latest.step, 0)
-            left_s = max(steps * each_s - (now - latest.at), 0.0)
+            left_s = max(steps * each_s - max(now - latest.at, 0.0), 0.0)
             left_s = left_s if left_s or not steps else None  # it takes longer than that: it stands, or validates
     return Progress(step, begin.batches if known else None, epoch, last, left_s)
 

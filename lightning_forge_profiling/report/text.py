@@ -7,10 +7,7 @@ from itertools import takewhile, zip_longest
 from math import floor, log10
 from typing import Final
 
-from lightning_forge_profiling.plain_text import plain
-
-_LONGEST_NAME: Final = 2000  # real C++ names stay below it; what comes after is never shown
-
+from lightning_forge_profiling.plain_text import LONGEST_KERNEL, plain
 
 # GitHub makes links, notifications or images of these in text, but not in a code span: mentions, addresses,
 # issues (#1, GH-1, TICKET-1, CVE-2026-1), emoji (:bug:), mathematics ($x$), commits.
@@ -61,12 +58,12 @@ _CONSTANT = re.compile(r"\b(?:C<|constant<int, )(-?\d+)>")  # CuTe's, as its sha
 _SHAPE = re.compile(r"\btuple<(\d+(?:, ?\d+)+)>")
 
 
-def short_kernel_name(name: str, width: int = _LONGEST_NAME) -> str:
+def short_kernel_name(name: str, width: int = LONGEST_KERNEL) -> str:
     """A kernel's short name: without return type, namespaces and arguments, its template kept.
 
     The template names what an elementwise or reduction kernel computes, so a long name is cut at its end.
     """
-    name = plain(name[:_LONGEST_NAME])
+    name = plain(name)[:LONGEST_KERNEL]
     bare = _RETURN_TYPE.sub("", name).replace("(anonymous namespace)::", "")
     bare = _LAMBDA.sub("", _without_arguments(bare))
     bare = _CONSTANT.sub(r"\1", _CAST.sub("", _NAMESPACES.sub("", bare)).replace(" >", ">"))
@@ -75,7 +72,7 @@ def short_kernel_name(name: str, width: int = _LONGEST_NAME) -> str:
 
 def short(text: str, width: int) -> str:
     """Plain text of at most `width` characters, an ellipsis for what is cut off; a number in it is cut off whole."""
-    text = plain(text[: max(width, _LONGEST_NAME) + 1])  # a name may have megabytes
+    text = plain(text)
     if len(text) <= width:
         return text
     kept, lost = text[: max(0, width - 1)], text[max(0, width - 1) :]
@@ -143,7 +140,7 @@ def _apart(names: Sequence[str], width: int, shorten: _Shorten) -> dict[str, str
     """Labels that show the tokens in which these names differ."""
     texts: list[str] = []
     for form in (shorten, _with_arguments, short):
-        texts = [form(name, _LONGEST_NAME) for name in names]
+        texts = [form(name, LONGEST_KERNEL) for name in names]
         if len(set(texts)) == len(texts):
             break
     tokens = [_TOKEN.findall(text) for text in texts]
@@ -162,7 +159,7 @@ def _with_arguments(name: str, width: int) -> str:
 
 def _without_middle(name: str, width: int) -> str:
     """An operator's name. The end of a long one matters: the function whose backward autograd runs."""
-    name = short(name, _LONGEST_NAME)
+    name = short(name, LONGEST_KERNEL)
     head = width // 3
     return name if len(name) <= width else f"{name[:head]}…{name[head + 1 - width :]}"
 

@@ -6,10 +6,17 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from lightning_forge_profiling.plain_text import LONGEST_FILE, all_plain, plain
+
 _T = TypeVar("_T")
 
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _ATTRIBUTE: Final = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+
+# other numbers than 0 are between these, so that products and quotients of a few of them neither overflow nor vanish.
+# The difference of two equal times may be 1e-17.
+_LEAST: Final = 1e-30
+_MOST: Final = 1e24
 
 
 class _Layout(msgspec.Struct):
@@ -19,10 +26,13 @@ class _Layout(msgspec.Struct):
 _layout = msgspec.json.Decoder(_Layout)
 
 
-def decoded(content: bytes, decoder: msgspec.json.Decoder[_T], version: int) -> _T:
+def decoded(content: bytes, decoder: msgspec.json.Decoder[_T], version: int, *, untrusted: bool = False) -> _T:
     """Decode JSON of a layout. Raises ValueError if it is damaged or has another layout, and says if that is newer."""
     try:
-        return decoder.decode(content)
+        found = decoder.decode(content)
+        if not untrusted or _is_short(data := msgspec.json.decode(content)):
+            return found
+        return decoder.decode(msgspec.json.encode(all_plain(data, LONGEST_FILE)))  # with long texts cut
     except (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, RecursionError) as exc:
         problem = str(exc)
     try:
@@ -32,6 +42,25 @@ def decoded(content: bytes, decoder: msgspec.json.Decoder[_T], version: int) -> 
     if layout > version:
         problem = f"written by a newer version of forge-profiling (layout {layout}, this reads {version}): upgrade"
     raise ValueError(problem)
+
+
+def _is_short(content: Any) -> bool:
+    """Whether no text is too long. Raises ValueError for a number that products and quotients could overflow with."""
+    waiting, is_short = [content], True
+    while waiting:
+        value = waiting.pop()
+        if type(value) is dict:
+            is_short, value = is_short and max(map(len, value), default=0) <= LONGEST_FILE, value.values()
+        for each in value:
+            kind = type(each)
+            if kind is float or kind is int:
+                if each and not _LEAST <= abs(each) <= _MOST:
+                    raise ValueError("a number is out of range")
+            elif kind is dict or kind is list:
+                waiting.append(each)
+            elif kind is str and len(each) > LONGEST_FILE:
+                is_short = is_short and plain(each, LONGEST_FILE) == each
+    return is_short
 
 
 def schema_of(kind: Any, title: str) -> bytes:

@@ -12,6 +12,7 @@ from typing import Final, ParamSpec, Protocol, Self, TypeVar
 import torch
 
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.plain_text import name_of
 from lightning_forge_profiling.timing.steps import NAMED_BY_LOOP, RESERVED
 
 P = ParamSpec("P")
@@ -76,7 +77,7 @@ class region:  # noqa: N801  (used like a function, as torch.no_grad is)
     those, regions with such a name are skipped with a warning.
 
     Args:
-        name: the name in metrics, tables and traces.
+        name: the name in metrics, tables and traces; cut at 200 characters.
 
     Raises:
         ConfigurationError: the name is empty or reserved (`other`, `profiler`, `step`, ...).
@@ -92,6 +93,7 @@ class region:  # noqa: N801  (used like a function, as torch.no_grad is)
     """
 
     def __init__(self, name: str) -> None:
+        name = name_of(name)
         if not name or (name in RESERVED and name not in NAMED_BY_LOOP):
             raise ConfigurationError(
                 f"region({name!r}): the name is {'empty' if not name else 'reserved'}; "

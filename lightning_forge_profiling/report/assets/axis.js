@@ -12,7 +12,7 @@ function drawn(tag, attributes, ...children) {
 }
 
 function plot(style, label, shapes) {
-  return drawn("svg", { class: style, viewBox: `0 0 ${WIDE} 100`, preserveAspectRatio: "none", role: "img", "aria-label": visible(label) }, ...shapes);
+  return drawn("svg", { class: style, viewBox: `0 0 ${WIDE} 100`, preserveAspectRatio: "none", role: "img", "aria-label": label }, ...shapes);
 }
 
 // An element at so many percent from the left or the top of where it is.

@@ -1,13 +1,7 @@
 // Elements, text and numbers.
 //
-// Names come out of trace files and are untrusted: they reach the page as text nodes and plain attributes only. Control
-// characters and those that reverse the direction of the text around them are shown as U+FFFD.
-
-const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
-
-function visible(text) {
-  return String(text).replace(/[\t\n\r]+/g, " ").replace(HIDDEN, "\ufffd");
-}
+// Names come out of trace files and are untrusted: they reach the page without control characters and those that
+// reverse the direction of the text around them, and as text nodes and plain attributes only.
 
 // element("td", { class: "number", onclick: f }, "text", otherElement): what is null or false is left out.
 function element(tag, attributes, ...children) {
@@ -15,11 +9,11 @@ function element(tag, attributes, ...children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;
     if (typeof value === "function") made.addEventListener(name.slice(2), value);
-    else made.setAttribute(name, value === true ? "" : visible(value));
+    else made.setAttribute(name, value === true ? "" : value);
   }
   for (const child of children.flat()) {
     if (child === null || child === undefined || child === false) continue;
-    made.append(child instanceof Node ? child : visible(child));
+    made.append(child);
   }
   return made;
 }

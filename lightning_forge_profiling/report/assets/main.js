@@ -108,7 +108,7 @@ function build(summary, record, timelines) {
       element("div", null, element("span", { class: "product" }, "forge-profiling"), " ", element("span", { class: "source" }, record ? record.folder : summary.source)),
       themeButton(() => timeline?.recolour())),
     element("main", null, sections), footer(summary));
-  document.title = visible([record?.outcome, summary.verdict, record ? record.folder : summary.source].filter(Boolean).join(" \u00b7 "));
+  document.title = [record?.outcome, summary.verdict, record ? record.folder : summary.source].filter(Boolean).join(" \u00b7 ");
   if (ranks.length) choose(findings[0]?.rank ?? ranks[0].rank);
   timeline?.layout();
   const reveal = (finding) => finding.rank !== null && choose(finding.rank);

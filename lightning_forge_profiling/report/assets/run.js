@@ -127,7 +127,7 @@ function laneRow(lane, axis) {
     const alternate = lane.name === "epochs" && index % 2 ? 0.6 : 1;
     return drawn("rect", {
       x: (WIDE * Math.min(begin, 1 - width)).toFixed(2), width: (WIDE * width).toFixed(2), y: 0, height: 100,
-      opacity: (alternate * Math.max(FAINTEST_SPAN, dense)).toFixed(2), "data-tip": visible(spanText(span, lane.name, axis)),
+      opacity: (alternate * Math.max(FAINTEST_SPAN, dense)).toFixed(2), "data-tip": spanText(span, lane.name, axis),
     });
   });
   const total = `${number(lane.count)} \u00d7, ${inSeconds(lane.seconds)}`;

@@ -121,7 +121,7 @@ class ChartsView {
       placed(mark, { left });
     }
     const throttles = shown ? this.states.filter((state) => state.style === "throttled" && state.holds(index)) : [];
-    this.moment.textContent = shown ? visible([this.time.write(this.time.seconds[index]), ...throttles.map((state) => state.name)].join(" \u00b7 ")) : "";
+    this.moment.textContent = shown ? [this.time.write(this.time.seconds[index]), ...throttles.map((state) => state.name)].join(" \u00b7 ") : "";
     this.moment.classList.toggle("late", left > 60);
     for (const [dot, line, chart] of this.charts.flatMap((chart) => chart.dots)) {
       const value = shown ? (line.drawn ?? line).means[index] : null;
@@ -130,7 +130,7 @@ class ChartsView {
     }
     this.scrubber.setAttribute("aria-valuenow", index ?? 0);
     this.scrubber.setAttribute("aria-valuetext", shown
-      ? visible([this.time.write(this.time.seconds[index]), ...this.rows.map((row) => row.spoken(index))].join("; ")) : "no moment chosen");
+      ? [this.time.write(this.time.seconds[index]), ...this.rows.map((row) => row.spoken(index))].join("; ") : "no moment chosen");
   }
 
   listen() {

@@ -56,7 +56,7 @@ class TimelineView {
   }
 
   describe() {
-    this.text.textContent = visible(this.timelines.map((timeline) => this.description(timeline)).concat(this.remarks()).join(" "));
+    this.text.textContent = this.timelines.map((timeline) => this.description(timeline)).concat(this.remarks()).join(" ");
     this.legend.replaceChildren(...[...this.colours()].map(([name, colour]) => element("li", null, swatch(colour), name)));
     const steps = new Map();
     for (const timeline of this.timelines) {

@@ -157,7 +157,7 @@ class TimelineCanvas {
     context.fillStyle = this.colours.get(lane.colours[index]);
     context.fillRect(left, y, end - left - (end - left > 4 ? 1 : 0), lane.rowHeight - (lane.depths > 1 ? 1 : 0));
     const text = lane.onHost(index) ? regionName(lane.nameAt(index)) : shortName(lane.nameAt(index));
-    if (end - left > 30) this.write(context, visible(text), Math.max(0, left) + 4, y + lane.rowHeight / 2, end - Math.max(0, left) - 8, "--on-colour");
+    if (end - left > 30) this.write(context, text, Math.max(0, left) + 4, y + lane.rowHeight / 2, end - Math.max(0, left) - 8, "--on-colour");
   }
 
   drawHovered(context) {

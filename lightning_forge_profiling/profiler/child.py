@@ -83,6 +83,7 @@ class FinishingChild:
         rank: int,
         *,
         ranks: Sequence[int],
+        here: Sequence[int],
         tensorboard: bool,
         analyze: bool,
         alone: bool = False,
@@ -95,6 +96,7 @@ class FinishingChild:
         folder = window_folder(raw)
         command = [sys.executable, "-I", *(["-B"] if sys.dont_write_bytecode else []), "-c", code]
         command += [str(raw), str(trace_path(folder, rank)), "--ranks", ",".join(map(str, ranks))]
+        command += ["--here", ",".join(map(str, here))]
         command += ["--plugin", str(plugin_path(folder, rank))] if tensorboard else []
         command += ["--analyze"] if analyze else []
         # alone: the training failed; it begins at once, and waits for no other rank
@@ -110,10 +112,13 @@ class FinishingChild:
         """Its process id."""
         return self._process.pid
 
-    def wait(self, timeout_s: float) -> str:
-        """Tell it that training is over, and wait for its end; what went wrong, or "". Ctrl-C leaves it at its work."""
+    def wait(self, timeout_s: float, over_for_s: float = 0.0) -> str:
+        """Tell it for how long training is over, and wait for its end; what went wrong, or "".
+
+        Ctrl-C leaves it at its work.
+        """
         try:
-            return self._problem(timeout_s)
+            return self._problem(timeout_s, over_for_s)
         except subprocess.TimeoutExpired:
             os.killpg(self.pid, signal.SIGKILL)  # with the processes that read other ranks' traces for it
             self._process.communicate()
@@ -122,10 +127,10 @@ class FinishingChild:
             self._detach()
             raise
 
-    def wait_or_detach(self, timeout_s: float) -> str | None:
+    def wait_or_detach(self, timeout_s: float, over_for_s: float = 0.0) -> str | None:
         """Wait for a limited time, which Ctrl-C ends; None if it then goes on alone."""
         with ctrl_c_ends(), contextlib.suppress(subprocess.TimeoutExpired):
-            return self._problem(max(timeout_s, _SHORTEST_WAIT_S))
+            return self._problem(max(timeout_s, _SHORTEST_WAIT_S), over_for_s)
         self._detach()
         return None
 
@@ -135,12 +140,12 @@ class FinishingChild:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
 
-    def _problem(self, timeout_s: float) -> str:
+    def _problem(self, timeout_s: float, over_for_s: float) -> str:
         stdin = self._process.stdin
         if stdin is not None and not stdin.closed:
             with contextlib.suppress(BrokenPipeError):  # what it died of is on its stderr
                 # closing the pipe is not enough: workers of a DataLoader that were forked meanwhile hold it open
-                stdin.write(b"over")
+                stdin.write(f"{over_for_s:.1f}".encode())
                 stdin.flush()
         _, stderr = self._process.communicate(timeout=timeout_s)
         if not self._process.returncode:

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -143,6 +143,7 @@ class TraceSession:
         world_size: number of processes.
         expected_ranks: the ranks that record this window, in order: TensorBoard's copies are published together, and
             the first rank analyses the traces of all.
+        here: says which ranks write to the same folder, so that they are waited for; None for all of them.
         accelerator: `"cuda"` or another to record too if `config.activities` is None; None for the CPU only.
         window: the steps to record; None for those of `config`.
         first_step: the step that `start` begins.
@@ -158,6 +159,7 @@ class TraceSession:
         rank: int = 0,
         world_size: int = 1,
         expected_ranks: Iterable[int] = (0,),
+        here: Callable[[], Collection[int]] | None = None,
         accelerator: str | None = None,
         window: StepWindow | None = None,
         first_step: int = 0,
@@ -169,7 +171,8 @@ class TraceSession:
         self._folders = folders
         self._rank = rank
         self._world_size = world_size
-        self._expected_ranks = tuple(expected_ranks)
+        self._expected_ranks = self._here = tuple(expected_ranks)
+        self._find_here = here
         self._analyzes = config.analyze and rank == self._expected_ranks[0]
         self._activities = config.activities or (("cpu", accelerator) if accelerator else ("cpu",))
         self._next_step, self._now, self._record = first_step, now, record
@@ -203,8 +206,8 @@ class TraceSession:
 
     @property
     def lowest_rank(self) -> int:
-        """The lowest of the ranks that record, which analyses the traces of all."""
-        return self._expected_ranks[0]
+        """The lowest of the ranks that write to this folder, which publishes the copies of all."""
+        return self._here[0]
 
     def start(self) -> Self:
         """Begin the first step."""
@@ -277,13 +280,14 @@ class TraceSession:
         _leave_kinetos_level()
         self._phase = Phase.DONE
 
-    def finish(self, timeout_s: float = 600, *, interrupted: bool = False) -> TraceReport:
+    def finish(self, timeout_s: float = 600, *, interrupted: bool = False, over_for_s: float = 0.0) -> TraceReport:
         """Wait until the trace is compressed, in place and analysed. Ctrl-C leaves that to the child process.
 
         Args:
             timeout_s: after this many seconds the child process is killed and the raw file stays.
             interrupted: the run ended by an exception: wait a few seconds at most, with several ranks not at all; the
                 child process then continues alone.
+            over_for_s: how long training has been over, which other ranks are waited for that much less.
 
         Returns:
             The final report.
@@ -294,7 +298,10 @@ class TraceSession:
         report = self._report
         message = "the run ended before trace and reports were complete: they are still being written"
         self._report = replace(report, pending=True, message=message)  # if Ctrl-C ends the wait
-        problem = child.wait_or_detach(exit_timeout_s(self._world_size)) if interrupted else child.wait(timeout_s)
+        if interrupted:
+            problem = child.wait_or_detach(exit_timeout_s(self._world_size), over_for_s)
+        else:
+            problem = child.wait(timeout_s, over_for_s)
         if problem:
             _log.warning("%s", problem)
         if problem is not None:
@@ -386,6 +393,9 @@ class TraceSession:
         for key, value in about.items():
             profiler.add_metadata_json(key, value)
         self._stop_profiler(profiler)
+        if self._find_here is not None:
+            here = {self._rank, *self._find_here()}
+            self._here = tuple(rank for rank in self._expected_ranks if rank in here)
         raw = claim(self._folders, self._rank)
         try:
             export_trace(profiler, raw)
@@ -393,6 +403,7 @@ class TraceSession:
                 raw,
                 self._rank,
                 ranks=self._expected_ranks,
+                here=self._here,
                 tensorboard=config.tensorboard,
                 analyze=config.analyze,
                 alone=alone,

@@ -15,6 +15,7 @@ from lightning_forge_profiling.diagnosis.ledger_costs import hooks_ms, in_steps_
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_findings
 from lightning_forge_profiling.diagnosis.live_step import cpu_findings, gpu_findings, recorded_steps
 from lightning_forge_profiling.diagnosis.machine_rules import before_all
+from lightning_forge_profiling.diagnosis.many_ranks import missing_words
 from lightning_forge_profiling.diagnosis.memory import memory_findings
 from lightning_forge_profiling.diagnosis.ranks import (
     STRAGGLER,
@@ -88,11 +89,20 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         others = (*ledger_findings(run.own), *memory_findings(run.all))
         ranked = _ranked(_merge(findings, others, run), run)
         combined = before_all(_with_verdict(ranked, differences, analysis, run), run.all)
+    combined = naming_missing(combined)
     return replace(
         combined,
         verdict_text=f"{combined.verdict_text} {switched_on(evidence.switches)}".rstrip(),
         hints=(*switch_hints(evidence.switches), *combined.hints),
     )
+
+
+def naming_missing(analysis: Analysis) -> Analysis:
+    """The analysis with the ranks that are missing named before its verdict."""
+    words = missing_words(analysis)
+    if not words or analysis.verdict_text.startswith(words):
+        return analysis
+    return replace(analysis, verdict_text=f"{words}: {analysis.verdict_text}")
 
 
 def judge(
@@ -112,8 +122,8 @@ def without_run(analysis: Analysis) -> Analysis:
     if analysis.run is None:
         return analysis
     findings, hints, verdict, text = judge(analysis.ranks, analysis.rank_waits, analysis.cut_off)
-    return replace(
-        analysis, verdict=verdict, verdict_text=text, findings=findings, hints=hints, run=None, differences=()
+    return naming_missing(
+        replace(analysis, verdict=verdict, verdict_text=text, findings=findings, hints=hints, run=None, differences=())
     )
 
 

@@ -52,21 +52,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("final", type=Path)
     parser.add_argument("--training", type=int, help="the process that trains; without, none does any more")
     parser.add_argument("--now", action="store_true", help="do not wait until a core is free")
-    parser.add_argument("--ranks", type=_numbers, default=[0], help="those that record this window")
-    parser.add_argument("--here", type=_numbers, help="those of them that write to this folder; without, all")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[0], help="those that record this window")
+    parser.add_argument("--here", type=int, nargs="+", default=[0], help="those of them that write to this folder")
     parser.add_argument("--plugin", type=Path)
     parser.add_argument("--analyze", action="store_true")
     parser.add_argument("--record", type=Path, help="the record of the run that goes on, whose measurements count, too")
     args = parser.parse_args(argv)
-    args.here = args.here or args.ranks
     if args.training is None:
         return _finish(args, 0.0)
     code = beside_training(lambda: _finish(args, inf), args.training, now=args.now)
     return _finish(args, OTHERS_WAIT_S - _over_for_s()) if code is None else code
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(rank) for rank in text.split(",")]
 
 
 def _over_for_s() -> float:
@@ -145,7 +140,7 @@ def _finish(args: argparse.Namespace, wait_s: float) -> int:
     deadline = time.monotonic() + wait_s
     try:
         if args.raw.exists() or not args.final.exists():
-            _trace_files(args, deadline)
+            _trace_files(args, wait_s)
     except Exception as exc:
         what = "TensorBoard's copy of the trace" if args.final.exists() else "the trace"
         _say(f"{what} could not be written: {type(exc).__name__}: {exc}")
@@ -156,14 +151,14 @@ def _finish(args: argparse.Namespace, wait_s: float) -> int:
     discard_with_folders(args.raw)
     if args.analyze:
         try:
-            analyze(args.final, args.ranks, deadline, args.record, here=args.here)
+            analyze(args.final, args.ranks, deadline - time.monotonic(), args.record, args.here)
         except Exception as exc:
             _say(f"the trace could not be analysed: {type(exc).__name__}: {exc}")
             return 1
     return 0
 
 
-def _trace_files(args: argparse.Namespace, deadline: float) -> None:
+def _trace_files(args: argparse.Namespace, wait_s: float) -> None:
     with (
         open_regular(args.raw) as source,
         whole_file(args.final) as file,
@@ -173,7 +168,7 @@ def _trace_files(args: argparse.Namespace, deadline: float) -> None:
     if args.plugin is not None:
         make_own_folder(args.plugin.parent)
         write_plugin_copy(args.raw, _part(args.plugin))
-        publish(args.plugin, args.here, deadline)
+        publish(args.plugin, args.here, wait_s)
 
 
 def _say(problem: str) -> None:
@@ -185,9 +180,10 @@ def _part(path: Path) -> Path:
     return path.with_name(path.name + PART)
 
 
-def publish(own: Path, ranks: Sequence[int], deadline: float) -> None:
+def publish(own: Path, ranks: Sequence[int], wait_s: float) -> None:
     """Give all copies in a folder their final names together: the plugin reads it once and never shows later ones."""
     finals = [own.with_name(plugin_name(rank)) for rank in ranks]
+    deadline = time.monotonic() + wait_s
     while not all(_part(final).exists() or final.exists() for final in finals):
         if not (_part(own).exists() or own.exists()):  # it was removed, usually with the folder
             return
@@ -204,7 +200,7 @@ def publish(own: Path, ranks: Sequence[int], deadline: float) -> None:
 
 
 def analyze(
-    own: Path, ranks: Sequence[int], deadline: float, record: Path | None = None, *, here: Sequence[int]
+    own: Path, ranks: Sequence[int], wait_s: float, record: Path | None = None, here: Sequence[int] = ()
 ) -> None:
     """Analyse a rank's trace; the first rank then waits for what others leave here, and writes the reports of all."""
     # imported here, so that compressing does not wait for them
@@ -216,12 +212,13 @@ def analyze(
         pipeline.write_rank_results(own)
     if own.name != trace_name(ranks[0]):
         return
-    others = [rank_summary_path(own.with_name(trace_name(rank))) for rank in here if rank != ranks[0]]
+    others = [rank_summary_path(own.with_name(trace_name(rank))) for rank in here or ranks if rank != ranks[0]]
+    deadline = time.monotonic() + wait_s
     # if its own trace has been removed, there is nothing to wait for
     while own.exists() and not all(other.exists() for other in others) and time.monotonic() < deadline:
         time.sleep(0.05)
     # of few ranks, the trace of one that is too slow itself is analysed here
-    many, processes = len(ranks) > MOST_SHOWN, 1 if deadline == inf else None
+    many, processes = len(ranks) > MOST_SHOWN, 1 if wait_s == inf else None
     result = pipeline.analyze(own.parent, processes=processes, reduce=many, expected=ranks)
     analysis = result.analysis if record is None or many else _with_run(result.analysis, record)
     write_reports(analysis, result.timelines, own.parent)

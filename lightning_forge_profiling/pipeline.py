@@ -25,7 +25,7 @@ from lightning_forge_profiling.analysis.rank_analysis import summarize
 from lightning_forge_profiling.analysis.recording import Recording, where_cut, with_steps
 from lightning_forge_profiling.analysis.timeline_lanes import MOST_SPANS, draw
 from lightning_forge_profiling.diagnosis.combine import judge, naming_missing
-from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN, shown, spread, without
+from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN, shown, spread
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.host import usable_cores
 from lightning_forge_profiling.kineto.files import (
@@ -223,16 +223,10 @@ def conclude(
         collectives=collectives,
         rank_waits=tuple(wait for wait in waits if wait.rank in numbers),
         cut_off=cut_off,
-        warnings=(
-            *filter(None, [without(missing, of=len(ranks) + len(missing))]),
-            *warnings,
-            *(text for summary in shows for text in summary.warnings),
-            *unmatched,
-        ),
+        warnings=(*warnings, *(text for summary in shows for text in summary.warnings), *unmatched),
     )
-    return AnalysisResult(
-        naming_missing(analysis), tuple(result.timeline for result in results if result.rank in numbers)
-    )
+    timelines = tuple(result.timeline for result in results if result.rank in numbers)
+    return AnalysisResult(naming_missing(analysis), timelines)
 
 
 def _analyze_rank(files: Sequence[Path], **options: Any) -> RankResult | list[str]:

@@ -147,12 +147,12 @@ class FitWindow(Guarded):
         """The name of a file that a rank leaves in `setup`, before any trains: who finds it has the same folder."""
         return f".{self._name}.rank{rank}"
 
-    def _ranks_here(self) -> set[int]:
-        """The ranks that write to this rank's folder."""
+    def _ranks_here(self, ranks: Sequence[int]) -> list[int]:
+        """Which of some ranks write to this rank's folder."""
         with suppress(OSError):
             left = {path.name for path in self.folder.iterdir()}
             self._here |= {rank for rank in range(self._world_size) if self._sign(rank) in left}
-        return self._here
+        return [rank for rank in ranks if rank in {self._rank, *self._here}]
 
     @property
     def folder(self) -> Path:
@@ -329,7 +329,7 @@ class FitWindow(Guarded):
         settings = self._settings
         if not self.can_be_asked:
             return
-        self._ranks_here()  # a rank that ends takes its sign away
+        self._ranks_here(())  # a rank that ends takes its sign away
         self.pause_before = lightning_api.pauses(trainer)
         self.steps_ahead = lightning_api.batches_ahead(trainer).of_fit
         self.named_steps = self._named_steps(trainer)

@@ -15,7 +15,7 @@ from lightning_forge_profiling.diagnosis.ledger_costs import hooks_ms, in_steps_
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_findings
 from lightning_forge_profiling.diagnosis.live_step import cpu_findings, gpu_findings, recorded_steps
 from lightning_forge_profiling.diagnosis.machine_rules import before_all
-from lightning_forge_profiling.diagnosis.many_ranks import missing_words
+from lightning_forge_profiling.diagnosis.many_ranks import rank_list
 from lightning_forge_profiling.diagnosis.memory import memory_findings
 from lightning_forge_profiling.diagnosis.ranks import (
     STRAGGLER,
@@ -98,11 +98,19 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
 
 
 def naming_missing(analysis: Analysis) -> Analysis:
-    """The analysis with the ranks that are missing named before its verdict."""
-    words = missing_words(analysis)
-    if not words or analysis.verdict_text.startswith(words):
+    """The analysis with the ranks that its verdict knows nothing of named first."""
+    run, missing = analysis.run, set(analysis.missing)
+    of = run.world_size if run is not None and not analysis.ranks else analysis.all_ranks + len(missing)
+    source = next((finding.source for finding in analysis.findings if finding.code == analysis.verdict), "run")
+    if run is not None and run.ranks and source == "run":
+        unheard = {*range(run.world_size)} - {work.rank for work in run.ranks}
+        missing = unheard & missing if analysis.ranks else unheard
+    are = "is" if len(missing) == 1 else "are"
+    words = f"Without {rank_list(missing)} of {of:,}, which {are} missing and may be the cause" if missing else ""
+    if analysis.verdict_text.startswith(words):
         return analysis
-    return replace(analysis, verdict_text=f"{words}: {analysis.verdict_text}")
+    others = (warning for warning in analysis.warnings if warning != words)
+    return replace(analysis, verdict_text=f"{words}: {analysis.verdict_text}", warnings=(words, *others))
 
 
 def judge(

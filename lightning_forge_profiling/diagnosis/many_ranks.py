@@ -1,12 +1,12 @@
 """Many ranks in few numbers: how their steps spread, and which of them a report shows."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice, zip_longest
 from operator import attrgetter
 from statistics import fmean, median, quantiles
 from typing import Final
 
-from lightning_forge_profiling.results.analysis import Analysis, Finding, Hint, RankWait
+from lightning_forge_profiling.results.analysis import Finding, Hint, RankWait
 from lightning_forge_profiling.results.rank import Distribution, RankSummary
 
 MOST_SHOWN: Final = 16  # two machines of eight GPUs: a table of more is not read
@@ -59,23 +59,6 @@ def shown(
 
 def _named(marks: Iterable[Finding | Hint]) -> list[int]:
     return [mark.rank for mark in marks if mark.rank is not None]
-
-
-def missing_words(analysis: Analysis) -> str:
-    """Which ranks are missing, before a verdict; "" where all are known that it could be about."""
-    run, traced = analysis.run, analysis.missing
-    of = analysis.all_ranks + len(traced)
-    finding = next((finding for finding in analysis.findings if finding.code == analysis.verdict), None)
-    if run is None or not run.ranks or (finding is not None and finding.source == "trace"):
-        return without(traced, of=of)
-    unheard = {*range(run.world_size)} - {work.rank for work in run.ranks}
-    return without(unheard.intersection(traced) if analysis.ranks else unheard, of=run.world_size)
-
-
-def without(missing: Collection[int], *, of: int) -> str:
-    """What to say first of that many ranks without some; "" if none is missing."""
-    are = "is" if len(missing) == 1 else "are"
-    return f"Without {rank_list(missing)} of {of:,}, which {are} missing and may be the cause" if missing else ""
 
 
 def rank_list(numbers: Iterable[int]) -> str:

@@ -83,7 +83,7 @@ class FinishingChild:
         rank: int,
         *,
         ranks: Sequence[int],
-        here: Sequence[int],
+        here: Sequence[int] = (),
         tensorboard: bool,
         analyze: bool,
         alone: bool = False,
@@ -95,8 +95,8 @@ class FinishingChild:
         code = f"import sys; sys.path[:] = {path!r}; from {_PROGRAM} import main; sys.exit(main())"
         folder = window_folder(raw)
         command = [sys.executable, "-I", *(["-B"] if sys.dont_write_bytecode else []), "-c", code]
-        command += [str(raw), str(trace_path(folder, rank)), "--ranks", ",".join(map(str, ranks))]
-        command += ["--here", ",".join(map(str, here))]
+        command += [str(raw), str(trace_path(folder, rank))]
+        command += ["--ranks", *map(str, ranks), "--here", *map(str, here or ranks)]
         command += ["--plugin", str(plugin_path(folder, rank))] if tensorboard else []
         command += ["--analyze"] if analyze else []
         # alone: the training failed; it begins at once, and waits for no other rank
@@ -113,10 +113,7 @@ class FinishingChild:
         return self._process.pid
 
     def wait(self, timeout_s: float, over_for_s: float = 0.0) -> str:
-        """Tell it for how long training is over, and wait for its end; what went wrong, or "".
-
-        Ctrl-C leaves it at its work.
-        """
+        """Say how long training is over, and wait for its end; what went wrong, or "". Ctrl-C leaves it at its work."""
         try:
             return self._problem(timeout_s, over_for_s)
         except subprocess.TimeoutExpired:
@@ -127,10 +124,10 @@ class FinishingChild:
             self._detach()
             raise
 
-    def wait_or_detach(self, timeout_s: float, over_for_s: float = 0.0) -> str | None:
+    def wait_or_detach(self, timeout_s: float) -> str | None:
         """Wait for a limited time, which Ctrl-C ends; None if it then goes on alone."""
         with ctrl_c_ends(), contextlib.suppress(subprocess.TimeoutExpired):
-            return self._problem(max(timeout_s, _SHORTEST_WAIT_S), over_for_s)
+            return self._problem(max(timeout_s, _SHORTEST_WAIT_S))
         self._detach()
         return None
 
@@ -140,7 +137,7 @@ class FinishingChild:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
 
-    def _problem(self, timeout_s: float, over_for_s: float) -> str:
+    def _problem(self, timeout_s: float, over_for_s: float = 0.0) -> str:
         stdin = self._process.stdin
         if stdin is not None and not stdin.closed:
             with contextlib.suppress(BrokenPipeError):  # what it died of is on its stderr

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -143,7 +143,7 @@ class TraceSession:
         world_size: number of processes.
         expected_ranks: the ranks that record this window, in order: TensorBoard's copies are published together, and
             the first rank analyses the traces of all.
-        here: says which ranks write to the same folder, so that they are waited for; None for all of them.
+        here: which of some ranks write to the same folder: no other one is waited for.
         accelerator: `"cuda"` or another to record too if `config.activities` is None; None for the CPU only.
         window: the steps to record; None for those of `config`.
         first_step: the step that `start` begins.
@@ -159,7 +159,7 @@ class TraceSession:
         rank: int = 0,
         world_size: int = 1,
         expected_ranks: Iterable[int] = (0,),
-        here: Callable[[], Collection[int]] | None = None,
+        here: Callable[[Sequence[int]], Sequence[int]] = tuple,
         accelerator: str | None = None,
         window: StepWindow | None = None,
         first_step: int = 0,
@@ -287,7 +287,7 @@ class TraceSession:
             timeout_s: after this many seconds the child process is killed and the raw file stays.
             interrupted: the run ended by an exception: wait a few seconds at most, with several ranks not at all; the
                 child process then continues alone.
-            over_for_s: how long training has been over, which other ranks are waited for that much less.
+            over_for_s: how long training has been over, for which other ranks were waited for.
 
         Returns:
             The final report.
@@ -298,10 +298,8 @@ class TraceSession:
         report = self._report
         message = "the run ended before trace and reports were complete: they are still being written"
         self._report = replace(report, pending=True, message=message)  # if Ctrl-C ends the wait
-        if interrupted:
-            problem = child.wait_or_detach(exit_timeout_s(self._world_size), over_for_s)
-        else:
-            problem = child.wait(timeout_s, over_for_s)
+        at_most_s = exit_timeout_s(self._world_size)
+        problem = child.wait_or_detach(at_most_s) if interrupted else child.wait(timeout_s, over_for_s)
         if problem:
             _log.warning("%s", problem)
         if problem is not None:
@@ -393,9 +391,7 @@ class TraceSession:
         for key, value in about.items():
             profiler.add_metadata_json(key, value)
         self._stop_profiler(profiler)
-        if self._find_here is not None:
-            here = {self._rank, *self._find_here()}
-            self._here = tuple(rank for rank in self._expected_ranks if rank in here)
+        self._here = tuple(self._find_here(self._expected_ranks))
         raw = claim(self._folders, self._rank)
         try:
             export_trace(profiler, raw)

@@ -1,4 +1,4 @@
-"""What the other ranks say of themselves, read on rank 0 at the end of a fit: their records, else what was heard."""
+"""What the other ranks have written to their records about themselves, read on one rank at the end of a fit."""
 
 import os
 from contextlib import suppress
@@ -32,13 +32,12 @@ def read_works(
                 left.clear()
                 break
             lines = _latest(folder / record_name(rank), rank, run)
-            if lines is None:  # on another host
-                left.remove(rank)
-                continue
-            work = work_of(latest(State, lines), rank)
+            work = work_of(latest(State, lines or ()), rank)
             if work is not None:
-                works[rank] = work, ends(lines)
-            if any(isinstance(line, End) or (isinstance(line, State) and line.step >= steps) for line in lines):
+                works[rank] = work, ends(lines or ())
+            if lines is None or any(
+                isinstance(line, End) or (isinstance(line, State) and line.step >= steps) for line in lines
+            ):
                 left.remove(rank)
         if not left or monotonic() >= deadline:
             break

@@ -8,7 +8,6 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.hints import switched_on
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
-from lightning_forge_profiling.diagnosis.many_ranks import missing_words
 from lightning_forge_profiling.diagnosis.memory import CODE as MEMORY
 from lightning_forge_profiling.diagnosis.memory import growth_words
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
@@ -125,8 +124,8 @@ def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
         finding = _of_verdict(analysis)
         said = verdict(analysis)
         text = said.text
-        if finding is not None:
-            text = ": ".join(filter(None, [missing_words(analysis), finding.code, f"{finding.title}."]))
+        if finding is not None:  # after what is said first, such as which ranks are missing
+            text = f"{text.partition(finding.code)[0]}{finding.code}: {finding.title}."
         yield Line("verdict", Text(_cut(text, room, _VERDICT_LINES), said.style, said.marked))
         if finding is not None:
             yield from _remedy(finding, room)

@@ -61,13 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.training is None:
         return _finish(args, 0.0)
     code = beside_training(lambda: _finish(args, inf), args.training, now=args.now)
-    return _finish(args, OTHERS_WAIT_S - _over_for_s()) if code is None else code
+    return _finish(args, _wait_s()) if code is None else code
 
 
-def _over_for_s() -> float:
-    """How long training has been over, as it says on standard input; 0 where it was killed."""
+def _wait_s() -> float:
+    """How long other ranks are waited for: training, if it was not killed, knows whether one has not come before."""
     said = os.read(sys.stdin.fileno(), 32) if select.select([sys.stdin], [], [], 0.0)[0] else b""
-    return float(said or 0.0)
+    return 0.0 if said == b"alone" else OTHERS_WAIT_S
 
 
 def beside_training(work: Callable[[], int], training: int, *, now: bool = False) -> int | None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from time import monotonic, perf_counter_ns
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Final
 
 from torch.profiler import supported_activities
@@ -89,7 +89,7 @@ class FitWindow(Guarded):
         self._ended_steps = 0
         self._root: folders.Folder | None = None
         self._name = ""
-        self._here: set[int] = set()  # the ranks whose signs were found
+        self._here: set[str] = set()  # the signs that were found
         self.pause_before: Callable[[int], bool] = lambda _: False
         self.before_start: Callable[[], object] = int  # called right before the profiler starts
         self.steps_ahead: int | None = None  # of the fit, when it began; None if unknown
@@ -149,10 +149,8 @@ class FitWindow(Guarded):
 
     def _ranks_here(self, ranks: Sequence[int]) -> list[int]:
         """Which of some ranks write to this rank's folder."""
-        with suppress(OSError):
-            left = {path.name for path in self.folder.iterdir()}
-            self._here |= {rank for rank in range(self._world_size) if self._sign(rank) in left}
-        return [rank for rank in ranks if rank in {self._rank, *self._here}]
+        self._here |= {path.name for path in self.folder.glob(f".{self._name}.rank*")}
+        return [rank for rank in ranks if rank == self._rank or self._sign(rank) in self._here]
 
     @property
     def folder(self) -> Path:
@@ -397,9 +395,9 @@ class FitWindow(Guarded):
         """Wait for the child processes."""
         if self._memory is not None:
             self._memory.close()
-        began_s = monotonic()
-        for window in self._windows:
-            window.session.finish(interrupted=interrupted, over_for_s=monotonic() - began_s)
+        for place, window in enumerate(self._windows):  # a rank that has not come is not waited for again
+            alone = any(before.session.lacks_ranks for before in self._windows[:place])
+            window.session.finish(interrupted=interrupted, alone=alone)
         with suppress(OSError):  # the folder stays if it has a window, or signs of others
             (self.folder / self._sign(self._rank)).unlink(missing_ok=True)
             if self._settings.default_dir:

@@ -88,8 +88,7 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         findings, differences = _to_live_step(analysis, run)
         others = (*ledger_findings(run.own), *memory_findings(run.all))
         ranked = _ranked(_merge(findings, others, run), run)
-        combined = before_all(_with_verdict(ranked, differences, analysis, run), run.all)
-    combined = naming_missing(combined)
+        combined = naming_missing(before_all(_with_verdict(ranked, differences, analysis, run), run.all))
     return replace(
         combined,
         verdict_text=f"{combined.verdict_text} {switched_on(evidence.switches)}".rstrip(),
@@ -109,8 +108,8 @@ def naming_missing(analysis: Analysis) -> Analysis:
     words = f"Without {rank_list(missing)} of {of:,}, which {are} missing and may be the cause" if missing else ""
     if analysis.verdict_text.startswith(words):
         return analysis
-    others = (warning for warning in analysis.warnings if warning != words)
-    return replace(analysis, verdict_text=f"{words}: {analysis.verdict_text}", warnings=(words, *others))
+    warnings = tuple(dict.fromkeys((words, *analysis.warnings)))
+    return replace(analysis, verdict_text=f"{words}: {analysis.verdict_text}", warnings=warnings)
 
 
 def judge(

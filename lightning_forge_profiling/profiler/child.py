@@ -112,10 +112,10 @@ class FinishingChild:
         """Its process id."""
         return self._process.pid
 
-    def wait(self, timeout_s: float, over_for_s: float = 0.0) -> str:
-        """Say how long training is over, and wait for its end; what went wrong, or "". Ctrl-C leaves it at its work."""
+    def wait(self, timeout_s: float, alone: bool = False) -> str:
+        """Tell it that training is over, and wait for its end; what went wrong, or "". Ctrl-C leaves it at its work."""
         try:
-            return self._problem(timeout_s, over_for_s)
+            return self._problem(timeout_s, alone)
         except subprocess.TimeoutExpired:
             os.killpg(self.pid, signal.SIGKILL)  # with the processes that read other ranks' traces for it
             self._process.communicate()
@@ -137,12 +137,12 @@ class FinishingChild:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
 
-    def _problem(self, timeout_s: float, over_for_s: float = 0.0) -> str:
+    def _problem(self, timeout_s: float, alone: bool = False) -> str:
         stdin = self._process.stdin
         if stdin is not None and not stdin.closed:
             with contextlib.suppress(BrokenPipeError):  # what it died of is on its stderr
                 # closing the pipe is not enough: workers of a DataLoader that were forked meanwhile hold it open
-                stdin.write(f"{over_for_s:.1f}".encode())
+                stdin.write(b"alone" if alone else b"over")
                 stdin.flush()
         _, stderr = self._process.communicate(timeout=timeout_s)
         if not self._process.returncode:

@@ -209,6 +209,12 @@ class TraceSession:
         """The lowest of the ranks that write to this folder, which publishes the copies of all."""
         return self._here[0]
 
+    @property
+    def lacks_ranks(self) -> bool:
+        """Whether ranks that write to this folder have left no trace, in the time in which they were waited for."""
+        path = self._report.path
+        return path is not None and not all(trace_path(path.parent, rank).exists() for rank in self._here)
+
     def start(self) -> Self:
         """Begin the first step."""
         if self.window.start_step == 0:
@@ -280,14 +286,14 @@ class TraceSession:
         _leave_kinetos_level()
         self._phase = Phase.DONE
 
-    def finish(self, timeout_s: float = 600, *, interrupted: bool = False, over_for_s: float = 0.0) -> TraceReport:
+    def finish(self, timeout_s: float = 600, *, interrupted: bool = False, alone: bool = False) -> TraceReport:
         """Wait until the trace is compressed, in place and analysed. Ctrl-C leaves that to the child process.
 
         Args:
             timeout_s: after this many seconds the child process is killed and the raw file stays.
             interrupted: the run ended by an exception: wait a few seconds at most, with several ranks not at all; the
                 child process then continues alone.
-            over_for_s: how long training has been over, for which other ranks were waited for.
+            alone: wait for no other rank.
 
         Returns:
             The final report.
@@ -298,8 +304,9 @@ class TraceSession:
         report = self._report
         message = "the run ended before trace and reports were complete: they are still being written"
         self._report = replace(report, pending=True, message=message)  # if Ctrl-C ends the wait
-        at_most_s = exit_timeout_s(self._world_size)
-        problem = child.wait_or_detach(at_most_s) if interrupted else child.wait(timeout_s, over_for_s)
+        problem = (
+            child.wait_or_detach(exit_timeout_s(self._world_size)) if interrupted else child.wait(timeout_s, alone)
+        )
         if problem:
             _log.warning("%s", problem)
         if problem is not None:

@@ -304,9 +304,8 @@ class TraceSession:
         report = self._report
         message = "the run ended before trace and reports were complete: they are still being written"
         self._report = replace(report, pending=True, message=message)  # if Ctrl-C ends the wait
-        problem = (
-            child.wait_or_detach(exit_timeout_s(self._world_size)) if interrupted else child.wait(timeout_s, alone)
-        )
+        most_s = exit_timeout_s(self._world_size)
+        problem = child.wait_or_detach(most_s) if interrupted else child.wait(timeout_s, alone)
         if problem:
             _log.warning("%s", problem)
         if problem is not None:

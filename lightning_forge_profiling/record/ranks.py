@@ -32,12 +32,11 @@ def read_works(
                 left.clear()
                 break
             lines = _latest(folder / record_name(rank), rank, run)
-            work = work_of(latest(State, lines or ()), rank)
+            state = latest(State, lines or ())
+            work = work_of(state, rank)
             if work is not None:
                 works[rank] = work, ends(lines or ())
-            if lines is None or any(
-                isinstance(line, End) or (isinstance(line, State) and line.step >= steps) for line in lines
-            ):
+            if lines is None or latest(End, lines) or (state is not None and state.step >= steps):
                 left.remove(rank)
         if not left or monotonic() >= deadline:
             break

@@ -36,7 +36,7 @@ def read_works(
             work = work_of(state, rank)
             if work is not None:
                 works[rank] = work, ends(lines or ())
-            if lines is None or latest(End, lines) or (state is not None and state.step >= steps):
+            if lines is None or latest(End, lines) is not None or (state is not None and state.step >= steps):
                 left.remove(rank)
         if not left or monotonic() >= deadline:
             break

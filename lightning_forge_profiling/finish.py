@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("final", type=Path)
     parser.add_argument("--training", type=int, help="the process that trains; without, none does any more")
     parser.add_argument("--now", action="store_true", help="do not wait until a core is free")
-    parser.add_argument("--ranks", type=lambda text: [int(rank) for rank in text.split(",")], default=[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[0], help="those that record this window")
+    parser.add_argument("--here", type=int, nargs="+", default=[0], help="those of them that write to this folder")
     parser.add_argument("--plugin", type=Path)
     parser.add_argument("--analyze", action="store_true")
     parser.add_argument("--record", type=Path, help="the record of the run that goes on, whose measurements count, too")
@@ -60,7 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.training is None:
         return _finish(args, 0.0)
     code = beside_training(lambda: _finish(args, inf), args.training, now=args.now)
-    return _finish(args, OTHERS_WAIT_S) if code is None else code
+    return _finish(args, _wait_s()) if code is None else code
+
+
+def _wait_s() -> float:
+    """How long other ranks are waited for: training, if it was not killed, knows whether one has not come before."""
+    said = os.read(sys.stdin.fileno(), 32) if select.select([sys.stdin], [], [], 0.0)[0] else b""
+    return 0.0 if said == b"alone" else OTHERS_WAIT_S
 
 
 def beside_training(work: Callable[[], int], training: int, *, now: bool = False) -> int | None:
@@ -130,6 +137,7 @@ def _at_low_priority(work: Callable[[], int], now: bool) -> None:
 
 def _finish(args: argparse.Namespace, wait_s: float) -> int:
     """Finish one rank's trace; if this was interrupted before, finish the rest."""
+    deadline = time.monotonic() + wait_s
     try:
         if args.raw.exists() or not args.final.exists():
             _trace_files(args, wait_s)
@@ -143,7 +151,7 @@ def _finish(args: argparse.Namespace, wait_s: float) -> int:
     discard_with_folders(args.raw)
     if args.analyze:
         try:
-            analyze(args.final, args.ranks, wait_s, args.record)
+            analyze(args.final, args.ranks, deadline - time.monotonic(), args.record, args.here)
         except Exception as exc:
             _say(f"the trace could not be analysed: {type(exc).__name__}: {exc}")
             return 1
@@ -160,7 +168,7 @@ def _trace_files(args: argparse.Namespace, wait_s: float) -> None:
     if args.plugin is not None:
         make_own_folder(args.plugin.parent)
         write_plugin_copy(args.raw, _part(args.plugin))
-        publish(args.plugin, args.ranks, wait_s)
+        publish(args.plugin, args.here, wait_s)
 
 
 def _say(problem: str) -> None:
@@ -173,7 +181,7 @@ def _part(path: Path) -> Path:
 
 
 def publish(own: Path, ranks: Sequence[int], wait_s: float) -> None:
-    """Give all ranks' copies their final names together: the plugin reads a folder once and never shows later ones."""
+    """Give all copies in a folder their final names together: the plugin reads it once and never shows later ones."""
     finals = [own.with_name(plugin_name(rank)) for rank in ranks]
     deadline = time.monotonic() + wait_s
     while not all(_part(final).exists() or final.exists() for final in finals):
@@ -191,8 +199,10 @@ def publish(own: Path, ranks: Sequence[int], wait_s: float) -> None:
             _part(final).replace(final)
 
 
-def analyze(own: Path, ranks: Sequence[int], wait_s: float, record: Path | None = None) -> None:
-    """Analyse a rank's trace; the first rank then waits for what the others leave, and writes the reports of all."""
+def analyze(
+    own: Path, ranks: Sequence[int], wait_s: float, record: Path | None = None, here: Sequence[int] = ()
+) -> None:
+    """Analyse a rank's trace; the first rank then waits for what others leave here, and writes the reports of all."""
     # imported here, so that compressing does not wait for them
     from lightning_forge_profiling import pipeline  # noqa: PLC0415
     from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN  # noqa: PLC0415
@@ -202,7 +212,7 @@ def analyze(own: Path, ranks: Sequence[int], wait_s: float, record: Path | None 
         pipeline.write_rank_results(own)
     if own.name != trace_name(ranks[0]):
         return
-    others = [rank_summary_path(own.with_name(trace_name(rank))) for rank in ranks[1:]]
+    others = [rank_summary_path(own.with_name(trace_name(rank))) for rank in here or ranks if rank != ranks[0]]
     deadline = time.monotonic() + wait_s
     # if its own trace has been removed, there is nothing to wait for
     while own.exists() and not all(other.exists() for other in others) and time.monotonic() < deadline:

@@ -6,7 +6,7 @@ together, in any order, and `conclude` matches collectives, finds causes and dec
 
 import os
 import sys
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,8 +24,8 @@ from lightning_forge_profiling.analysis.predictions import path_of, predictions
 from lightning_forge_profiling.analysis.rank_analysis import summarize
 from lightning_forge_profiling.analysis.recording import Recording, where_cut, with_steps
 from lightning_forge_profiling.analysis.timeline_lanes import MOST_SPANS, draw
-from lightning_forge_profiling.diagnosis.combine import judge
-from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN, rank_list, shown, spread
+from lightning_forge_profiling.diagnosis.combine import judge, naming_missing
+from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN, shown, spread
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.host import usable_cores
 from lightning_forge_profiling.kineto.files import (
@@ -148,17 +148,9 @@ def analyze(
     if not results:
         raise TraceError.of(problems or [f"{path}: no trace of rank {rank}"])
     of_run = range(max((one.world_size or 0 for one in results), default=0)) if reduce else ()
-    missing = _missing(expected or of_run, {one.rank for one in results})
+    missing = sorted({*(expected or of_run)} - {one.rank for one in results})
     warnings = tuple(map(encodable, (*notes, *problems)))
     return conclude(results, source=encodable(path), warnings=warnings, missing=missing)
-
-
-def _missing(expected: Collection[int], there: Container[int]) -> str:
-    missing = [rank for rank in expected if rank not in there]
-    if not missing:
-        return ""
-    are = "is" if len(missing) == 1 else "are"
-    return f"Without {rank_list(missing)} of {len(expected):,}, which {are} missing and may be the cause"
 
 
 def write_rank_results(path: Path, *, progress: Callable[[str], None] | None = None) -> tuple[list[Path], list[str]]:
@@ -200,7 +192,7 @@ def merge(*parts: Iterable[RankResult]) -> tuple[RankResult, ...]:
 
 
 def conclude(
-    results: Sequence[RankResult], *, source: str, warnings: Sequence[str] = (), missing: str = ""
+    results: Sequence[RankResult], *, source: str, warnings: Sequence[str] = (), missing: Sequence[int] = ()
 ) -> AnalysisResult:
     """Compare the ranks, find causes and decide the verdict.
 
@@ -208,15 +200,13 @@ def conclude(
         results: at least one.
         source: what was analysed.
         warnings: what could not be read.
-        missing: a sentence on the ranks that are missing, which comes before the verdict.
+        missing: the ranks that are missing, which are named before the verdict.
     """
     results = _numbered(results)
     ranks = tuple(result.summary for result in results)
     collectives, waits, unmatched = match_collectives({result.rank: result.collectives for result in results})
     cut_off = tuple(encodable(result.cut_off) for result in results if result.cut_off)
     findings, hints, verdict, text = judge(ranks, waits, cut_off)
-    if missing:
-        text, warnings = f"{missing}: {text}", (missing, *warnings)
     shows = shown(ranks, waits, findings, hints)
     numbers = {summary.rank for summary in shows}
     analysis = Analysis(
@@ -228,13 +218,15 @@ def conclude(
         hints=hints,
         ranks=shows,
         all_ranks=len(ranks),
+        missing=tuple(missing),
         spread=spread(ranks, waits),
         collectives=collectives,
         rank_waits=tuple(wait for wait in waits if wait.rank in numbers),
         cut_off=cut_off,
         warnings=(*warnings, *(text for summary in shows for text in summary.warnings), *unmatched),
     )
-    return AnalysisResult(analysis, tuple(result.timeline for result in results if result.rank in numbers))
+    timelines = tuple(result.timeline for result in results if result.rank in numbers)
+    return AnalysisResult(naming_missing(analysis), timelines)
 
 
 def _analyze_rank(files: Sequence[Path], **options: Any) -> RankResult | list[str]:

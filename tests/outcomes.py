@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -135,6 +136,48 @@ def script(name, *args, cwd, **options):
     """Run a script as a process of its own."""
     command = [sys.executable, str(SCRIPTS / name), *map(str, args)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=HANGS_S, check=False, **options)
+
+
+# of a host of its own: another name, and another folder under the same path
+HOST = 'hostname "$0" && mount --bind "$1" "$2" && shift 2 && exec "$@"'
+NEW_HOST = ("unshare", "--mount", "--uts", *(() if os.geteuid() == 0 else ("--map-root-user",)))
+
+
+def hosts_can_be_made():
+    """Whether this user may have mounts and a host name of its own for a process."""
+    command = [*NEW_HOST, "hostname", "host0"]
+    return (
+        shutil.which("unshare") is not None and not subprocess.run(command, capture_output=True, check=False).returncode
+    )
+
+
+def two_hosts(name, folder, *args):
+    """Run a script as two ranks on each of two hosts with folders of their own: exit codes, rank 0's output, errors."""
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    for path in ("logs", "host0", "host1"):
+        (folder / path).mkdir()
+    ranks = [
+        subprocess.Popen(
+            [
+                *(*NEW_HOST, "sh", "-c", HOST, f"host{host}", folder / f"host{host}", folder / "logs"),
+                *(sys.executable, SCRIPTS / name, folder / "logs", *args),
+            ],
+            env={**shared, "NODE_RANK": host, "LOCAL_RANK": rank, "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for host in "01"
+        for rank in "01"
+    ]
+    try:
+        said = [process.communicate(timeout=HANGS_S) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    codes = [process.returncode for process in ranks]
+    return codes, said[0][0], "".join(err for _, err in said)
 
 
 @contextmanager

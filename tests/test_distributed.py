@@ -14,6 +14,7 @@ from tests.outcomes import (
     HANGS_S,
     PARTITION,
     REPORTS,
+    hosts_can_be_made,
     logged,
     read_trace,
     recorded_steps,
@@ -22,7 +23,9 @@ from tests.outcomes import (
     summary_of,
     tables,
     traces,
+    two_hosts,
     two_ranks,
+    unwrapped,
     wait_for_processes_of,
     working_on,
 )
@@ -195,6 +198,58 @@ def test_no_rank_of_a_job_that_comes_down_waits_for_its_trace(tmp_path):
     wait_for_processes_of(tmp_path)
     for rank in range(2):
         assert recorded_steps(read_trace(traces(tmp_path, rank)[0])) == [2, 3]
+
+
+needs_hosts = pytest.mark.skipif(not hosts_can_be_made(), reason="needs namespaces: root, or a system that grants them")
+
+
+@pytest.mark.slow
+@needs_hosts
+def test_no_host_waits_for_files_of_another_one_which_publishes_its_own(tmp_path):
+    codes, out, err = two_hosts("two_hosts.py", tmp_path)
+    assert codes == [0] * 4, err
+    for host, ranks in enumerate([(0, 1), (2, 3)]):
+        names = [path.name for path in (tmp_path / f"host{host}").rglob("*.pt.trace.json.gz*")]
+        assert sorted(names) == sorted(f"rank{rank}.pt.trace.json.gz" for rank in ranks for _ in range(2)), "no .part"
+        assert [path.name for path in (tmp_path / f"host{host}").rglob(".*")] == []
+    windows = traces(tmp_path / "host0")
+    assert len(windows) == 2
+    assert max(map(waited, windows)) < OTHERS_WAIT_S, "it waited for files that cannot come"
+    assert list((tmp_path / "host1").rglob("report.html")) == [], "it could replace that of all ranks"
+    # what rank 0 heard live of the other host counts
+    summary = json.loads((windows[0].parent / "summary.json").read_text())
+    assert [work["rank"] for work in summary["run"]["ranks"]] == [0, 1, 2, 3]
+    [late] = [found for found in summary["findings"] if found["code"] == "straggler"]
+    assert (late["rank"], late["evidence"]["leaf"], late["evidence"]["host"]) == (2, "forward", "host1")
+    assert max((found["share_pct"] for found in summary["findings"] if found["code"] == "python-bound"), default=0) < 30
+    assert summary["missing"] == [2, 3]
+    assert not summary["verdict_text"].startswith("Without"), "the verdict is of all ranks"
+    if not re.search(r"^verdict +cpu-", out, re.MULTILINE):
+        assert "rank 2 on host1: its forward takes" in unwrapped(out)
+
+
+@pytest.mark.slow
+@needs_hosts
+def test_a_verdict_without_the_ranks_of_another_host_begins_with_that(tmp_path):
+    codes, out, err = two_hosts("two_hosts.py", tmp_path, "unheard")
+    assert codes == [0] * 4, err
+    missing = "Without ranks 2, 3 of 4, which are missing and may be the cause: "
+    assert f" verdict {missing}" in unwrapped(out)
+    summary = json.loads((traces(tmp_path / "host0")[0].parent / "summary.json").read_text())
+    assert summary["verdict_text"].startswith(missing)
+    python = [found["share_pct"] for found in summary["findings"] if found["code"] == "python-bound"]
+    assert max(python, default=0) < 30, "waiting in backward is not Python"
+
+
+@pytest.mark.slow
+@needs_hosts
+def test_after_a_kill_no_process_waits_for_files_of_another_host(tmp_path):
+    codes, _, err = two_hosts("two_hosts.py", tmp_path, "killed")
+    assert set(codes) <= {-signal.SIGKILL, -signal.SIGABRT, 1}, err
+    wait_for_processes_of(tmp_path)
+    windows = traces(tmp_path / "host0")
+    assert len(windows) == 2
+    assert max(map(waited, windows)) < OTHERS_WAIT_S
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The process that finishes a trace: from where it takes its code, and when it ends."""
 
+import gzip
 import os
 import shutil
 import signal
@@ -13,12 +14,13 @@ import pytest
 
 import lightning_forge_profiling
 from lightning_forge_profiling.errors import TraceError
-from lightning_forge_profiling.finish import analyze, publish
+from lightning_forge_profiling.finish import OTHERS_WAIT_S, analyze, publish
 from lightning_forge_profiling.profiler.child import FinishingChild
 from tests.outcomes import HANGS_S, REPORTS, SCRIPTS, wait_for_processes_of
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
 
+TRACES = Path(__file__).parent / "data" / "traces" / "ddp"
 PACKAGE = Path(lightning_forge_profiling.__file__).parent
 PLANTED = "open({marker!r}, 'a').write(__name__ + '\\n')\nraise ImportError('planted: ' + __name__)\n"
 
@@ -138,6 +140,19 @@ def test_one_that_takes_too_long_is_killed(tmp_path):
     child, _ = start(tmp_path)
     os.kill(child.pid, signal.SIGSTOP)
     assert child.wait(0.01) == "finishing the trace took longer than 0 s"
+
+
+@pytest.mark.slow
+def test_the_windows_of_a_run_share_the_time_in_which_another_rank_may_come(tmp_path):
+    raws = [tmp_path / name / ".rank0.raw" / "raw.json" for name in ("first", "second")]
+    for raw in raws:
+        raw.parent.mkdir(parents=True)
+        raw.write_bytes(gzip.decompress((TRACES / "rank0.trace.json.gz").read_bytes()))
+    children = [FinishingChild(raw, 0, ranks=[0, 1], tensorboard=True, analyze=True) for raw in raws]
+    assert [child.wait(HANGS_S, alone=child is not children[0]) for child in children] == ["", ""]
+    for raw in raws:
+        copy = raw.parents[1] / "tensorboard" / "rank0.pt.trace.json.gz"
+        assert raw.parents[1].joinpath("summary.json").stat().st_mtime - copy.stat().st_mtime < OTHERS_WAIT_S
 
 
 def test_a_folder_that_was_removed_is_not_waited_for(tmp_path):

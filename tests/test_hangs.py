@@ -503,6 +503,8 @@ def test_the_rank_that_others_wait_for_is_named_if_it_does_not_move(states, more
 def test_a_rank_that_was_never_heard_is_named_where_all_others_wait():
     heard = heard_of(WAITS, WAITS)
     assert find_hang(heard, 3, 100.0).where == "rank 2 has not begun to train; ranks 0, 1 wait for it in all_reduce"
+    several = find_hang(heard, 4, 100.0)
+    assert several.where == "ranks 2, 3 have not begun to train; ranks 0, 1 wait for them in all_reduce"
     assert find_hang({1: heard[1]}, 3, 100.0) is None  # what rank 1 knows of itself
     assert find_hang({}, 3, 100.0) is None
 

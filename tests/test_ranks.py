@@ -1,5 +1,6 @@
 """Which rank the others wait for, and where in its step: by the records of all ranks, without a trace."""
 
+import io
 import json
 import os
 import re
@@ -13,14 +14,19 @@ from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.ranks import rank_work, straggler, with_waits
 from lightning_forge_profiling.pipeline import analyze
+from lightning_forge_profiling.record.pulses import write_heard
 from lightning_forge_profiling.record.ranks import read_works
+from lightning_forge_profiling.record.reader import read_run
+from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.report.run_table import run_table
+from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.analysis import RankWork, RunEvidence, RunLedger, RunRegion
+from lightning_forge_profiling.results.pulse import Heard, Pulse
 from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.results.run import CpuUse, RegionCpu
 from lightning_forge_profiling.results.run_report import RunReport
 from lightning_forge_profiling.timing.run_totals import RunTotals
-from tests.outcomes import script, summary_of, unwrapped
+from tests.outcomes import HANGS_S, script, summary_of, unwrapped
 from tests.ports import free_port
 from tests.record_builder import MadeRun
 from tests.synthetic import Synthetic
@@ -344,15 +350,38 @@ def test_machines_are_named_with_the_offset_of_their_clocks(tmp_path, capsys):
     )
 
 
-def test_a_rank_without_a_record_is_waited_for_briefly_and_said_to_be_missing(tmp_path):
+def test_a_rank_whose_record_has_not_its_end_is_waited_for_briefly(tmp_path):
+    record = MadeRun(ranks=3, late=2, outcome="finished").write(tmp_path)
+    begin = (record / "rank1.jsonl").read_text().partition("\n")[0]
+    (record / "rank1.jsonl").write_text(f"{begin}\n")
+    began = monotonic()
+    [work] = read_works(record, rank(0), 3, "made-up", 24 * 50, timeout_s=0.3)
+    assert 0.3 <= monotonic() - began < 3
+    assert work.rank == 2
+
+
+@pytest.mark.parametrize("outcome", [None, "finished"])
+def test_of_a_rank_on_another_hosts_disk_counts_what_rank_0_heard_last(tmp_path, capsys, outcome):
+    record = MadeRun(ranks=3, late=2, outcome=outcome).write(tmp_path)
+    [late] = [work for work in read_run(record).works if work.rank == 2]
+    (record / "rank2.jsonl").unlink()
+    pulse = Pulse(run="made-up", rank=2, world_size=3, host="node7", pid=1, number=9, at=1.0, work=late)
+    write_heard(record, [Heard(pulse=pulse, at=1.0)])
+    if outcome is None:  # it goes on
+        assert "also straggler 14 % of the step" in shown(["summary"], record, capsys)
+        return
+    began = monotonic()
+    works = read_works(record, rank(0), 3, "made-up", 24 * 50, timeout_s=HANGS_S)
+    assert monotonic() - began < HANGS_S / 2, "its record cannot come"
+    assert [work.rank for work in works] == [1, 2]
+
+
+def test_a_rank_that_is_neither_read_nor_heard_is_said_to_be_missing_first(tmp_path):
     record = MadeRun(ranks=3, late=2, outcome="finished").write(tmp_path)
     (record / "rank1.jsonl").unlink()
     mine = rank(0)
     steps = 24 * 50
-    began = monotonic()
-    [work] = read_works(record, mine, 3, "made-up", steps, timeout_s=0.3)
-    assert 0.3 <= monotonic() - began < 3
-    assert work.rank == 2
+    [work] = read_works(record, mine, 3, "made-up", steps, timeout_s=HANGS_S)
     assert read_works(record, mine, 3, "another run", steps, timeout_s=0.0) == ()
     report = RunReport(
         RunTotals().summary(steps=0, before_first_s=0.0, wall_s=0.0),
@@ -363,6 +392,10 @@ def test_a_rank_without_a_record_is_waited_for_briefly_and_said_to_be_missing(tm
         log_folder=None,
         analysis=combine(None, replace(evidence_of([mine, work]), world_size=3)),
     )
+    first = "Without rank 1 of 3, which is missing and may be the cause: "
+    assert report.analysis.verdict_text.startswith(first)
+    print_end(report, None, Screen(text := io.StringIO(), width=80))
+    assert f"verdict {first}" in unwrapped(text.getvalue())
     said = [line.text.text for line in run_table(report).lines]
     assert "the records of 1 of 3 ranks are not known: rank 0 may wait for them in other and backward" in said
 

@@ -163,6 +163,7 @@ _FUSED: Final = re.compile(r"aten::_fused_\w+")
 _FOREACH: Final = re.compile(r"aten::_foreach_\w+")
 _READS: Final = re.compile(r"aten::_local_scalar_dense")
 _ITEM: Final = re.compile(r"aten::(?:_local_scalar_dense|item|is_nonzero)")
+_EXCHANGE: Final = re.compile(r"(?:gloo|mpi|ucc):.*")  # on the backend's thread; the training thread may wait for it
 _ANY_ENGINE: Final = re.compile(r"autograd::engine::.*")
 
 
@@ -205,10 +206,11 @@ def cpu_time(recording: Recording) -> CpuTime | None:
 
 
 def outside_operators(recording: Recording, host: Mapping[str, Intervals]) -> Intervals:
-    """When a rank that trains on the CPU is in no operator, nor in data loader and optimizer."""
-    operators = recording.trace.operators
+    """When a rank that trains on the CPU is in no operator, nor in data loader and optimizer, nor in an exchange."""
+    trace, operators = recording.trace, recording.trace.operators
     computing = spans_of(operators, np.isin(operators.thread, _training_threads(recording)))
-    return recording.steps.host.spans - host["data"] - host["optimizer"] - computing
+    exchanging = spans_of(trace.annotations, named(trace, trace.annotations, _EXCHANGE))
+    return recording.steps.host.spans - host["data"] - host["optimizer"] - computing - exchanging
 
 
 def _training_threads(recording: Recording) -> NDArray[np.int64]:

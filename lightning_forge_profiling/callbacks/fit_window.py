@@ -3,7 +3,7 @@
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -89,6 +89,7 @@ class FitWindow(Guarded):
         self._ended_steps = 0
         self._root: folders.Folder | None = None
         self._name = ""
+        self._here: set[str] = set()  # the signs that were found
         self.pause_before: Callable[[int], bool] = lambda _: False
         self.before_start: Callable[[], object] = int  # called right before the profiler starts
         self.steps_ahead: int | None = None  # of the fit, when it began; None if unknown
@@ -116,6 +117,10 @@ class FitWindow(Guarded):
             return
         if problem:
             raise ConfigurationError(problem)
+        if self._world_size > 1:
+            with suppress(OSError):  # no other rank then waits for its traces
+                self.folder.mkdir(parents=True, exist_ok=True)
+                (self.folder / self._sign(self._rank)).touch(exist_ok=False)
         if not self._records:
             return
         folder = self._folder(settings.window)
@@ -137,6 +142,15 @@ class FitWindow(Guarded):
         """The folder of a window, the same on all ranks; None for the first one of a steady run."""
         assert self._root is not None  # noqa: S101
         return self._root / f"{self._name}_{'steady' if window is None else str(window).replace(' ', '_')}"
+
+    def _sign(self, rank: int) -> str:
+        """The name of a file that a rank leaves in `setup`, before any trains: who finds it has the same folder."""
+        return f".{self._name}.rank{rank}"
+
+    def _ranks_here(self, ranks: Sequence[int]) -> list[int]:
+        """Which of some ranks write to this rank's folder."""
+        self._here |= {path.name for path in self.folder.glob(f".{self._name}.rank*")}
+        return [rank for rank in ranks if rank == self._rank or self._sign(rank) in self._here]
 
     @property
     def folder(self) -> Path:
@@ -163,6 +177,7 @@ class FitWindow(Guarded):
             rank=self._rank,
             world_size=self._world_size,
             expected_ranks=ranks,
+            here=self._ranks_here,
             accelerator=device if can_be_recorded else None,
             window=window,
             first_step=first_step,
@@ -312,6 +327,7 @@ class FitWindow(Guarded):
         settings = self._settings
         if not self.can_be_asked:
             return
+        self._ranks_here(())  # a rank that ends takes its sign away
         self.pause_before = lightning_api.pauses(trainer)
         self.steps_ahead = lightning_api.batches_ahead(trainer).of_fit
         self.named_steps = self._named_steps(trainer)
@@ -379,8 +395,13 @@ class FitWindow(Guarded):
         """Wait for the child processes."""
         if self._memory is not None:
             self._memory.close()
-        for window in self._windows:
-            window.session.finish(interrupted=interrupted)
+        for place, window in enumerate(self._windows):  # a rank that has not come is not waited for again
+            alone = any(before.session.lacks_ranks for before in self._windows[:place])
+            window.session.finish(interrupted=interrupted, alone=alone)
+        with suppress(OSError):  # the folder stays if it has a window, or signs of others
+            (self.folder / self._sign(self._rank)).unlink(missing_ok=True)
+            if self._settings.default_dir:
+                self.folder.rmdir()
 
     @guarded_end
     def copy_files(self, trainer: Trainer, *, interrupted: bool) -> None:

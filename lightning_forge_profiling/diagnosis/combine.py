@@ -15,6 +15,7 @@ from lightning_forge_profiling.diagnosis.ledger_costs import hooks_ms, in_steps_
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_findings
 from lightning_forge_profiling.diagnosis.live_step import cpu_findings, gpu_findings, recorded_steps
 from lightning_forge_profiling.diagnosis.machine_rules import before_all
+from lightning_forge_profiling.diagnosis.many_ranks import rank_list
 from lightning_forge_profiling.diagnosis.memory import memory_findings
 from lightning_forge_profiling.diagnosis.ranks import (
     STRAGGLER,
@@ -87,12 +88,28 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         findings, differences = _to_live_step(analysis, run)
         others = (*ledger_findings(run.own), *memory_findings(run.all))
         ranked = _ranked(_merge(findings, others, run), run)
-        combined = before_all(_with_verdict(ranked, differences, analysis, run), run.all)
+        combined = naming_missing(before_all(_with_verdict(ranked, differences, analysis, run), run.all))
     return replace(
         combined,
         verdict_text=f"{combined.verdict_text} {switched_on(evidence.switches)}".rstrip(),
         hints=(*switch_hints(evidence.switches), *combined.hints),
     )
+
+
+def naming_missing(analysis: Analysis) -> Analysis:
+    """The analysis with the ranks that its verdict knows nothing of named first."""
+    run, missing = analysis.run, set(analysis.missing)
+    of = run.world_size if run is not None and not analysis.ranks else analysis.all_ranks + len(missing)
+    source = next((finding.source for finding in analysis.findings if finding.code == analysis.verdict), "run")
+    if run is not None and run.ranks and source == "run":
+        unheard = {*range(run.world_size)} - {work.rank for work in run.ranks}
+        missing = unheard & missing if analysis.ranks else unheard
+    are = "is" if len(missing) == 1 else "are"
+    words = f"Without {rank_list(missing)} of {of:,}, which {are} missing and may be the cause" if missing else ""
+    if analysis.verdict_text.startswith(words):
+        return analysis
+    warnings = tuple(dict.fromkeys((words, *analysis.warnings)))
+    return replace(analysis, verdict_text=f"{words}: {analysis.verdict_text}", warnings=warnings)
 
 
 def judge(
@@ -112,8 +129,8 @@ def without_run(analysis: Analysis) -> Analysis:
     if analysis.run is None:
         return analysis
     findings, hints, verdict, text = judge(analysis.ranks, analysis.rank_waits, analysis.cut_off)
-    return replace(
-        analysis, verdict=verdict, verdict_text=text, findings=findings, hints=hints, run=None, differences=()
+    return naming_missing(
+        replace(analysis, verdict=verdict, verdict_text=text, findings=findings, hints=hints, run=None, differences=())
     )
 
 

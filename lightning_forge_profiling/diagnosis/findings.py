@@ -86,7 +86,7 @@ def _worst(rule: Rule[RuleContext], contexts: Sequence[RuleContext], *, on_gpu: 
     where = "" if alone or len(contexts) == 1 else f"on rank {rank.rank} "
     differ = ""
     if worst_pct - mean_pct > _RANKS_DIFFER_PCT:  # the sentence is of one rank, the share is not
-        differ = f"; that costs {worst_pct:.0f} % of its step, {mean_pct:.0f} % averaged over all {len(costs)} ranks"
+        differ = f"; that costs {worst_pct:.0f} % of its step, {mean_pct:.0f} % on the mean of these {len(costs)} ranks"
     return replace(finding, title=f"{where}{finding.title}{differ}")
 
 

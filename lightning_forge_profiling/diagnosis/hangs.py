@@ -87,7 +87,7 @@ def _lost(ranks: _Ranks) -> Hang | None:
     what = "is gone" if ranks.lost[first].process == "gone" else "is stopped, as by SIGSTOP,"
     said = f"{_process(ranks, first)}, last heard in step {ranks.pulses[first].step}"
     where = f"rank {first} {what} since {seconds:.0f} s ({said})"
-    return _hang(ranks.lost, where + _too(ranks.lost, first, "are") + _wait_for(ranks), seconds)
+    return _hang(ranks.lost, where + _too(ranks.lost, first, "are") + _wait_for(ranks.lost, ranks), seconds)
 
 
 def _standing(ranks: _Ranks) -> Hang | None:
@@ -104,7 +104,7 @@ def _standing(ranks: _Ranks) -> Hang | None:
         else (f"rank {first}, last heard in step {step}, stands")
     )
     where = f"{who} since {one.seconds:.0f} s: {_place(one)}"
-    return _hang(ranks.stands, where + _too(ranks.stands, first, "stand") + _wait_for(ranks), one.seconds)
+    return _hang(ranks.stands, where + _too(ranks.stands, first, "stand") + _wait_for(ranks.stands, ranks), one.seconds)
 
 
 def _silent(ranks: _Ranks) -> Hang | None:
@@ -117,7 +117,7 @@ def _silent(ranks: _Ranks) -> Hang | None:
         return None
     first, seconds = next(iter(silent.items()))
     where = f"no sign of life from {_named(silent)} since {seconds:.0f} s ({_process(ranks, first)})"
-    return _hang(silent, where + _wait_for(ranks), seconds)
+    return _hang(silent, where + _wait_for(silent, ranks), seconds)
 
 
 def _waiting(ranks: _Ranks) -> Hang | None:
@@ -126,12 +126,12 @@ def _waiting(ranks: _Ranks) -> Hang | None:
     if not waits or waits.keys() | ranks.ended.keys() != ranks.pulses.keys():
         return None
     if ranks.missing:  # only rank 0 hears of all
-        where = f"{_named(ranks.missing, 'have')} not begun to train{_wait_for(ranks)}"
+        where = f"{_named(ranks.missing, 'have')} not begun to train{_wait_for(ranks.missing, ranks)}"
         return _hang(ranks.missing, where, seconds) if 0 in ranks.pulses else None
     if ranks.ended:
         how = {pulse.ended for pulse in ranks.ended.values()}
         what = f"{_named(ranks.ended, 'have')} {'failed' if 'failed' in how else 'finished'}"
-        return _hang(ranks.ended, what + _wait_for(ranks), seconds)
+        return _hang(ranks.ended, what + _wait_for(ranks.ended, ranks), seconds)
     rank = next(iter(waits))
     everywhere = Hang(rank=None, where=f"{_named(waits, 'wait', all_=True)} in {_what(waits[rank])}", seconds=seconds)
     return _never_entered(waits, seconds) or _other_collective(waits, seconds) or everywhere
@@ -196,12 +196,13 @@ def _too(ranks: Mapping[int, object], first: int, verb: str) -> str:
     return f"; so {_VERBS[verb] if len(others) == 1 else verb} {_named(others)}" if others else ""
 
 
-def _wait_for(ranks: _Ranks) -> str:
-    """Who waits, and in what: the end of a sentence; "" for nobody."""
+def _wait_for(blamed: Collection[int], ranks: _Ranks) -> str:
+    """Who waits for some ranks, and in what: the end of a sentence; "" for nobody."""
     if not ranks.waits:
         return ""
     [(call, _)] = Counter(one.collective or one.call for one in ranks.waits.values()).most_common(1)
-    return f"; {_named(ranks.waits, 'wait')} for it{f' in {call}' if call else ''}"
+    whom = "it" if len(blamed) == 1 else "them"
+    return f"; {_named(ranks.waits, 'wait')} for {whom}{f' in {call}' if call else ''}"
 
 
 def _process(ranks: _Ranks, rank: int) -> str:

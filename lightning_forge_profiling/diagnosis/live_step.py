@@ -333,7 +333,10 @@ def _live_cpu(rank: RankSummary, own: RunEvidence, apart_ms: float) -> RuleConte
     data_ms = regions_ms.get("data", cpu.data_ms_per_step)
     update_ms = works_ms(own, "optimizer") if "optimizer" in regions_ms else cpu.optimizer_ms_per_step
     added_ms = max(rank.step_ms.mean - live_ms, 0.0)
-    python_ms = max(cpu.python_ms_per_step - added_ms - apart_ms, 0.0)  # assumes that recording slows only Python
+    # assumes that recording slows only Python, of which waits for other ranks are no part
+    mine = (work for work in own.ranks if work.rank == own.rank)
+    waits_ms = sum(ms for work in mine for leaf, ms in work.waits_ms.items() if leaf not in work.outside)
+    python_ms = max(cpu.python_ms_per_step - added_ms - max(apart_ms - waits_ms, 0.0), 0.0)
     operators_ms = live_ms - apart_ms - data_ms - update_ms - max(python_ms, regions_ms.get("other", 0.0))
     operators_ms = min(cpu.operators_ms_per_step, max(operators_ms, 0.0))
     scale = operators_ms / cpu.operators_ms_per_step if cpu.operators_ms_per_step else 0.0

@@ -83,6 +83,7 @@ class FinishingChild:
         rank: int,
         *,
         ranks: Sequence[int],
+        here: Sequence[int] = (),
         tensorboard: bool,
         analyze: bool,
         alone: bool = False,
@@ -94,7 +95,8 @@ class FinishingChild:
         code = f"import sys; sys.path[:] = {path!r}; from {_PROGRAM} import main; sys.exit(main())"
         folder = window_folder(raw)
         command = [sys.executable, "-I", *(["-B"] if sys.dont_write_bytecode else []), "-c", code]
-        command += [str(raw), str(trace_path(folder, rank)), "--ranks", ",".join(map(str, ranks))]
+        command += [str(raw), str(trace_path(folder, rank))]
+        command += ["--ranks", *map(str, ranks), "--here", *map(str, here or ranks)]
         command += ["--plugin", str(plugin_path(folder, rank))] if tensorboard else []
         command += ["--analyze"] if analyze else []
         # alone: the training failed; it begins at once, and waits for no other rank
@@ -110,10 +112,10 @@ class FinishingChild:
         """Its process id."""
         return self._process.pid
 
-    def wait(self, timeout_s: float) -> str:
+    def wait(self, timeout_s: float, alone: bool = False) -> str:
         """Tell it that training is over, and wait for its end; what went wrong, or "". Ctrl-C leaves it at its work."""
         try:
-            return self._problem(timeout_s)
+            return self._problem(timeout_s, alone)
         except subprocess.TimeoutExpired:
             os.killpg(self.pid, signal.SIGKILL)  # with the processes that read other ranks' traces for it
             self._process.communicate()
@@ -135,12 +137,12 @@ class FinishingChild:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
 
-    def _problem(self, timeout_s: float) -> str:
+    def _problem(self, timeout_s: float, alone: bool = False) -> str:
         stdin = self._process.stdin
         if stdin is not None and not stdin.closed:
             with contextlib.suppress(BrokenPipeError):  # what it died of is on its stderr
                 # closing the pipe is not enough: workers of a DataLoader that were forked meanwhile hold it open
-                stdin.write(b"over")
+                stdin.write(b"alone" if alone else b"over")
                 stdin.flush()
         _, stderr = self._process.communicate(timeout=timeout_s)
         if not self._process.returncode:

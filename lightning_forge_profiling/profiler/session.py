@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -132,6 +132,7 @@ class TraceSession:
         world_size: number of processes.
         expected_ranks: the ranks that record this window, in order: TensorBoard's copies are published together, and
             the first rank analyses the traces of all.
+        here: which of some ranks write to the same folder: no other one is waited for.
         accelerator: `"cuda"` or another to record too if `config.activities` is None; None for the CPU only.
         window: the steps to record; None for those of `config`.
         first_step: the step that `start` begins.
@@ -147,6 +148,7 @@ class TraceSession:
         rank: int = 0,
         world_size: int = 1,
         expected_ranks: Iterable[int] = (0,),
+        here: Callable[[Sequence[int]], Sequence[int]] = tuple,
         accelerator: str | None = None,
         window: StepWindow | None = None,
         first_step: int = 0,
@@ -158,7 +160,8 @@ class TraceSession:
         self._folders = folders
         self._rank = rank
         self._world_size = world_size
-        self._expected_ranks = tuple(expected_ranks)
+        self._expected_ranks = self._here = tuple(expected_ranks)
+        self._find_here = here
         self._analyzes = config.analyze and rank == self._expected_ranks[0]
         self._activities = config.activities or (("cpu", accelerator) if accelerator else ("cpu",))
         self._on_device = accelerator is not None
@@ -202,8 +205,14 @@ class TraceSession:
 
     @property
     def lowest_rank(self) -> int:
-        """The lowest of the ranks that record, which analyses the traces of all."""
-        return self._expected_ranks[0]
+        """The lowest of the ranks that write to this folder, which publishes the copies of all."""
+        return self._here[0]
+
+    @property
+    def lacks_ranks(self) -> bool:
+        """Whether ranks that write to this folder have left no trace, in the time in which they were waited for."""
+        path = self._report.path
+        return path is not None and not all(trace_path(path.parent, rank).exists() for rank in self._here)
 
     def start(self) -> Self:
         """Begin the first step."""
@@ -276,13 +285,14 @@ class TraceSession:
         _leave_kinetos_level()
         self._phase = Phase.DONE
 
-    def finish(self, timeout_s: float = 600, *, interrupted: bool = False) -> TraceReport:
+    def finish(self, timeout_s: float = 600, *, interrupted: bool = False, alone: bool = False) -> TraceReport:
         """Wait until the trace is compressed, in place and analysed. Ctrl-C leaves that to the child process.
 
         Args:
             timeout_s: after this many seconds the child process is killed and the raw file stays.
             interrupted: the run ended by an exception: wait a few seconds at most, with several ranks not at all; the
                 child process then continues alone.
+            alone: wait for no other rank.
 
         Returns:
             The final report.
@@ -293,7 +303,8 @@ class TraceSession:
         report = self._report
         message = "the run ended before trace and reports were complete: they are still being written"
         self._report = replace(report, pending=True, message=message)  # if Ctrl-C ends the wait
-        problem = child.wait_or_detach(exit_timeout_s(self._world_size)) if interrupted else child.wait(timeout_s)
+        most_s = exit_timeout_s(self._world_size)
+        problem = child.wait_or_detach(most_s) if interrupted else child.wait(timeout_s, alone)
         if problem:
             _log.warning("%s", problem)
         if problem is not None:
@@ -385,6 +396,7 @@ class TraceSession:
         for key, value in about.items():
             profiler.add_metadata_json(key, value)
         self._stop_profiler(profiler)
+        self._here = tuple(self._find_here(self._expected_ranks))
         raw = claim(self._folders, self._rank)
         try:
             export_trace(profiler, raw)
@@ -392,6 +404,7 @@ class TraceSession:
                 raw,
                 self._rank,
                 ranks=self._expected_ranks,
+                here=self._here,
                 tensorboard=config.tensorboard,
                 analyze=config.analyze,
                 alone=alone,

@@ -86,15 +86,14 @@ class RunRecord:
 
     @property
     def works(self) -> tuple[RankWork, ...]:
-        """The work of each rank that has reported it."""
+        """The work of each rank that has reported it, to its record or as what rank 0 heard last."""
+        works = {rank: one.pulse.work for rank, one in self.heard.items() if one.pulse.work is not None}
         known = [(rank, rank.work) for rank in self.ranks if rank.work is not None]
-        if not known:
-            return ()
-        first, mine = known[0]
-        return tuple(
-            work if work.host == mine.host else with_clock(work, ends(rank.lines), ends(first.lines))
-            for rank, work in known
-        )
+        for rank, work in known:
+            first, mine = known[0]
+            far = work.host != mine.host
+            works[rank.begin.rank] = with_clock(work, ends(rank.lines), ends(first.lines)) if far else work
+        return tuple(works[rank] for rank in sorted(works)) if known else ()
 
 
 _Kind = TypeVar("_Kind")

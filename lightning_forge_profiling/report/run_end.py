@@ -123,7 +123,8 @@ def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
     else:
         finding = _of_verdict(analysis)
         said = verdict(analysis)
-        text = said.text if finding is None else f"{finding.code}: {finding.title}."
+        first = "" if finding is None else said.text.partition(finding.code)[0]  # such as which ranks are missing
+        text = said.text if finding is None else f"{first}{finding.code}: {finding.title}."
         yield Line("verdict", Text(_cut(text, room, _VERDICT_LINES), said.style, said.marked))
         if finding is not None:
             yield from _remedy(finding, room)

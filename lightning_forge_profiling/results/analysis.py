@@ -490,6 +490,7 @@ class Analysis(ShownInNotebook):
         ranks: one entry per rank, by number; of more than 16 ranks those that stand out, rank 0 and a typical one.
             Empty for a run without a trace.
         all_ranks: number of ranks that all figures are over.
+        missing: the other ranks that recorded, whose traces are not here.
         spread: distribution over all of them of the mean milliseconds per step: `step`, `busy`, `idle` and `comm` of
             the GPU, and `waits` for other ranks.
         collectives: communication matched over the ranks, most expensive first; empty for a single rank.
@@ -510,6 +511,7 @@ class Analysis(ShownInNotebook):
     hints: tuple[Hint, ...] = ()
     ranks: tuple[RankSummary, ...] = ()
     all_ranks: int = 0
+    missing: tuple[int, ...] = ()
     spread: Mapping[str, Distribution] = field(default_factory=dict)
     collectives: tuple[Collective, ...] = ()
     rank_waits: tuple[RankWait, ...] = ()

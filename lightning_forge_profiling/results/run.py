@@ -34,7 +34,7 @@ class CpuTime:
         data_ms_per_step: in the data loader.
         optimizer_ms_per_step: in the optimizer's update, with clipping and `zero_grad` if the callbacks marked them.
         operators_ms_per_step: in other PyTorch operators, on training threads.
-        python_ms_per_step: the rest: Python between operators, the training loop, callbacks.
+        python_ms_per_step: the rest: Python between operators, the training loop, callbacks; no communication.
         costliest_ms_per_step: self time of the top operators outside data loader and optimizer, at most three, by name.
         optimizer: class of the optimizer; "" if unknown.
         update: implementation of its update: operators for each parameter (`loop`), for lists of them (`foreach`), or

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +34,7 @@ _CLOSE_S: Final = 2.0
 _HEARING_PART: Final = 100  # of a rank's time, what hearing the others takes of its thread
 _GIB: Final = 2**30
 
-Note = Callable[[str, str], None]  # takes the kind and the text of an event
+Note = Callable[[str, str, float], None]  # takes kind, text and seconds of an event
 
 
 class RankWatch:
@@ -116,7 +117,7 @@ class RankWatch:
         pulse = self._pulse()
         if self._channel is not None:
             self._channel.send(encode_pulse(pulse))
-        stands = pulse.standing is not None or bool(pulse.silent)
+        stands = pulse.standing is not None or bool(pulse.silent) or (self._channel is None and pulse.part_s > 0)
         # also at the end, when rank 0 may have stopped listening
         if stands or self._stood or (pulse.ended and pulse.rank != 0):
             with suppress(OSError):  # such as a folder that is on another host
@@ -124,16 +125,19 @@ class RankWatch:
         self._stood = stands
         if self._channel is not None and pulse.rank == 0:
             self._hear(self._channel, pulse)
-        else:  # what a rank says of itself and its neighbours, should rank 0 not write it
+        else:
             now = time.time()
             heard = {pulse.rank: Heard(pulse=pulse, at=now)}
-            self._tell(ranks_status(heard, pulse.world_size, now))
+            status = ranks_status(heard, pulse.world_size, now)
+            if pulse.rank and status.hang is not None and status.hang.rank != 0:
+                status = replace(status, hang=None)  # rank 0 notes it, and hears of more
+            self._tell(status)
             self._lead(heard)
 
     def _pulse(self) -> Pulse:
         number, self._number = self._number, self._number + 1
         progress, memory = self._progress(), resident_bytes()
-        standing, silent = self._hangs.look(progress, ended=bool(self._ended))
+        where, standing, silent = self._hangs.look(progress, ended=bool(self._ended))
         if standing is not None and not (standing.waits and self._others_move()):  # a hang is no step's time
             self._step_timer.stood_in = progress.step
         return msgspec.structs.replace(
@@ -141,7 +145,7 @@ class RankWatch:
             number=number,
             at=time.time(),
             step=progress.step,
-            part=next(reversed(progress.parts), ""),
+            **where._asdict(),
             ended=self._ended,
             work=self._work.latest(),
             cpu_pct=self._cpu_pct(),
@@ -196,18 +200,18 @@ class RankWatch:
         """Keep the status, and note what is new in it."""
         before, self.status = self.status or RanksStatus(), status
         if status.straggler is not None and _changed(before.straggler, status.straggler):
-            self._note("straggler", straggler_words(status.straggler))
+            self._note("straggler", straggler_words(status.straggler), 0.0)
         if self._ended:
             return
         if status.hang is not None and (before.hang is None or _undated(before.hang) != _undated(status.hang)):
-            self._note("hang", status.hang.where)
+            self._note("hang", status.hang.where, 0.0)
         elif status.hang is None and before.hang is not None:
-            self._note("hang", f"the ranks move again, after {before.hang.seconds:.0f} s")
+            self._note("hang", f"{_undated(before.hang)}; the ranks move again", before.hang.seconds)
 
 
 def _undated(hang: Hang) -> str:
     """What is known of a hang, without for how long: the place may become known later."""
-    return re.sub(r"since \d+ s", "", hang.where)
+    return re.sub(r" since \d+ s", "", hang.where)
 
 
 def _restarts(environment: Mapping[str, str]) -> int:

@@ -1,6 +1,6 @@
 """Where the ranks of a run stand, from what each said of itself and of its neighbours."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -36,6 +36,19 @@ def find_hang(heard: Mapping[int, Heard], world_size: int, now: float) -> Hang |
     """
     ranks = _sorted(heard, world_size, now)
     return _lost(ranks) or _standing(ranks) or _silent(ranks) or _waiting(ranks)
+
+
+def whereabouts(heard: Mapping[int, Heard]) -> str:
+    """What the ranks are in that have been there for long, the longest first: in a sentence, "" for none."""
+    found: defaultdict[str, list[Pulse]] = defaultdict(list)
+    for pulse in sorted((one.pulse for one in heard.values()), key=lambda one: -one.part_s):
+        if pulse.part_s and not pulse.ended:
+            found[pulse.part or f"step {pulse.step}"].append(pulse)
+    return "; ".join(
+        f"{_named([one.rank for one in pulses])} in {part} since {pulses[0].part_s:.0f} s"
+        f"{pulses[0].place and f', {pulses[0].place}'}"
+        for part, pulses in found.items()
+    )
 
 
 def silent_ranks(heard: Mapping[int, Heard], now: float) -> dict[int, SilentRank]:
@@ -125,9 +138,12 @@ def _waiting(ranks: _Ranks) -> Hang | None:
     waits, seconds = ranks.waits, max((one.seconds for one in ranks.waits.values()), default=0.0)
     if not waits or waits.keys() | ranks.ended.keys() != ranks.pulses.keys():
         return None
-    if ranks.missing:  # only rank 0 hears of all
+    if ranks.missing and 0 in ranks.pulses:
         where = f"{_named(ranks.missing, 'have')} not begun to train{_wait_for(ranks)}"
-        return _hang(ranks.missing, where, seconds) if 0 in ranks.pulses else None
+        return _hang(ranks.missing, where, seconds)
+    if ranks.missing:  # only rank 0 hears of all: these are cut off from it, or it writes elsewhere
+        where = f"{_named(waits, 'wait')}{_in_call(ranks)} since {seconds:.0f} s; {_named(ranks.missing)} not heard"
+        return Hang(rank=None, where=where, seconds=seconds)
     if ranks.ended:
         how = {pulse.ended for pulse in ranks.ended.values()}
         what = f"{_named(ranks.ended, 'have')} {'failed' if 'failed' in how else 'finished'}"
@@ -198,10 +214,13 @@ def _too(ranks: Mapping[int, object], first: int, verb: str) -> str:
 
 def _wait_for(ranks: _Ranks) -> str:
     """Who waits, and in what: the end of a sentence; "" for nobody."""
-    if not ranks.waits:
-        return ""
+    return f"; {_named(ranks.waits, 'wait')} for it{_in_call(ranks)}" if ranks.waits else ""
+
+
+def _in_call(ranks: _Ranks) -> str:
+    """What most of those wait in that wait; "" if unknown."""
     [(call, _)] = Counter(one.collective or one.call for one in ranks.waits.values()).most_common(1)
-    return f"; {_named(ranks.waits, 'wait')} for it{f' in {call}' if call else ''}"
+    return f" in {call}" if call else ""
 
 
 def _process(ranks: _Ranks, rank: int) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing import process
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lightning_forge_profiling.host import ThreadCounts, is_traced, moved_bytes, process_state, thread_counts
 from lightning_forge_profiling.names import FIRST_STEP, STEPS, hook_region
@@ -51,6 +51,14 @@ class Progress:
     step: int
     parts: tuple[str, ...]
     changed_ns: int
+
+
+class Where(NamedTuple):
+    """What a rank is in, whether it moves or not."""
+
+    part: str = ""  # of the ledger, as by `patient_part`
+    part_s: float = 0.0  # for how long, without the end of a step; 0 below 30 s, as in what follows
+    place: str = ""  # the innermost line of the user's code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +163,9 @@ class StandingWatch:
     def __init__(self, thread_id: int, native_id: int, stacks: StacksFile) -> None:
         self._thread_id, self._native_id, self._stacks = thread_id, native_id, stacks
         self._stillness = Stillness()
-        self._step = -1
+        self._at: tuple[int, str] = -1, ""
+        self._since_s = 0.0
+        self.where = Where()
         self._ask_s = 0.0  # how long a thread that computes has to look the same until the Flight Recorder is asked
         self._found: dict[str, Any] | None = None  # the fields of `Standing`
         self._asked: int | None = None  # where a worker's stacks begin
@@ -167,8 +177,13 @@ class StandingWatch:
 
     def look(self, progress: Progress) -> Standing | None:
         """Where the training thread stands; None while it moves."""
-        frame = sys._current_frames().get(self._thread_id) if progress.step == self._step else None  # noqa: SLF001
-        self._step = progress.step
+        before, self._at = self._at, (progress.step, patient_part(progress.parts))
+        now_s, frame = time.monotonic(), sys._current_frames().get(self._thread_id)  # noqa: SLF001
+        if self._at != before:
+            self._since_s, frame = now_s, None
+        self.where = Where(self._at[1])
+        if frame is not None and now_s - self._since_s >= LEAST_S:
+            self.where = Where(self._at[1], now_s - self._since_s, innermost(lines_of(frame)).place)
         stillness = self._stillness
         stillness.add(self._reading(progress, frame))
         limit_s = stillness.limit_s
@@ -236,13 +251,13 @@ class StandingWatch:
             state = process_state(pid)
             what = "" if state is None else _STATES.get(state.letter, "")
             found["worker"] = f"loader worker {number} (pid {pid}){what}"
-            self._asked = None if state is None else self._stacks.ask_child(pid, state)
+            forked = state is not None and state.parent == os.getpid()
+            self._asked = self._stacks.ask_child(pid) if forked else None
 
     def _see_worker(self, found: dict[str, Any]) -> None:
         """Take the place from the stacks of the worker, if it has written them."""
         if self._asked is not None:
-            # the main thread of a forked process has the id of the one that forked it
-            lines = self._stacks.child_lines(found["worker"], self._asked, self._thread_id)
+            lines = self._stacks.child_lines(found["worker"], self._asked)
             if lines:
                 found["place"], self._asked = innermost(lines).place, None
 

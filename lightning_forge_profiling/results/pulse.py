@@ -80,7 +80,9 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
         restarts: how often the launcher had started the run anew by then.
         at: when it was written, Unix time in seconds by the machine's clock.
         step: number of steps that ended.
-        part: the part of the ledger that is open, such as `steps`, `validation`, `checkpoint/write`.
+        part: the part of the ledger that it is in, such as `validation`, `data_loader`; "" within a step.
+        part_s: for how long it has been in that part, or in this step, if that is 30 s or more; else 0.
+        place: the innermost line of the user's code then; "" if unknown.
         ended: whether and how the fit ended.
         work: the rank's work over its latest steps; None before enough of them.
         cpu_pct: use of the cores by the process since the previous message, in percent of one core; None if unknown.
@@ -102,6 +104,8 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     at: _Seconds
     step: _Whole = 0
     part: _Text = ""
+    part_s: _Seconds = 0.0
+    place: _Text = ""
     ended: Ended = ""
     work: RankWork | None = None
     cpu_pct: Annotated[float, Meta(ge=0, le=1e9)] | None = None
@@ -200,6 +204,7 @@ class RanksStatus:
         ranks: by rank, also those that were never heard.
         straggler: the rank that the others wait for; None if there is none.
         hang: where they stand; None while they move.
+        where: the ranks that have been in one part of the run for long, whether they move or not; "" for none.
         spread_ms: largest own work per step less the smallest; None if unknown.
         exposed_comm_ms: mean over the ranks of communication and waiting that nothing hides, per step; None if unknown.
     """
@@ -207,5 +212,6 @@ class RanksStatus:
     ranks: tuple[RankStatus, ...] = ()
     straggler: LateRank | None = None
     hang: Hang | None = None
+    where: str = ""
     spread_ms: float | None = None
     exposed_comm_ms: float | None = None

@@ -5,11 +5,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from lightning_forge_profiling.names import STEPS
 from lightning_forge_profiling.results.pulse import Hang, Heard, Pulse, SilentRank, Standing
 
 _LATE_S: Final = 10.0
 _SILENT_S: Final = 30.0
-_LISTED: Final = 8  # ranks that a sentence lists
+_LISTED: Final = 8  # ranks, and places, that a sentence lists
 _VERBS: Final = {"wait": "waits", "stand": "stands", "have": "has", "are": "is"}
 
 
@@ -39,16 +40,14 @@ def find_hang(heard: Mapping[int, Heard], world_size: int, now: float) -> Hang |
 
 
 def whereabouts(heard: Mapping[int, Heard]) -> str:
-    """What the ranks are in that have been there for long, the longest first: in a sentence, "" for none."""
-    found: defaultdict[str, list[Pulse]] = defaultdict(list)
-    for pulse in sorted((one.pulse for one in heard.values()), key=lambda one: -one.part_s):
-        if pulse.part_s and not pulse.ended:
-            found[pulse.part or f"step {pulse.step}"].append(pulse)
-    return "; ".join(
-        f"{_named([one.rank for one in pulses])} in {part} since {pulses[0].part_s:.0f} s"
-        f"{pulses[0].place and f', {pulses[0].place}'}"
-        for part, pulses in found.items()
-    )
+    """Where the ranks are that have ended no step for long, in a sentence; "" for none."""
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    pulses = [one.pulse for _, one in sorted(heard.items()) if one.pulse.no_step_s and not one.pulse.ended]
+    for pulse in pulses:
+        part = f"step {pulse.step}" if pulse.part == STEPS else pulse.part
+        found[f" in {part}{pulse.place and f', {pulse.place}'}"].append(pulse.rank)
+    said = "; ".join(_named(ranks) + where for where, ranks in list(found.items())[:_LISTED])
+    return said and f"no step since {max(pulse.no_step_s for pulse in pulses):.0f} s: {said}"
 
 
 def silent_ranks(heard: Mapping[int, Heard], now: float) -> dict[int, SilentRank]:

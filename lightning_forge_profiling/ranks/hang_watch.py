@@ -8,7 +8,7 @@ from lightning_forge_profiling.host import process_state
 from lightning_forge_profiling.names import stacks_name
 from lightning_forge_profiling.ranks.neighbours import Life, Neighbours
 from lightning_forge_profiling.ranks.stacks import StacksFile
-from lightning_forge_profiling.ranks.standing import Progress, StandingWatch, Where
+from lightning_forge_profiling.ranks.standing import Progress, StandingWatch
 from lightning_forge_profiling.results.pulse import SilentRank, Standing
 
 
@@ -28,12 +28,17 @@ class HangWatch:
             signal=self._stacks.signal,
         )
 
-    def look(self, progress: Progress, *, ended: bool) -> tuple[Where, Standing | None, tuple[SilentRank, ...]]:
-        """What this rank is in; where it stands, None while it moves; and the ranks of this machine that are silent."""
+    @property
+    def where(self) -> tuple[float, str]:
+        """For how long no step ended, and the innermost line of the user's code; (0, "") below 30 s."""
+        return self._standing.where
+
+    def look(self, progress: Progress, *, ended: bool) -> tuple[Standing | None, tuple[SilentRank, ...]]:
+        """Where this rank stands, None while it moves; and the ranks of this machine that are silent."""
         standing = None if ended else self._standing.look(progress)
         limit_s, step_limit_s = self._standing.limits_s
         life = self._life._replace(ended=ended, limit_s=limit_s, step_limit_s=step_limit_s)
-        return self._standing.where, standing, self._neighbours.beat(life)
+        return standing, self._neighbours.beat(life)
 
     def close(self) -> None:
         """Leave neither handler nor socket behind, nor an empty file."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing import process
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from lightning_forge_profiling.host import ThreadCounts, is_traced, moved_bytes, process_state, thread_counts
 from lightning_forge_profiling.names import FIRST_STEP, STEPS, hook_region
@@ -51,14 +51,6 @@ class Progress:
     step: int
     parts: tuple[str, ...]
     changed_ns: int
-
-
-class Where(NamedTuple):
-    """What a rank is in, whether it moves or not."""
-
-    part: str = ""  # of the ledger, as by `patient_part`
-    part_s: float = 0.0  # for how long, without the end of a step; 0 below 30 s, as in what follows
-    place: str = ""  # the innermost line of the user's code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,9 +155,9 @@ class StandingWatch:
     def __init__(self, thread_id: int, native_id: int, stacks: StacksFile) -> None:
         self._thread_id, self._native_id, self._stacks = thread_id, native_id, stacks
         self._stillness = Stillness()
-        self._at: tuple[int, str] = -1, ""
-        self._since_s = 0.0
-        self.where = Where()
+        self._step = -1
+        self._since_s = 0.0  # when it ended
+        self.where = 0.0, ""  # from 30 s without a step's end on: that time, and the innermost line of the user's code
         self._ask_s = 0.0  # how long a thread that computes has to look the same until the Flight Recorder is asked
         self._found: dict[str, Any] | None = None  # the fields of `Standing`
         self._asked: int | None = None  # where a worker's stacks begin
@@ -177,13 +169,11 @@ class StandingWatch:
 
     def look(self, progress: Progress) -> Standing | None:
         """Where the training thread stands; None while it moves."""
-        before, self._at = self._at, (progress.step, patient_part(progress.parts))
         now_s, frame = time.monotonic(), sys._current_frames().get(self._thread_id)  # noqa: SLF001
-        if self._at != before:
-            self._since_s, frame = now_s, None
-        self.where = Where(self._at[1])
-        if frame is not None and now_s - self._since_s >= LEAST_S:
-            self.where = Where(self._at[1], now_s - self._since_s, innermost(lines_of(frame)).place)
+        if progress.step != self._step:
+            self._step, self._since_s, frame = progress.step, now_s, None
+        no_step_s = now_s - self._since_s
+        self.where = (no_step_s, innermost(lines_of(frame)).place) if no_step_s >= LEAST_S and frame else (0.0, "")
         stillness = self._stillness
         stillness.add(self._reading(progress, frame))
         limit_s = stillness.limit_s

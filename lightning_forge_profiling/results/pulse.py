@@ -80,8 +80,8 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
         restarts: how often the launcher had started the run anew by then.
         at: when it was written, Unix time in seconds by the machine's clock.
         step: number of steps that ended.
-        part: the part of the ledger that it is in, such as `validation`, `data_loader`; "" within a step.
-        part_s: for how long it has been in that part, or in this step, if that is 30 s or more; else 0.
+        part: the part of the ledger that is open, such as `steps`, `validation`, `checkpoint/write`.
+        no_step_s: for how long no step has ended; 0 below 30 s.
         place: the innermost line of the user's code then; "" if unknown.
         ended: whether and how the fit ended.
         work: the rank's work over its latest steps; None before enough of them.
@@ -104,7 +104,7 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     at: _Seconds
     step: _Whole = 0
     part: _Text = ""
-    part_s: _Seconds = 0.0
+    no_step_s: _Seconds = 0.0
     place: _Text = ""
     ended: Ended = ""
     work: RankWork | None = None
@@ -204,7 +204,7 @@ class RanksStatus:
         ranks: by rank, also those that were never heard.
         straggler: the rank that the others wait for; None if there is none.
         hang: where they stand; None while they move.
-        where: the ranks that have been in one part of the run for long, whether they move or not; "" for none.
+        where: where the ranks are that have ended no step for long, whether they move or not; "" for none.
         spread_ms: largest own work per step less the smallest; None if unknown.
         exposed_comm_ms: mean over the ranks of communication and waiting that nothing hides, per step; None if unknown.
     """

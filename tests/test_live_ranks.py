@@ -409,7 +409,7 @@ def test_events_of_the_ranks_are_sentences(tmp_path, capsys):
     events = record_of(run_page(read_run(record), at))["events"]
     kinds = ["straggler", "hang"]
     assert [(event["kind"], event["is_problem"]) for event in events[-2:]] == [(kind, True) for kind in kinds]
-    append(record, EventLine(at=at, step=600, kind="hang", text=WHERE))
+    append(record, EventLine(at=at, step=700, kind="hang", text=WHERE))
     last = record_of(run_page(read_run(record), at))["events"][-2:]
     assert [event["text"] for event in last] == ["over", WHERE], "one that is not over is shown, too"
 

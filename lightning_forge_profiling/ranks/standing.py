@@ -169,10 +169,10 @@ class StandingWatch:
 
     def look(self, progress: Progress) -> Standing | None:
         """Where the training thread stands; None while it moves."""
-        now_s, frame = time.monotonic(), sys._current_frames().get(self._thread_id)  # noqa: SLF001
-        if progress.step != self._step:
-            self._step, self._since_s, frame = progress.step, now_s, None
-        no_step_s = now_s - self._since_s
+        frame = sys._current_frames().get(self._thread_id) if progress.step == self._step else None  # noqa: SLF001
+        if frame is None:
+            self._step, self._since_s = progress.step, time.monotonic()
+        no_step_s = time.monotonic() - self._since_s
         self.where = (no_step_s, innermost(lines_of(frame)).place) if no_step_s >= LEAST_S and frame else (0.0, "")
         stillness = self._stillness
         stillness.add(self._reading(progress, frame))

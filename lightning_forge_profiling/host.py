@@ -97,9 +97,9 @@ def moved_bytes(pid: int | str) -> tuple[int, int]:
     return read + from_disk, written + to_disk
 
 
-def call_under_way(pid: int) -> int | None:
-    """Number of the system call that a process's main thread waits in; None if it is in none, or unknown."""
-    return _number(_PROC / str(pid) / "syscall", r"(\d+) .*")
+def wait_channel(pid: int, thread: int) -> str:
+    """The kernel's function that a thread of any process of this user waits in; "0" or "" if in none, or unknown."""
+    return _text(_PROC / str(pid) / "task" / str(thread) / "wchan")
 
 
 def catches(pid: int, signal: int) -> bool:

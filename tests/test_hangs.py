@@ -1,10 +1,13 @@
 """Where ranks stand: planted hangs of real processes, sentences, and a day without any."""
 
 import bdb
+import ctypes
 import hashlib
 import json
+import multiprocessing
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +15,7 @@ import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from io import StringIO
 from pathlib import Path
 
 import msgspec
@@ -23,14 +27,17 @@ from hypothesis import strategies as st
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.diagnosis.hangs import find_hang
 from lightning_forge_profiling.diagnosis.rank_status import ranks_status
+from lightning_forge_profiling.host import wait_channel
 from lightning_forge_profiling.ranks import standing
 from lightning_forge_profiling.ranks.flight_recorder import collectives_of
-from lightning_forge_profiling.ranks.stacks import called, innermost, lines_of, parse_dump
+from lightning_forge_profiling.ranks.stacks import StacksFile, called, innermost, lines_of, parse_dump
 from lightning_forge_profiling.ranks.standing import Look, Stillness, patient_part
 from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, read_heard
 from lightning_forge_profiling.record.reader import read_run, records_at
+from lightning_forge_profiling.report.live_view import print_frame
+from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.results.pulse import Heard, Pulse, SilentRank, Standing
-from tests.models import Classifier, loader, quiet_trainer
+from tests.models import Classifier, Samples, loader, quiet_trainer
 from tests.outcomes import HANGS_S, SCRIPTS, summary_of
 from tests.ports import free_port
 
@@ -150,6 +157,96 @@ def test_planted_hangs_under_nccl_are_known_by_rank_and_place_within_a_minute(tm
         assert late_or_wrong(tmp_path, {kind: (2, *expected) for kind, expected in NCCL.items()}) == {}
 
 
+@pytest.mark.slow
+@pytest.mark.real_time
+def test_a_hang_that_is_over_is_one_event(tmp_path):
+    with ranks_of(tmp_path / "run", "pauses", 2, SHORT):
+        said = until(lambda: summary_of(tmp_path), "finished after") if until_recorded(tmp_path) else ""
+    where = r"rank 1 stands in step \d+: pauses at hanging\.py:\d+, in sleep; rank 0 waits for it in all_reduce"
+    [event] = re.findall(r"\bhang[,:] .*", said)
+    assert re.fullmatch(rf"hang, \d+\.\d s: {where}; the ranks move again", event)
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_in_its_first_fetch_is_said_to_be_there(tmp_path):
+    with ranks_of(tmp_path / "run", "first_fetch", 2, SHORT):
+        where = r"where +no step since \d+ s: .*rank 1 in data_loader, FirstFetch\.__getitem__ at hanging\.py:\d+"
+        assert until_recorded(tmp_path)
+        said = until(lambda: frame_of(records_at(tmp_path)[0]), where)
+    assert re.search(where, said)
+    assert "hang " not in said
+
+
+def until(text, expected):
+    """The text once it has what is expected, or as it is when that takes too long."""
+    deadline = time.monotonic() + HANGS_S
+    while not re.search(expected, said := text()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return said
+
+
+def until_recorded(folder):
+    return until(lambda: " ".join(path.name for path in folder.rglob("rank*.jsonl") if path.stat().st_size), "rank")
+
+
+def frame_of(path):
+    """What `watch` shows of a record."""
+    text = StringIO()
+    print_frame(read_run(path), "run", time.time(), Screen(text, width=200))
+    return text.getvalue()
+
+
+def ip(*command):
+    subprocess.run(["ip", *command], check=True)
+
+
+def has_hosts():
+    """Whether this machine can be two hosts: with networks of their own and, under one path, folders of their own."""
+    if os.geteuid() or shutil.which("ip") is None or shutil.which("unshare") is None:
+        return False
+    return not subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, check=False).returncode
+
+
+@contextmanager
+def two_hosts(folder):
+    """A rank on each of two hosts, whose folders are `0` and `1`; yields what cuts the network between them."""
+    names = [f"forge-{os.getpid()}-{host}" for host in range(2)]
+    (folder / "run").mkdir()
+    with ExitStack() as stack:
+        for name in names:
+            ip("netns", "add", name)
+            stack.callback(ip, "netns", "delete", name)
+        ip("link", "add", "cable0", "netns", names[0], "type", "veth", "peer", "name", "cable1", "netns", names[1])
+        for host, name in enumerate(names):
+            ip("-n", name, "address", "add", f"10.77.0.{1 + host}/24", "dev", f"cable{host}")
+            for link in ("lo", f"cable{host}"):
+                ip("-n", name, "link", "set", link, "up")
+            own = folder / str(host)
+            own.mkdir()
+            shared = {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500", "NODES": "2", "LOCAL_RANK": "0"}
+            train = [sys.executable, str(SCRIPTS / "hanging.py"), str(folder / "run"), "1", "cut_off", SHORT, "cpu"]
+            process = subprocess.Popen(
+                ["ip", "netns", "exec", name, "sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"',
+                 own, folder / "run", *train],
+                env={**os.environ, **shared, "NODE_RANK": str(host), "GLOO_SOCKET_IFNAME": f"cable{host}"},
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        yield lambda: ip("-n", names[1], "link", "set", "cable1", "down")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_hosts(), reason="needs root, and iproute2")
+def test_a_host_that_is_cut_off_says_where_its_ranks_wait(tmp_path):
+    with two_hosts(tmp_path) as cut:
+        assert until(lambda: " ".join(path.name for path in (tmp_path / "1").iterdir()), "hangs")
+        cut()
+        where = r"hang +rank 1 waits in all_reduce since \d+ s; rank 0 not heard"
+        assert re.search(where, until(lambda: summary_of(tmp_path / "1"), where))
+        assert re.search(where, frame_of(records_at(tmp_path / "1")[0]))
+
+
 # -- a fit in this process --------------------------------------------------------------------------------------------
 
 
@@ -223,8 +320,9 @@ def test_a_standing_step_is_on_record_and_a_slow_part_is_not(tmp_path, monkeypat
     [path] = records_at(tmp_path)
     said = [event.text for event in read_run(path).ranks[0].events if event.kind == "hang"]
     if hangs:
-        assert re.fullmatch(r"rank 0 stands in step \d+ since \d+ s: wait at \S*test_hangs.py:\d+, in sleep", said[0])
-        assert re.fullmatch(r"the ranks move again, after \d+ s", said[1])
+        where = r"rank 0 stands in step \d+{}: wait at \S*test_hangs.py:\d+, in sleep"
+        assert re.fullmatch(where.format(r" since \d+ s"), said[0])
+        assert re.fullmatch(where.format("") + "; the ranks move again", said[1])
         assert "in wait" in (path / "rank0.stacks.txt").read_text()
         assert "1 step in which training stood still" in summary_of(tmp_path), "a hang is no step's time"
         seconds = int(re.search(r"note +training stood still for (\d+) s", capfd.readouterr().out)[1])
@@ -246,6 +344,53 @@ def test_a_rank_that_waits_in_a_collective_and_keeps_a_core_busy_stands(tmp_path
     [path] = records_at(tmp_path)
     said = [event.text for event in read_run(path).ranks[0].events if event.kind == "hang"]
     assert re.fullmatch(r"rank 0 waits in \w+", said[0])
+
+
+class Fetched(Samples):
+    def __init__(self, come_to):
+        super().__init__()
+        self.come_to = come_to
+
+    def __getitem__(self, i):
+        self.come_to("fetch")
+        return super().__getitem__(i)
+
+
+class Passes(Classifier):
+    """Tells of the phases that it comes to."""
+
+    def __init__(self, come_to):
+        super().__init__()
+        self.come_to = come_to
+
+    def validation_step(self, batch):
+        self.come_to("validation")
+
+    def on_train_epoch_end(self):
+        self.come_to("epoch end")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("phase", "part"),
+    [("fetch", "data_loader"), ("validation", "validation"), ("epoch end", "module/on_train_epoch_end")],
+)
+def test_watch_says_where_a_rank_is_and_since_when_in_any_phase(tmp_path, monkeypatch, phase, part):
+    monkeypatch.setattr(standing, "LEAST_S", 1.0)
+    deadline, shown, frame = time.monotonic() + HANGS_S, [], ""
+
+    def come_to(other):
+        nonlocal frame
+        while other == phase and not shown and time.monotonic() < deadline:
+            time.sleep(0.1)
+            frame = "".join(frame_of(path) for path in tmp_path.rglob("forge_record") if any(path.iterdir()))
+            shown.extend(re.findall(r"where +no step since \d+ s: rank 0 in (\S+), \S+ at \S+:\d+\n", frame))
+
+    batches = torch.utils.data.DataLoader(Fetched(come_to), 4)
+    trainer = quiet_trainer(ThroughputCallback(warmup_steps=1), default_root_dir=tmp_path, num_sanity_val_steps=0)
+    trainer.fit(Passes(come_to), batches, loader(4))
+    assert shown == [part], frame
+    assert "where " not in frame_of(records_at(tmp_path)[0])
 
 
 # -- a simulated day --------------------------------------------------------------------------------------------------
@@ -505,7 +650,8 @@ def test_a_rank_that_was_never_heard_is_named_where_all_others_wait():
     assert find_hang(heard, 3, 100.0).where == "rank 2 has not begun to train; ranks 0, 1 wait for it in all_reduce"
     several = find_hang(heard, 4, 100.0)
     assert several.where == "ranks 2, 3 have not begun to train; ranks 0, 1 wait for them in all_reduce"
-    assert find_hang({1: heard[1]}, 3, 100.0) is None  # what rank 1 knows of itself
+    alone = find_hang({1: heard[1]}, 3, 100.0)  # what is in the folder of a host that is cut off
+    assert (alone.rank, alone.where) == (None, "rank 1 waits in all_reduce since 60 s; ranks 0, 2 not heard")
     assert find_hang({}, 3, 100.0) is None
 
 
@@ -535,17 +681,68 @@ def test_the_users_innermost_line_and_what_it_calls_are_found():
     )
 
 
-def test_a_stack_of_faulthandler_is_read_by_the_id_of_its_thread():
+def test_the_latest_stack_of_faulthandler_is_read():
     text = (
-        'Thread 0x00000000000000ff (most recent call first):\n  File "/a/other.py", line 1 in f\n\n'
-        'Current thread 0x0000000000000abc (most recent call first):\n  File "/a/data.py", line 31 in collate\n'
+        'Stack (most recent call first):\n  File "/a/other.py", line 1 in f\n'
+        'Stack (most recent call first):\n  File "/a/data.py", line 31 in collate\n'
         '  File "/x/pytorch/trainer/trainer.py", line 5 in fit\n  File "/a/train.py", line 9 in <module>\n'
     )
-    assert innermost(parse_dump(text, 0xABC)) == ("collate at data.py:31", 0, False)
-    assert [line.file for line in parse_dump(text, 0xFF)] == ["/a/other.py"]
-    assert parse_dump(text, 0x123) == []
+    assert innermost(parse_dump(text)) == ("collate at data.py:31", 0, False)
+    assert parse_dump("") == []
     waits = text.replace("/a/data.py", torch.distributed.distributed_c10d.__file__)
-    assert innermost(parse_dump(waits, 0xABC)) == ("", 1, True)
+    assert innermost(parse_dump(waits)) == ("", 1, True)
+
+
+def runs_python():
+    while True:
+        json.loads("[1, [2, [3]]]")
+
+
+def waits_beside_a_thread_that_runs(wait):
+    threading.Thread(target=runs_python, daemon=True).start()
+    os._exit(0 if wait() else 1)
+
+
+def sleeps():
+    started_s = time.monotonic()
+    ctypes.CDLL(None).sleep(5)
+    return time.monotonic() - started_s >= 5  # a signal would end it
+
+
+@pytest.mark.slow
+def test_only_a_thread_that_waits_is_asked_for_its_stack_and_goes_on_waiting(tmp_path):
+    """Threads beside it run Python: to read their frames without the interpreter lock can crash the process."""
+    file, fork = tmp_path / "stacks.txt", multiprocessing.get_context("fork")
+    stacks, (reading, writing) = StacksFile(file), os.pipe()
+    waits, asleep = (
+        fork.Process(target=waits_beside_a_thread_that_runs, args=(wait,))
+        for wait in (lambda: os.read(reading, 1) == b"x", sleeps)
+    )
+    try:
+        waits.start()
+        asleep.start()
+        for process, channel in ((waits, "pipe"), (asleep, "nanosleep")):
+            until(partial(wait_channel, process.pid, process.pid), channel)
+        starts, lines = [], []
+        while "nanosleep" in wait_channel(asleep.pid, asleep.pid):
+            time.sleep(0.01)
+            assert stacks.ask_child(asleep.pid) is None or "nanosleep" not in wait_channel(asleep.pid, asleep.pid)
+            start = stacks.ask_child(waits.pid)
+            if start is not None:
+                starts.append(start)
+            if starts:
+                lines = lines or stacks.child_lines("it waits", starts[0])
+        os.write(writing, b"x")
+        waits.join(HANGS_S)
+        asleep.join(HANGS_S)
+    finally:
+        stacks.close()
+        for process in (waits, asleep):
+            process.kill()
+    assert (waits.exitcode, asleep.exitcode) == (0, 0)
+    assert len(starts) > 10
+    assert lines[0].function == "<lambda>"
+    assert "runs_python" not in file.read_text()
 
 
 def test_a_collective_of_another_thread_is_not_what_training_waits_in():

@@ -377,26 +377,41 @@ def test_files_are_opened_again_only_if_one_was_replaced(tmp_path):
     assert files.read("another") == {}
 
 
+def test_a_host_that_does_not_hear_rank_0_has_its_own_ranks_hang(tmp_path, capsys):
+    record, at = made(tmp_path), time.time() - 1
+    for name in ("rank0.jsonl", "rank1.jsonl", RANKS_JSON):
+        (record / name).unlink()
+    for rank in (2, 3):
+        write_pulse(record, made_pulse(rank, 4, at, standing=Standing(seconds=75.0, call="all_reduce", waits=True)))
+    where = "ranks 2, 3 wait in all_reduce since 75 s; ranks 0, 1 not heard"
+    for command in (["watch", "--once"], ["summary"]):
+        assert f"hang {where}" in unwrapped(printed(command, record, capsys))
+    assert summary_json(record, capsys)["ranks"]["hang"] == {"rank": None, "where": where, "seconds": 75.0}
+
+
 # --- events ----------------------------------------------------------------------------------------------------------
 
 
 def test_events_of_the_ranks_are_sentences(tmp_path, capsys):
     record, at = made(tmp_path), time.time()
     append(record, EventLine(at=at - 0.3, step=600, kind="straggler", text="the others wait 4.60 ms a step for rank 2"))
-    append(record, EventLine(at=at - 0.2, step=600, kind="hang", text=WHERE), rank=1)
-    append(record, EventLine(at=at - 0.1, step=600, kind="hang", text="the ranks move again, after 63 s"))
+    append(record, EventLine(at=at - 0.3, step=600, kind="hang", text=WHERE.partition(";")[0]))
+    append(record, EventLine(at=at - 0.2, step=600, kind="hang", text=WHERE))
+    append(record, EventLine(at=at - 0.1, step=600, kind="hang", text="over", seconds=63))
     for command in (["watch", "--once"], ["summary"]):
         lines = [
             line.partition("ago, ")[2] for line in printed(command, record, capsys).splitlines() if "ago, " in line
         ]
         assert [line for line in lines if line.startswith("step     600: ")] == [
-            "step     600: hang: the ranks move again, after 63 s",
-            f"step     600: hang: {WHERE}",
+            "step     600: hang, 63.0 s: over",
             "step     600: straggler: the others wait 4.60 ms a step for rank 2",
         ]
     events = record_of(run_page(read_run(record), at))["events"]
-    kinds = ["straggler", "hang", "hang"]
-    assert [(event["kind"], event["is_problem"]) for event in events[-3:]] == [(kind, True) for kind in kinds]
+    kinds = ["straggler", "hang"]
+    assert [(event["kind"], event["is_problem"]) for event in events[-2:]] == [(kind, True) for kind in kinds]
+    append(record, EventLine(at=at, step=700, kind="hang", text=WHERE))
+    last = record_of(run_page(read_run(record), at))["events"][-2:]
+    assert [event["text"] for event in last] == ["over", WHERE], "one that is not over is shown, too"
 
 
 # --- the page --------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ _CLOSE_S: Final = 2.0
 _HEARING_PART: Final = 100  # of a rank's time, what hearing the others takes of its thread
 _GIB: Final = 2**30
 
-Note = Callable[[str, str], None]  # takes the kind and the text of an event
+Note = Callable[[str, str, float], None]  # takes kind, text and seconds of an event
 
 
 class RankWatch:
@@ -116,24 +116,20 @@ class RankWatch:
         pulse = self._pulse()
         if self._channel is not None:
             self._channel.send(encode_pulse(pulse))
-        stands = pulse.standing is not None or bool(pulse.silent)
+        stands = pulse.standing is not None or bool(pulse.silent) or (self._channel is None and pulse.no_step_s > 0)
         # also at the end, when rank 0 may have stopped listening
         if stands or self._stood or (pulse.ended and pulse.rank != 0):
             with suppress(OSError):  # such as a folder that is on another host
                 write_pulse(self._folder, pulse)
         self._stood = stands
-        if self._channel is not None and pulse.rank == 0:
-            self._hear(self._channel, pulse)
-        else:  # what a rank says of itself and its neighbours, should rank 0 not write it
-            now = time.time()
-            heard = {pulse.rank: Heard(pulse=pulse, at=now)}
-            self._tell(ranks_status(heard, pulse.world_size, now))
-            self._lead(heard)
+        if pulse.rank == 0:  # it alone notes what becomes of the ranks, so that a hang is one event
+            self._hear(pulse)
 
     def _pulse(self) -> Pulse:
         number, self._number = self._number, self._number + 1
         progress, memory = self._progress(), resident_bytes()
         standing, silent = self._hangs.look(progress, ended=bool(self._ended))
+        no_step_s, place = self._hangs.where
         if standing is not None and not (standing.waits and self._others_move()):  # a hang is no step's time
             self._step_timer.stood_in = progress.step
         return msgspec.structs.replace(
@@ -142,6 +138,8 @@ class RankWatch:
             at=time.time(),
             step=progress.step,
             part=next(reversed(progress.parts), ""),
+            no_step_s=no_step_s,
+            place=place,
             ended=self._ended,
             work=self._work.latest(),
             cpu_pct=self._cpu_pct(),
@@ -154,7 +152,7 @@ class RankWatch:
 
     def _others_move(self) -> bool:
         """Whether this rank, which hears all others, knows of no hang: it waits for one in validation or the like."""
-        return self._channel is not None and self._first.rank == 0 and self.status is not None and not self.status.hang
+        return self._channel is not None and self.status is not None and not self.status.hang
 
     def _progress(self) -> Progress:
         ledger = self._step_timer.ledger
@@ -166,23 +164,22 @@ class RankWatch:
             return None
         return 100 * (self._cpu[1] - before[1]) / (self._cpu[0] - before[0])
 
-    def _hear(self, channel: Channel, own: Pulse) -> None:
+    def _hear(self, own: Pulse) -> None:
         """Hear the other ranks, but not so often that many of them would take more than a hundredth of a core."""
         if time.monotonic() < self._hear_at and not own.ended:
             return
         began_s, now = time.thread_time(), time.time()
-        for pulse in [own, *self._pulses(channel.receive())]:
+        for pulse in [own, *self._pulses(() if self._channel is None else self._channel.receive())]:
             if pulse.run == own.run and pulse.rank < own.world_size:
                 self._heard[pulse.rank] = later(self._heard.get(pulse.rank), pulse, now)
-        self._tell(ranks_status(self._heard, own.world_size, now))
-        with suppress(OSError):
-            write_heard(self._folder, self._heard.values())
-        self._lead(self._heard)
+        status = ranks_status(self._heard, own.world_size, now)
+        self._tell(status)
+        if self._channel is not None:
+            with suppress(OSError):
+                write_heard(self._folder, self._heard.values())
+        if self._windows is not None:
+            self._windows.lead(self._channel, {rank: one.pulse for rank, one in self._heard.items()}, status)
         self._hear_at = time.monotonic() + _HEARING_PART * (time.thread_time() - began_s)
-
-    def _lead(self, heard: Mapping[int, Heard]) -> None:
-        if self._windows is not None and self.status is not None and self._first.rank == 0:
-            self._windows.lead(self._channel, {rank: one.pulse for rank, one in heard.items()}, self.status)
 
     @staticmethod
     def _pulses(messages: Iterable[bytes]) -> Iterator[Pulse]:
@@ -196,18 +193,18 @@ class RankWatch:
         """Keep the status, and note what is new in it."""
         before, self.status = self.status or RanksStatus(), status
         if status.straggler is not None and _changed(before.straggler, status.straggler):
-            self._note("straggler", straggler_words(status.straggler))
+            self._note("straggler", straggler_words(status.straggler), 0.0)
         if self._ended:
             return
         if status.hang is not None and (before.hang is None or _undated(before.hang) != _undated(status.hang)):
-            self._note("hang", status.hang.where)
+            self._note("hang", status.hang.where, 0.0)
         elif status.hang is None and before.hang is not None:
-            self._note("hang", f"the ranks move again, after {before.hang.seconds:.0f} s")
+            self._note("hang", f"{_undated(before.hang)}; the ranks move again", before.hang.seconds)
 
 
 def _undated(hang: Hang) -> str:
     """What is known of a hang, without for how long: the place may become known later."""
-    return re.sub(r"since \d+ s", "", hang.where)
+    return re.sub(r" since \d+ s", "", hang.where)
 
 
 def _restarts(environment: Mapping[str, str]) -> int:

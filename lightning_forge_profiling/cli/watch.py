@@ -107,10 +107,13 @@ def _redrawn(follower: "Follower", where: str, every_s: float) -> "RunRecord":
 
 
 def _appended(follower: "Follower", where: str, every_s: float) -> "RunRecord":
-    """Print a frame whenever there are new lines, until the run ends; for a pipe or a file."""
+    """Print a frame whenever there are new lines, or training comes to a standstill; for a pipe or a file."""
+    from lightning_forge_profiling.report.ranks import ranks_of  # noqa: PLC0415
+
     shown = None
     while not _ended(record := follower.look()):
-        newest = [rank.lines[-1:] for rank in record.ranks]
+        ranks = ranks_of(record, time.time())
+        newest = ranks.hang is not None, bool(ranks.where), [rank.lines[-1:] for rank in record.ranks]
         if newest != shown:
             sys.stdout.write(_frame(record, where) + "\n")
             sys.stdout.flush()

@@ -1,15 +1,16 @@
 """Where the ranks of a run stand, from what each said of itself and of its neighbours."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from lightning_forge_profiling.names import STEPS
 from lightning_forge_profiling.results.pulse import Hang, Heard, Pulse, SilentRank, Standing
 
 _LATE_S: Final = 10.0
 _SILENT_S: Final = 30.0
-_LISTED: Final = 8  # ranks that a sentence lists
+_LISTED: Final = 8  # ranks, and places, that a sentence lists
 _VERBS: Final = {"wait": "waits", "stand": "stands", "have": "has", "are": "is"}
 
 
@@ -36,6 +37,17 @@ def find_hang(heard: Mapping[int, Heard], world_size: int, now: float) -> Hang |
     """
     ranks = _sorted(heard, world_size, now)
     return _lost(ranks) or _standing(ranks) or _silent(ranks) or _waiting(ranks)
+
+
+def whereabouts(heard: Mapping[int, Heard]) -> str:
+    """Where the ranks are that have ended no step for long, in a sentence; "" for none."""
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    pulses = [one.pulse for _, one in sorted(heard.items()) if one.pulse.no_step_s and not one.pulse.ended]
+    for pulse in pulses:
+        part = f"step {pulse.step}" if pulse.part == STEPS else pulse.part
+        found[f" in {part}{pulse.place and f', {pulse.place}'}"].append(pulse.rank)
+    said = "; ".join(_named(ranks) + where for where, ranks in list(found.items())[:_LISTED])
+    return said and f"no step since {max(pulse.no_step_s for pulse in pulses):.0f} s: {said}"
 
 
 def silent_ranks(heard: Mapping[int, Heard], now: float) -> dict[int, SilentRank]:
@@ -125,9 +137,12 @@ def _waiting(ranks: _Ranks) -> Hang | None:
     waits, seconds = ranks.waits, max((one.seconds for one in ranks.waits.values()), default=0.0)
     if not waits or waits.keys() | ranks.ended.keys() != ranks.pulses.keys():
         return None
-    if ranks.missing:  # only rank 0 hears of all
+    if ranks.missing and 0 in ranks.pulses:
         where = f"{_named(ranks.missing, 'have')} not begun to train{_wait_for(ranks.missing, ranks)}"
-        return _hang(ranks.missing, where, seconds) if 0 in ranks.pulses else None
+        return _hang(ranks.missing, where, seconds)
+    if ranks.missing:  # only rank 0 hears of all: these are cut off from it, or it writes elsewhere
+        where = f"{_named(waits, 'wait')}{_in_call(ranks)} since {seconds:.0f} s; {_named(ranks.missing)} not heard"
+        return Hang(rank=None, where=where, seconds=seconds)
     if ranks.ended:
         how = {pulse.ended for pulse in ranks.ended.values()}
         what = f"{_named(ranks.ended, 'have')} {'failed' if 'failed' in how else 'finished'}"
@@ -198,11 +213,14 @@ def _too(ranks: Mapping[int, object], first: int, verb: str) -> str:
 
 def _wait_for(blamed: Collection[int], ranks: _Ranks) -> str:
     """Who waits for some ranks, and in what: the end of a sentence; "" for nobody."""
-    if not ranks.waits:
-        return ""
-    [(call, _)] = Counter(one.collective or one.call for one in ranks.waits.values()).most_common(1)
     whom = "it" if len(blamed) == 1 else "them"
-    return f"; {_named(ranks.waits, 'wait')} for {whom}{f' in {call}' if call else ''}"
+    return f"; {_named(ranks.waits, 'wait')} for {whom}{_in_call(ranks)}" if ranks.waits else ""
+
+
+def _in_call(ranks: _Ranks) -> str:
+    """What most of those wait in that wait; "" if unknown."""
+    [(call, _)] = Counter(one.collective or one.call for one in ranks.waits.values()).most_common(1)
+    return f" in {call}" if call else ""
 
 
 def _process(ranks: _Ranks, rank: int) -> str:

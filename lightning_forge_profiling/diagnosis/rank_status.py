@@ -5,7 +5,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.hangs import find_hang, silent_ranks
+from lightning_forge_profiling.diagnosis.hangs import find_hang, silent_ranks, whereabouts
 from lightning_forge_profiling.diagnosis.ranks import late_rank, with_waits
 from lightning_forge_profiling.results.analysis import RankWork
 from lightning_forge_profiling.results.pulse import Hang, Heard, LateRank, RanksStatus, RankState, RankStatus
@@ -29,10 +29,11 @@ def ranks_status(heard: Mapping[int, Heard], world_size: int, now: float) -> Ran
     late = late_rank(works) if moving and len(works) == world_size else None
     if late is not None:
         ranks = tuple(replace(one, cause=late.cause) if one.rank == late.rank else one for one in ranks)
-    return summed_up(ranks, late, find_hang(heard, world_size, now))
+    hang = find_hang(heard, world_size, now)
+    return summed_up(ranks, late, hang, "" if hang is not None else whereabouts(heard))
 
 
-def summed_up(ranks: tuple[RankStatus, ...], straggler: LateRank | None, hang: Hang | None) -> RanksStatus:
+def summed_up(ranks: tuple[RankStatus, ...], straggler: LateRank | None, hang: Hang | None, where: str) -> RanksStatus:
     """The ranks with what follows from their work."""
     own_ms = [one.own_ms for one in ranks if one.own_ms is not None]
     waits_ms = [one.waits_ms for one in ranks if one.waits_ms is not None]
@@ -40,6 +41,7 @@ def summed_up(ranks: tuple[RankStatus, ...], straggler: LateRank | None, hang: H
         ranks=ranks,
         straggler=straggler,
         hang=hang,
+        where=where,
         spread_ms=max(own_ms) - min(own_ms) if len(own_ms) > 1 else None,
         exposed_comm_ms=fmean(waits_ms) if waits_ms else None,
     )

@@ -25,17 +25,19 @@ class HangWatch:
             pid=os.getpid(),
             started=0 if own is None else own.started,
             training=threading.get_native_id(),
-            training_id=threading.get_ident(),
             signal=self._stacks.signal,
         )
+
+    @property
+    def where(self) -> tuple[float, str]:
+        """For how long no step ended, and the innermost line of the user's code; (0, "") below 30 s."""
+        return self._standing.where
 
     def look(self, progress: Progress, *, ended: bool) -> tuple[Standing | None, tuple[SilentRank, ...]]:
         """Where this rank stands, None while it moves; and the ranks of this machine that are silent."""
         standing = None if ended else self._standing.look(progress)
         limit_s, step_limit_s = self._standing.limits_s
-        life = self._life._replace(
-            watch=threading.get_native_id(), ended=ended, limit_s=limit_s, step_limit_s=step_limit_s
-        )
+        life = self._life._replace(ended=ended, limit_s=limit_s, step_limit_s=step_limit_s)
         return standing, self._neighbours.beat(life)
 
     def close(self) -> None:

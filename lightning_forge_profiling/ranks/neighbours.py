@@ -2,10 +2,9 @@
 
 Each rank sends a datagram a second to the next lower one of its machine, the lowest to the highest, by sockets that
 have names and no files. While a call in C holds the interpreter lock, no thread of its process runs Python. Then the
-neighbour misses the datagrams, and has faulthandler's handler write the stacks.
+neighbour misses the datagrams, and has faulthandler's handler write the stack of a training thread that waits.
 """
 
-import ctypes
 import os
 import socket
 import struct
@@ -16,9 +15,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from lightning_forge_profiling.host import catches, moved_bytes, process_state, thread_counts
+from lightning_forge_profiling.host import moved_bytes, process_state, thread_counts
 from lightning_forge_profiling.names import stacks_name
-from lightning_forge_profiling.ranks.stacks import Line, append_stacks, innermost, is_in_step, parse_dump, read_dump
+from lightning_forge_profiling.ranks.stacks import (
+    Line,
+    append_stacks,
+    ask_thread,
+    innermost,
+    is_in_step,
+    parse_dump,
+    read_dump,
+)
 from lightning_forge_profiling.ranks.standing import Look, Stillness
 from lightning_forge_profiling.results.pulse import SilentRank
 
@@ -31,7 +38,7 @@ _CREDENTIALS: Final = struct.Struct("3i")  # process, user and group, which the 
 _NOBODY: Final = _CREDENTIALS.pack(0, -1, -1)
 _DESCRIPTOR: Final = struct.Struct("i")
 _NONE: Final = _DESCRIPTOR.pack(-1)
-_LAYOUT: Final = struct.Struct("!7Q?2d")
+_LAYOUT: Final = struct.Struct("!5Q?2d")
 
 
 class Life(NamedTuple):
@@ -41,9 +48,7 @@ class Life(NamedTuple):
     pid: int
     started: int  # when the process was: in ticks from boot
     training: int  # native id of the training thread
-    training_id: int  # its id in Python
-    signal: int  # that has all stacks written; 0 if there is none
-    watch: int = 0  # native id of the thread that sends this
+    signal: int  # that has the stack of the thread written that gets it; 0 if there is none
     ended: bool = False
     limit_s: float = 0.0  # the time without a movement that is a hang, in the part of the ledger it is in
     step_limit_s: float = 0.0  # the same within a step
@@ -59,7 +64,7 @@ class _Peer:
         """It lives; its silence, if there is one, begins now."""
         self.life, self.heard_s = life, now
         self.stillness = Stillness()
-        self.asked: int | None = None  # where its stacks will begin
+        self.asked: int | None = None  # where its stack will begin
         self.lines: list[Line] = []
 
     def close(self) -> None:
@@ -103,16 +108,13 @@ class _Peer:
         return self.stillness.still_s >= life.limit_s or is_in_step(self.lines)
 
     def _find(self, file: Path) -> None:
-        """Have the stacks written, or read them."""
+        """Have the stack written, or read it."""
         life = self.life
-        if self.asked is None and self.memory >= 0 and catches(life.pid, life.signal):
-            with suppress(OSError, AttributeError):  # such as a C library without `tgkill`
-                self.asked = os.fstat(self.memory).st_size
-                # to the thread that waits for the interpreter lock: what the training thread is in goes on undisturbed
-                ctypes.CDLL(None).tgkill(life.pid, life.watch, life.signal)
-        elif self.asked is not None and not self.lines:
+        if self.asked is None:
+            self.asked = ask_thread(life.pid, life.training, life.signal, self.memory)
+        elif not self.lines:
             text = read_dump(self.memory, self.asked)
-            self.lines = parse_dump(text, life.training_id)
+            self.lines = parse_dump(text)
             if self.lines:
                 append_stacks(file, f"rank {life.rank} runs no Python", text)
 

@@ -1,9 +1,11 @@
 """Stacks of threads as lists of lines, innermost first: which line is the user's, and what a stack waits in.
 
 They come from Python, or from `faulthandler`, whose handler of a signal works where a call in C holds the interpreter
-lock and no thread of the process can run Python.
+lock. It is only asked of a thread that waits in the kernel, and reads the frames of that thread alone, on it: other
+threads may run, and reading their frames without the lock can crash the process.
 """
 
+import ctypes
 import dis
 import faulthandler
 import os
@@ -14,15 +16,14 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from platform import machine
 from types import CodeType, FrameType
 from typing import Final, Literal, NamedTuple
 
-from lightning_forge_profiling.host import ProcessState, call_under_way, catches, default_signal
+from lightning_forge_profiling.host import catches, default_signal, wait_channel
 
 _PACKAGE: Final = str(Path(__file__).parent.parent)
 _LIBRARIES: Final = ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics", "numpy")
@@ -31,7 +32,7 @@ _TYPED: Final = ("<stdin>", "<ipython")  # code of the user's that has no file
 _OUTERMOST: Final = ("pytorch/trainer/trainer.py", "utils/data/_utils/worker.py")
 _MOST: Final = 20_000  # characters of all threads' stacks
 _LONGEST: Final = 300  # characters of a place
-_LIMIT: Final = 1 << 18  # of what is read of faulthandler's: at most 100 threads with 100 lines each
+_LIMIT: Final = 1 << 18  # of what is read of faulthandler's: at most 100 lines
 
 Kind = Literal["", "debugger", "compile", "subprocess", "loader", "collective"]
 
@@ -149,28 +150,39 @@ def called(code: CodeType, instruction: int) -> str:
     return loaded.get(at, "") if at is not None else ""
 
 
-def parse_dump(text: str, thread: int) -> list[Line]:
-    """The lines of a thread in what faulthandler wrote last; [] if it is not there."""
-    _, found, rest = text.rpartition(f"hread 0x{thread:016x}")
-    own = re.split(r"\n(?:Current t|T)hread 0x", rest)[0] if found else ""
+def parse_dump(text: str) -> list[Line]:
+    """The lines of the stack that faulthandler wrote last; [] for none."""
     return [
         Line(file, int(line), name)
-        for file, line, name in re.findall(r'^  File "(.*)", line (\d+) in (.*)$', own, re.MULTILINE)
+        for file, line, name in re.findall(
+            r'^  File "(.*)", line (\d+) in (.*)$', text.rpartition("Stack (")[2], re.MULTILINE
+        )
     ]
 
 
-# system calls that go on after a signal, by the machine's name: a `sleep` or `poll` in C would end before its time
-_RESUMED: Final[Mapping[str, Container[int]]] = {
-    # read, write, readv, writev, recvfrom, recvmsg, sendto, sendmsg, wait4, fcntl, flock, futex, openat, open
-    "x86_64": {0, 1, 19, 20, 45, 47, 44, 46, 61, 72, 73, 202, 257, 2},
-    "aarch64": {63, 64, 65, 66, 207, 212, 206, 211, 260, 25, 32, 98, 56},
-}
+# where the kernel lets a thread wait that goes on after a signal: in a `sleep` or `poll`, it would end before its time.
+# They are of locks, pipes, child processes, sockets and terminals.
+_RESUMED: Final = ("futex_", "pipe_", "anon_pipe_", "wait_for_partner", "do_wait", "wait_woken", "unix_stream_")
+
+
+def ask_thread(pid: int, thread: int, number: int, memory: int) -> int | None:
+    """Have a thread of another process write its stack; returns where that will begin, None if it cannot.
+
+    It can only while it waits: then its frames do not change, whatever the other threads do.
+    """
+    if memory >= 0 and wait_channel(pid, thread).startswith(_RESUMED) and catches(pid, number):
+        with suppress(OSError, AttributeError):  # such as a C library without `tgkill`
+            start = os.fstat(memory).st_size
+            ctypes.CDLL(None).tgkill(pid, thread, number)
+            return start
+    return None
 
 
 class StacksFile:
     """Writes the stacks of all threads to a file that is there only once they are written. No method raises.
 
-    Upon a signal faulthandler writes them to memory, which a forked process shares and another one may be given.
+    Upon a signal faulthandler writes that of the thread which gets it to memory, which a forked process shares and
+    another one may be given.
     """
 
     def __init__(self, path: Path) -> None:
@@ -182,7 +194,7 @@ class StacksFile:
             chosen = default_signal(range(signal.SIGRTMAX - 1, signal.SIGRTMIN + 1, -1))
             if chosen is not None:
                 self.memory = os.memfd_create("forge-stacks")
-                faulthandler.register(chosen, file=self.memory, all_threads=True, chain=False)
+                faulthandler.register(chosen, file=self.memory, all_threads=False, chain=False)
                 self.signal = chosen
 
     def write(self, title: str) -> None:
@@ -195,21 +207,14 @@ class StacksFile:
             text += "\n"
         append_stacks(self._path, title, text)
 
-    def ask_child(self, pid: int, state: ProcessState) -> int | None:
-        """Have a forked process that waits write its stacks; returns where they will begin, None if it cannot."""
-        resumed = call_under_way(pid) in _RESUMED.get(machine(), ())
-        if resumed and state.letter == "S" and state.parent == os.getpid() and self.signal:
-            with suppress(OSError):
-                start = os.fstat(self.memory).st_size
-                if catches(pid, self.signal):
-                    os.kill(pid, self.signal)
-                    return start
-        return None
+    def ask_child(self, pid: int) -> int | None:
+        """Have a forked process write the stack of its main thread; returns where it will begin, None if it cannot."""
+        return ask_thread(pid, pid, self.signal, self.memory)
 
-    def child_lines(self, title: str, start: int, thread: int) -> list[Line]:
-        """The stack of a forked process's thread, which with the others is appended to the file; [] for none yet."""
+    def child_lines(self, title: str, start: int) -> list[Line]:
+        """The stack of a forked process, which is appended to the file; [] for none yet."""
         text = read_dump(self.memory, start)
-        if lines := parse_dump(text, thread):
+        if lines := parse_dump(text):
             append_stacks(self._path, title, text)
         return lines
 

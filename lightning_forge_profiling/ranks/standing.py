@@ -156,6 +156,8 @@ class StandingWatch:
         self._thread_id, self._native_id, self._stacks = thread_id, native_id, stacks
         self._stillness = Stillness()
         self._step = -1
+        self._since_s = 0.0  # when it ended
+        self.where = 0.0, ""  # from 30 s without a step's end on: that time, and the innermost line of the user's code
         self._ask_s = 0.0  # how long a thread that computes has to look the same until the Flight Recorder is asked
         self._found: dict[str, Any] | None = None  # the fields of `Standing`
         self._asked: int | None = None  # where a worker's stacks begin
@@ -168,7 +170,10 @@ class StandingWatch:
     def look(self, progress: Progress) -> Standing | None:
         """Where the training thread stands; None while it moves."""
         frame = sys._current_frames().get(self._thread_id) if progress.step == self._step else None  # noqa: SLF001
-        self._step = progress.step
+        if frame is None:
+            self._step, self._since_s = progress.step, time.monotonic()
+        no_step_s = time.monotonic() - self._since_s
+        self.where = (no_step_s, innermost(lines_of(frame)).place) if no_step_s >= LEAST_S and frame else (0.0, "")
         stillness = self._stillness
         stillness.add(self._reading(progress, frame))
         limit_s = stillness.limit_s
@@ -236,13 +241,13 @@ class StandingWatch:
             state = process_state(pid)
             what = "" if state is None else _STATES.get(state.letter, "")
             found["worker"] = f"loader worker {number} (pid {pid}){what}"
-            self._asked = None if state is None else self._stacks.ask_child(pid, state)
+            forked = state is not None and state.parent == os.getpid()
+            self._asked = self._stacks.ask_child(pid) if forked else None
 
     def _see_worker(self, found: dict[str, Any]) -> None:
         """Take the place from the stacks of the worker, if it has written them."""
         if self._asked is not None:
-            # the main thread of a forked process has the id of the one that forked it
-            lines = self._stacks.child_lines(found["worker"], self._asked, self._thread_id)
+            lines = self._stacks.child_lines(found["worker"], self._asked)
             if lines:
                 found["place"], self._asked = innermost(lines).place, None
 

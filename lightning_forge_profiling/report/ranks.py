@@ -46,7 +46,9 @@ def ranks_of(record: RunRecord, now: float) -> RanksStatus:
     merged = [_with_record(one, records.get(one.rank), now) for one in live.ranks]
     # only rank 0 hears all
     live = replace(live, ranks=tuple(one for one in merged if 0 in record.heard or one.state != "missing"))
-    if run.outcome in {"running", "silent"} and any(one.own_ms is not None for one in live.ranks):
+    if run.outcome not in {"running", "silent"}:
+        live = replace(live, where="")
+    elif any(one.own_ms is not None for one in live.ranks):
         return live
     return _over_the_run(live, None if state is None else state.report.analysis)
 
@@ -78,7 +80,7 @@ def _over_the_run(status: RanksStatus, analysis: Analysis | None) -> RanksStatus
         cause, ms = said.get("cause") or said.get("late", ""), float(said.get("others_wait_ms_per_step", 0.0))
         straggler = LateRank(rank=late.rank, cause=str(cause), ms=ms)
     ranks = tuple(_with_work(one, works, straggler) for one in status.ranks)
-    return summed_up(ranks, straggler, status.hang)
+    return summed_up(ranks, straggler, status.hang, status.where)
 
 
 def _with_work(one: RankStatus, works: Mapping[int, RankWork], late: LateRank | None) -> RankStatus:
@@ -122,9 +124,11 @@ def straggler_words(late: LateRank) -> str:
 
 
 def hang_line(status: RanksStatus) -> Iterator[Line]:
-    """Where the ranks have come to a standstill; none while they move."""
+    """Where the ranks have come to a standstill, or have been for long; none while they train."""
     if status.hang is not None:
         yield Line("hang", Text(status.hang.where, "bold red"))
+    elif status.where:
+        yield Line("where", Text(status.where, "bold yellow"))
 
 
 def status_lines(status: RanksStatus) -> Iterator[Line]:

@@ -9,7 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from lightning_forge_profiling.diagnosis.combine import THE_RUN, combine
-from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.names import HANG, REGIONS
 from lightning_forge_profiling.record.histogram import merged, percentile_ms
 from lightning_forge_profiling.record.lines import Begin, EventLine, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
@@ -226,7 +226,10 @@ def events_once(record: RunRecord) -> list[tuple[EventLine, list[int]]]:
     for rank in record.ranks:
         for event in rank.events:
             once.setdefault((event.step, event.kind, event.text), (event, []))[1].append(rank.begin.rank)
-    return sorted(once.values(), key=lambda entry: entry[0].at)
+    events = sorted(once.values(), key=lambda entry: entry[0].at)
+    # a hang is written as it becomes known, once more when more is, and with its length when it is over: one is shown
+    hangs = [event for event, _ in events if event.kind == HANG]
+    return [entry for entry in events if entry[0].kind != HANG or entry[0].seconds or entry[0] is hangs[-1]]
 
 
 def totals(record: RunRecord) -> tuple[RankRecord, State | None]:

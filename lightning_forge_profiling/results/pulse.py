@@ -81,6 +81,8 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
         at: when it was written, Unix time in seconds by the machine's clock.
         step: number of steps that ended.
         part: the part of the ledger that is open, such as `steps`, `validation`, `checkpoint/write`.
+        no_step_s: for how long no step has ended; 0 below 30 s.
+        place: the innermost line of the user's code then; "" if unknown.
         ended: whether and how the fit ended.
         work: the rank's work over its latest steps; None before enough of them.
         cpu_pct: use of the cores by the process since the previous message, in percent of one core; None if unknown.
@@ -102,6 +104,8 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     at: _Seconds
     step: _Whole = 0
     part: _Text = ""
+    no_step_s: _Seconds = 0.0
+    place: _Text = ""
     ended: Ended = ""
     work: RankWork | None = None
     cpu_pct: Annotated[float, Meta(ge=0, le=1e9)] | None = None
@@ -200,6 +204,7 @@ class RanksStatus:
         ranks: by rank, also those that were never heard.
         straggler: the rank that the others wait for; None if there is none.
         hang: where they stand; None while they move.
+        where: where the ranks are that have ended no step for long, whether they move or not; "" for none.
         spread_ms: largest own work per step less the smallest; None if unknown.
         exposed_comm_ms: mean over the ranks of communication and waiting that nothing hides, per step; None if unknown.
     """
@@ -207,5 +212,6 @@ class RanksStatus:
     ranks: tuple[RankStatus, ...] = ()
     straggler: LateRank | None = None
     hang: Hang | None = None
+    where: str = ""
     spread_ms: float | None = None
     exposed_comm_ms: float | None = None

@@ -1,7 +1,7 @@
 """Train with processes that were started as the ranks; after some steps rank 1 comes to a standstill.
 
-The folder; the number of ranks; the kind of hang, or `evaluates` for a long evaluation on rank 1 alone; the number of
-seconds without a movement that is a hang, or `real`; `cpu`, or `gpu` for NCCL.
+The folder; the number of ranks of a node; the kind of hang, or `evaluates` for a long evaluation on rank 1 alone; the
+number of seconds without a movement that is a hang, or `real`; `cpu`, or `gpu` for NCCL.
 """
 
 import ctypes
@@ -22,8 +22,8 @@ from lightning_forge_profiling.ranks import standing
 from tests.models import Classifier, Samples, busy, loader, quiet_trainer
 
 FOLDER, RANKS, KIND, LIMIT, DEVICE = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
-RANK = int(os.environ["LOCAL_RANK"])
-HANGS = (0 if KIND.startswith("first_") else 1) == RANK
+RANK = int(os.environ["NODE_RANK"]) * RANKS + int(os.environ["LOCAL_RANK"])
+HANGS = (0 if KIND in {"first_stopped", "first_exited"} else 1) == RANK
 STEP = 50
 LATE = 200  # samples after which a worker stops
 lock = threading.Lock()
@@ -45,7 +45,17 @@ def evaluates():
 
 
 def held_lock():
-    ctypes.PyDLL(None).sleep(10_000)
+    library, semaphore = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    library.sem_init(semaphore, 0, 0)
+    library.sem_wait(semaphore)
+
+
+def pauses():
+    time.sleep(4 * float(LIMIT))
+
+
+def cut_off():
+    """Whoever started it cuts the network."""
 
 
 def stopped():
@@ -83,6 +93,15 @@ class Deadlocked(Samples):
         return super().__getitem__(i)
 
 
+class FirstFetch(Samples):
+    def __getitem__(self, i):
+        if HANGS:
+            now_hanging()
+            lock.acquire()
+            lock.acquire()
+        return super().__getitem__(i)
+
+
 class Hangs(Classifier):
     group = None
 
@@ -93,7 +112,7 @@ class Hangs(Classifier):
         time.sleep(0.02)
         if self.seen == STEP and KIND == "skipped":
             skipped(self.group)
-        elif self.seen == STEP and HANGS and KIND != "worker":
+        elif self.seen == STEP and HANGS and KIND not in {"worker", "first_fetch"}:
             now_hanging()
             globals()[KIND.removeprefix("first_")]()
         return super().training_step(batch)
@@ -102,11 +121,16 @@ class Hangs(Classifier):
 def main():
     if LIMIT != "real":
         standing.LEAST_S = float(LIMIT)
-    options = {"devices": RANKS, "accelerator": DEVICE, "strategy": "ddp"}
+    nodes = int(os.environ.get("NODES", "1"))
+    options = {"devices": RANKS, "num_nodes": nodes, "accelerator": DEVICE, "strategy": "ddp"}
+    if KIND == "pauses":
+        options["max_steps"] = 2 * STEP
     trainer = quiet_trainer(ThroughputCallback(warmup_steps=1), **options, default_root_dir=FOLDER, max_epochs=1)
     batches = loader(100_000)
     if KIND == "worker":
         batches = torch.utils.data.DataLoader(Deadlocked(100_000), 4, num_workers=1)
+    if KIND == "first_fetch":
+        batches = torch.utils.data.DataLoader(FirstFetch(100_000), 4)
     trainer.fit(Hangs(), batches)
 
 

@@ -102,7 +102,7 @@ class RankWatch:
             try:
                 while not self._closes:
                     self._beat()
-                    self._wake.wait(PERIOD_S)
+                    self._step_timer.standstills.sleep(self._wake, PERIOD_S)
                 self._beat()
             finally:
                 if self._channel is not None:
@@ -129,13 +129,14 @@ class RankWatch:
             heard = {pulse.rank: Heard(pulse=pulse, at=now)}
             self._tell(ranks_status(heard, pulse.world_size, now))
             self._lead(heard)
+        standing, hang = pulse.standing, None if self.status is None else self.status.hang
+        if standing is not None and not (standing.waits and self._others_move()):  # a hang is no step's time
+            self._step_timer.standstills.hang(pulse.step, standing.seconds, "a hang" if hang is None else hang.where)
 
     def _pulse(self) -> Pulse:
         number, self._number = self._number, self._number + 1
         progress, memory = self._progress(), resident_bytes()
         standing, silent = self._hangs.look(progress, ended=bool(self._ended))
-        if standing is not None and not (standing.waits and self._others_move()):  # a hang is no step's time
-            self._step_timer.stood_in = progress.step
         return msgspec.structs.replace(
             self._first,
             number=number,

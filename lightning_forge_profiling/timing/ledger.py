@@ -231,12 +231,22 @@ class LedgerClock:
             now_ns = self._clock_ns() if until_ns is None else until_ns
         return now_ns
 
-    def begin_step(self, step: int, *, own_ns: int = 0, last_counts: bool = True, stood_ns: int = 0) -> None:
-        """Begin a step, which ends the previous one, in which training may have stood still."""
+    def stand(self, seconds: float, before: Mapping[str, int]) -> None:
+        """Count a standstill as `hang`, and not to the part that has grown most since `peek` was as in `before`."""
+        self.enter(HANG, counts=False)
+        self.exit(HANG)
+        grown_ns = {part: ns - before.get(part, 0) for part, ns in self._ns.items()}
+        part = max(grown_ns, key=grown_ns.__getitem__)
+        stood_ns = min(int(1e9 * seconds), grown_ns[part])
+        self._ns[part] -= stood_ns
+        self._ns[HANG] += stood_ns
+        self._counts[HANG] += 1
+        self._first_ns[part] = min(self._first_ns.get(part, self._ns[part]), self._ns[part])
+
+    def begin_step(self, step: int, *, own_ns: int = 0, last_counts: bool = True) -> None:
+        """Begin a step, which ends the previous one."""
         if self.collected:
             self._take_garbage()
-        if stood_ns:
-            self.charge(max(stood_ns - sum(self.noted.values()), 0), HANG)
         self.move_own(own_ns)
         if step == 1 and self._stack[:1] == [FIRST_STEP]:
             self.turn_to(STEPS)

@@ -185,6 +185,7 @@ class RunSummary:
         first_ms: times of the first 512 counted steps by number, on one side of a recorded window; with accumulation
             those of the more frequent kind, with or without an optimizer update.
         slowest: the slowest steps that count, the slowest first.
+        stood: a sentence for each of the latest steps in which training stood still, also for one that did not end.
     """
 
     steps: int
@@ -206,6 +207,7 @@ class RunSummary:
     first_ms: Mapping[int, float] = field(default_factory=dict)
     slowest: tuple[TimedStep, ...] = ()
     stood_steps: int = 0
+    stood: tuple[str, ...] = ()
 
 
 class RunTotals:

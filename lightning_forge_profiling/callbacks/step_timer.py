@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from threading import Lock
 from time import perf_counter_ns
 from typing import Any, Final
@@ -37,8 +36,6 @@ MAX_USER_REGIONS: Final = 64
 
 # reading completed steps some at a time asks the GPU less often and runs the same few lines while they are warm
 _DELIVER_EVERY: Final = 64
-
-_STOOD_SHOWN: Final = 3  # of the steps in which training stood still, the latest
 
 # and at least once a second, for who watches
 _DELIVER_NS: Final = 10**9
@@ -88,8 +85,7 @@ class StepTimer(Guarded):
         self._nsight, self._step_range = nsight, None if nsight is None else nsight("step 0")
         self.step = 0  # the step under way
         self.standstills = Standstills(self.ledger)
-        self.stood: list[str] = []  # what is said of each step in which training stood still
-        self.on_standstill: Callable[[], object] = bool
+        self.on_standstill: Callable[[], object] = bool  # called once that is known
         self.saw_training_step = False  # whether its training step was announced
         # called when the current step is split and the one before it was not, or the other way round
         self.on_split_change: Callable[..., object] = lambda **_: None
@@ -461,7 +457,7 @@ class StepTimer(Guarded):
                 self._next_range(self.step + 1)
             timers, split, chosen, following = self.timers, self.is_split, self._chosen, self.step + 1
             left_out: LeftOut | None = "recorded" if recorded else "warm-up" if following <= self.warmup_steps else None
-            left_out = "stood" if self._stood(began_ns) else left_out
+            left_out = "stood" if self.stood_still(began_ns) else left_out
             self.is_split = following < self.warmup_steps or ends_epoch or self._budget.splits(following)
             self._chosen = not ends_epoch
             base, drained = "other" if self.is_split else WHOLE, None
@@ -500,13 +496,13 @@ class StepTimer(Guarded):
         except Exception as exc:
             self.note_failure(exc)
 
-    def _stood(self, ended_ns: int) -> bool:
+    def stood_still(self, ended_ns: int) -> bool:
         """Whether training stood still in the step under way; the ledger gets that time as `hang`."""
         took_s = (ended_ns - self._stepped_ns) / 1e9
         found = self.standstills.take(self.step) if took_s >= 1 else None
         if found is not None:
             self.ledger.stand(min(found.seconds, took_s), found.parts)
-            self.stood.append(f"step {self.step} took {took_s:.1f} s: {found.why}")
+            self.totals.stood.append(f"step {self.step} took {took_s:.1f} s: {found.why}")
             self.on_standstill()
         return found is not None
 
@@ -540,7 +536,6 @@ class StepTimer(Guarded):
         self.active = False
         if self._step_range is not None:
             self._step_range.__exit__(None, None, None)
-        self._stood(self._clock_ns())
         self.timers.stop(self._label)
         if wait:
             self.timers.elapsed_all()
@@ -551,12 +546,11 @@ class StepTimer(Guarded):
     def summary(self) -> RunSummary:
         """The run's totals so far."""
         end_ns = self._clock_ns() if self.active else self._ended_ns
-        summary = self.totals.summary(
+        return self.totals.summary(
             steps=self.step,
             before_first_s=(self._started_ns - self._began_ns) / 1e9,
             wall_s=(end_ns - self._began_ns) / 1e9,
         )
-        return replace(summary, stood=tuple(self.stood[-_STOOD_SHOWN:]))
 
     def open_region(self, name: str) -> object | None:
         """Begin a region of the user's (see `timing.region`)."""

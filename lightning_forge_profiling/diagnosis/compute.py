@@ -252,12 +252,10 @@ _COMPUTES: Final = 0.5  # regions compute if their thread uses or wants a core f
 
 def computing_is_known(run: RunEvidence) -> bool:
     """Whether CPU times show that what may be computing on the CPU, or waiting, mostly computes."""
-    if waits_are_known(run):
-        return True
     work_ms, cpu = _work_ms(run), {} if run.cpu is None else run.cpu.regions
-    on_core_pct = {name: one.used_pct + one.waits_pct for name, one in cpu.items()}
-    on_core_ms = sum(ms * on_core_pct.get(name, 0.0) / 100 for name, ms in work_ms.items())
-    return on_core_ms >= _COMPUTES * sum(work_ms.values())
+    on_core = {name: (one.used_pct + one.waits_pct) / 100 for name, one in cpu.items()}
+    on_core_ms = sum(ms * on_core.get(name, 0.0) for name, ms in work_ms.items())
+    return waits_are_known(run) or on_core_ms >= _COMPUTES * sum(work_ms.values())
 
 
 def _explain_cpu_work(run: RunEvidence) -> Explanation:

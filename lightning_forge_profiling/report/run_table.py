@@ -242,13 +242,9 @@ def _rate_lines(report: RunReport) -> Iterator[Line]:
 def figure_notes(run: RunSummary) -> Iterator[Line]:
     """What to know of the figures: where training stood still, whether few steps make the mean, warm-up steps."""
     yield from (Line("note", Text(text)) for text in run.stood)
-    mean_ms, longest = run.steady.mean_ms("step"), next(iter(run.slowest), None)
-    if longest is not None and run.step_ms.p95 is not None and mean_ms > run.step_ms.p95:
-        longest_s, pct = longest.ms / 1e3, 100 * longest.ms / run.steady.total_ms
-        text = (
-            f"a few long steps make the mean: step {longest.step} took {longest_s:.1f} s, {pct:.0f} % of all the time"
-        )
-        yield Line("note", Text(text))
+    if run.slowest and run.step_ms.p95 is not None and run.steady.mean_ms("step") > run.step_ms.p95:
+        step, s, pct = run.slowest[0].step, run.slowest[0].ms / 1e3, 100 * run.slowest[0].ms / run.steady.total_ms
+        yield Line("note", Text(f"the mean is above p95: step {step} took {s:.1f} s, {pct:.0f} % of the steps' time"))
     if run.only_warmup and run.steps == 1:
         yield Line("note", Text("only one step ran, and the first step is slower than later ones"))
     elif run.only_warmup and run.steps:

@@ -359,6 +359,18 @@ def test_the_parts_of_the_fit_are_shown_where_steps_are_not_nearly_all_of_it():
     assert "whole fit   steps 60 %, profiler 30 %, validation 10 %\n" in text(profiled), "of the fit, without startup"
 
 
+def test_findings_of_one_code_are_told_apart_by_their_part_of_the_ledger():
+    verdict, *_ = sample_analysis().findings
+    parts = {"logger/self.log": 9.0, "logger/CSVLogger": 7.0, "callback/EMA.on_train_batch_end": 6.0}
+    others = tuple(
+        replace(verdict, code=f"slow-{part.partition('/')[0]}", share_pct=pct, evidence={"part": part})
+        for part, pct in parts.items()
+    )
+    text = printed(made_totals(None), analysis=replace(sample_analysis(), findings=(verdict, *others)), width=120)
+    also = "also        slow-logger (self.log) 9 %, slow-logger (CSVLogger) 7 %, slow-callback 6 % of the step"
+    assert also in text
+
+
 def test_findings_of_the_fit_are_not_said_to_be_of_the_step():
     found = sample_analysis().findings
     outside = replace(found[1], code="checkpoint-bound", share_pct=12.0, of="run")

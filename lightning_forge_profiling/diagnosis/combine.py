@@ -237,12 +237,10 @@ def _of_run(ranked: tuple[Finding, ...], run: _Run) -> Analysis:
     if certain:
         findings = _ranked([*ranked, *beside_straggler(cpu_work(run.own), run.all, run.straggler)], run)
     verdict, text = decide(findings, gpu=run.all.on_device, steps=steps)
-    if not run.all.on_device and not computing_is_known(run.own):
-        if verdict == CPU_WORK.code:
-            [title] = [finding.title for finding in findings if finding.code == verdict]
-            text = f"No verdict: {title}. CPU times do not show which: a longer run or a recorded window may."
-            verdict = NO_VERDICT
-        findings = tuple(finding for finding in findings if finding.code != CPU_WORK.code)
+    if verdict == CPU_WORK.code and not (run.all.on_device or computing_is_known(run.own)):
+        [title] = [finding.title for finding in findings if finding.code == verdict]
+        text = f"No verdict: {title}. CPU times do not show which: a longer run or a recorded window may."
+        verdict = NO_VERDICT
     small = all(finding.of == "step" and finding.share_pct < _SMALL_PCT for finding in certain)
     computing_pct = share_pct(run.own, *COMPUTE)
     if certain and small and not run.all.on_device and computing_pct > _MOSTLY_PCT:

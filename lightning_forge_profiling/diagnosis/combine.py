@@ -107,7 +107,7 @@ def without_verdict_of_hang(analysis: Analysis) -> Analysis:
     if 100 * stood_s <= _MOSTLY_PCT * whole_s:
         return analysis
     text = f"No verdict: training stood still for {in_s(stood_s)} of the fit's {in_s(whole_s)}."
-    return replace(analysis, verdict=NO_VERDICT, verdict_text=text, findings=(), hints=())
+    return replace(analysis, verdict=NO_VERDICT, verdict_text=text, findings=(), hints=(), differences=())
 
 
 def judge(

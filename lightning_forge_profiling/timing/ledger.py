@@ -179,18 +179,16 @@ class LedgerClock:
         self._entered_ns.append(self._since_ns)
         self._counts[part] += 1
 
-    def charge(self, ns: int, part: str) -> None:
-        """Count the latest time of the steps to a part inside."""
-        self._ns[self._stack[0]] -= ns
+    def charge(self, ns: int, part: str, of: str = "") -> None:
+        """Count the latest time of the steps, or of another part, to a part inside."""
+        self._ns[of or self._stack[0]] -= ns
         self._ns[part] += ns
         self._counts[part] += 1
 
     def move(self, ns: int, part: str, other: str) -> None:
         """Count the latest time of a part to another one."""
-        self._ns[part] -= ns
-        self._ns[other] += ns
+        self.charge(ns, other, of=part)
         self._counts[part] -= 1
-        self._counts[other] += 1
 
     def _end_long(self, part: str, now_ns: int, took_ns: int) -> None:
         if took_ns >= _LONG_NS and len(self._stack) > 1:
@@ -237,10 +235,7 @@ class LedgerClock:
         self.exit(HANG)
         grown_ns = {part: ns - before.get(part, 0) for part, ns in self._ns.items()}
         part = max(grown_ns, key=grown_ns.__getitem__)
-        stood_ns = min(int(1e9 * seconds), grown_ns[part])
-        self._ns[part] -= stood_ns
-        self._ns[HANG] += stood_ns
-        self._counts[HANG] += 1
+        self.charge(min(int(1e9 * seconds), grown_ns[part]), HANG, of=part)
         self._first_ns[part] = min(self._first_ns.get(part, self._ns[part]), self._ns[part])
 
     def begin_step(self, step: int, *, own_ns: int = 0, last_counts: bool = True) -> None:

@@ -83,6 +83,7 @@ def test_a_step_in_which_training_stood_still_is_left_out_among_those_in_bulk():
     def stands():
         loop.step_timer.standstills.hang(loop.step_timer.step, 40.0, "rank 0 stands")
         loop.pass_time(41_000)
+        loop.step_timer.standstills.hang(loop.step_timer.step, 41.0, "rank 1 has failed", others_end=True)  # by Ctrl-C
         loop.step_timer.deliver()  # as a call of summary() does, from where on the next step may be one of a bulk
 
     for step in range(100):

@@ -129,9 +129,11 @@ class RankWatch:
             heard = {pulse.rank: Heard(pulse=pulse, at=now)}
             self._tell(ranks_status(heard, pulse.world_size, now))
             self._lead(heard)
-        standing, hang = pulse.standing, None if self.status is None else self.status.hang
+        standing, status = pulse.standing, self.status or RanksStatus()
         if standing is not None and not (standing.waits and self._others_move()):  # a hang is no step's time
-            self._step_timer.standstills.hang(pulse.step, standing.seconds, "a hang" if hang is None else hang.where)
+            why = "training stood still" if status.hang is None else status.hang.where
+            end = any(one.state in {"failed", "finished", "gone"} for one in status.ranks)
+            self._step_timer.standstills.hang(pulse.step, standing.seconds, why, others_end=end)
 
     def _pulse(self) -> Pulse:
         number, self._number = self._number, self._number + 1

@@ -54,13 +54,15 @@ class Standstills:
         if counts and counts.used_s - used_s < slept_s / 4 and counts.times - times < most_polls:
             self._latest = Standstill(slept_s, parts, "the process was stopped", began_ns=began_ns)
 
-    def hang(self, step: int, seconds: float, why: str) -> None:
+    def hang(self, step: int, seconds: float, why: str, *, others_end: bool = False) -> None:
         """Training stands in a step since so many seconds, and may until the next look."""
         known = self._latest
-        parts = self._ledger.peek() if known is None or known.step != step else known.parts
+        if known is None or known.step != step:
+            known = Standstill(seconds, self._ledger.peek(), why, step)
         # all of a step's part is a hang, but a validation run may have gone on for long before
         most_s = seconds + _LEAST_S if patient_part(self._ledger.open_parts()) else inf
-        self._latest = Standstill(most_s, parts, why, step)
+        # what was said before ranks ended tells why, as of a hang that Ctrl-C ends on one rank after the other
+        self._latest = Standstill(most_s, known.parts, known.why if others_end else why, step)
 
     def take(self, step: int) -> Standstill | None:
         """That of a step which ends after a second or more."""

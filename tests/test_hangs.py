@@ -299,7 +299,7 @@ def test_a_long_step_of_a_process_that_was_not_stopped_is_no_hang(tmp_path, monk
     ledger, summary = pauses(tmp_path, "step hold" if why == "held lock" else "step stop")
     assert "hang" not in ledger.parts
     assert "the process was stopped" not in summary
-    assert re.search(r"the mean is above p95: step \d+ took \d\.\d s", summary)
+    assert "stood still" not in summary
 
 
 @pytest.mark.slow

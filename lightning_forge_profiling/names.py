@@ -23,7 +23,7 @@ FIRST_STEP: Final = "startup/first_step"
 """The part of the ledger for the training loop up to the end of its first step: libraries are loaded, buffers made."""
 
 HANG: Final = "hang"
-"""The part of the ledger for steps in which training stood still, without the other parts in them."""
+"""The part of the ledger for the time in which training stood still, in whatever part that was."""
 
 DATA_LOADER: Final = "data_loader"
 """The part of the ledger for the ends and the beginnings of a loader's iterator, with its workers."""

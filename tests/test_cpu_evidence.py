@@ -319,6 +319,25 @@ def test_what_a_loader_waits_for_a_core_says_nothing_of_how_it_spends_its_time(m
     assert account.use(ranks=1).loader_busy_pct == pytest.approx(busy_pct)
 
 
+def test_a_time_in_which_training_stood_still_is_in_no_region_and_in_no_mean(monkeypatch):
+    now = {"wall": 0.0, "cpu": 0.0}
+    monkeypatch.setattr(cpu_account, "perf_counter_ns", lambda: int(1e9 * now["wall"]))
+    monkeypatch.setattr(cpu_account, "thread_time_ns", lambda: int(1e9 * now["cpu"]))
+    account = CpuAccount(list, lambda _: times(now["wall"], now["cpu"], 0.0))
+    account.clock = SimpleNamespace(ns=lambda: (0, 0))
+    account.read(counts=True)
+    for seconds, cpu in ((1.0, 1.0), (20.0, 0.0), (1.0, 1.0)):
+        account.turn("other")
+        now.update(wall=now["wall"] + seconds, cpu=now["cpu"] + cpu)
+        account.turn("forward")
+        if not cpu:
+            account.skip()
+        account.read(counts=True)
+    found_use = account.use(1)
+    assert found_use.used == 1.0
+    assert found_use.regions["forward"].blocked_pct == 0.0
+
+
 def test_readings_that_take_long_come_seldom():
     def slowly(_):
         busy(5)

@@ -23,11 +23,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ThroughputCallback
+from lightning_forge_profiling.callbacks import standstills
 from lightning_forge_profiling.diagnosis.hangs import find_hang
 from lightning_forge_profiling.diagnosis.rank_status import ranks_status
-from lightning_forge_profiling.host import wait_channel
+from lightning_forge_profiling.host import ThreadCounts, thread_counts, wait_channel
 from lightning_forge_profiling.ranks import standing
 from lightning_forge_profiling.ranks.flight_recorder import collectives_of
 from lightning_forge_profiling.ranks.stacks import StacksFile, called, innermost, lines_of, parse_dump
@@ -42,7 +44,7 @@ from tests.outcomes import HANGS_S, SCRIPTS, summary_of
 from tests.ports import free_port
 
 WITHIN_S = 60
-PAUSE_S = 6
+PAUSE_S, STOP_S = 6, 3
 """Within which a hang is to be known."""
 
 # -- planted hangs ----------------------------------------------------------------------------------------------------
@@ -259,13 +261,16 @@ class Pauses(Classifier):
 
     def once(self, place):
         if self.pause.partition(" ")[0] == place and self.seen >= 3:
-            {"wait": wait, "compute": compute, "debug": debug, "gather": gather}[self.pause.partition(" ")[2]]()
-            self.pause = ""
+            called, self.pause = self.pause.partition(" ")[2], ""
+            {"wait": wait, "compute": compute, "debug": debug, "gather": gather, "stop": stop, "hold": hold}[called]()
 
     def training_step(self, batch):
         time.sleep(0.01)
         self.once("step")
         return super().training_step(batch)
+
+    def on_train_batch_end(self, *_):
+        self.once("hook")
 
     def validation_step(self, batch):
         self.once("validation")
@@ -280,6 +285,17 @@ def wait():
 
 def compute():
     hashlib.pbkdf2_hmac("sha512", b"", b"", 4_000_000)  # without the interpreter lock
+
+
+def stop():
+    """The process is stopped until a child lets it go on."""
+    with subprocess.Popen(["sh", "-c", f"sleep {STOP_S}; kill -CONT {os.getpid()}"]):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def hold():
+    """A call in C that holds the interpreter lock, and waits."""
+    ctypes.PyDLL(None).sleep(STOP_S)
 
 
 def gather():
@@ -325,8 +341,8 @@ def test_a_standing_step_is_on_record_and_a_slow_part_is_not(tmp_path, monkeypat
         assert re.fullmatch(where.format("") + "; the ranks move again", said[1])
         assert "in wait" in (path / "rank0.stacks.txt").read_text()
         assert "1 step in which training stood still" in summary_of(tmp_path), "a hang is no step's time"
-        seconds = int(re.search(r"note +training stood still for (\d+) s", capfd.readouterr().out)[1])
-        assert seconds == pytest.approx(PAUSE_S, abs=2)
+        note = r"note +step \d+ took (\d+)\.\d s: rank 0 stands in step \d+ since \d+\s+s: wait at"
+        assert int(re.search(note, capfd.readouterr().out)[1]) == pytest.approx(PAUSE_S, abs=2)
         ledger = read_run(path).ranks[0].state.report.analysis.run.ledger
         assert ledger.parts["steps"] < ledger.wall_s - PAUSE_S, "it was no training"
     else:
@@ -391,6 +407,89 @@ def test_watch_says_where_a_rank_is_and_since_when_in_any_phase(tmp_path, monkey
     trainer.fit(Passes(come_to), batches, loader(4))
     assert shown == [part], frame
     assert "where " not in frame_of(records_at(tmp_path)[0])
+
+
+def pauses(folder, pause):
+    """A fit that pauses once after some steps: its ledger, and what `summary` prints."""
+    trainer = quiet_trainer(ThroughputCallback(warmup_steps=1), default_root_dir=folder, limit_val_batches=1)
+    trainer.fit(Pauses(pause), loader(100 * 4), loader())
+    [path] = records_at(folder)
+    return read_run(path).ranks[0].state.report.analysis.run.ledger, summary_of(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+@pytest.mark.parametrize("place", ["step", "hook", "validation"])
+def test_the_time_for_which_the_process_was_stopped_is_a_hang_and_its_step_does_not_count(tmp_path, capfd, place):
+    ledger, summary = pauses(tmp_path, f"{place} stop")
+    assert re.search(r"note +step \d+ took \d+\.\d s: the process was stopped", capfd.readouterr().out)
+    assert "the process was stopped" in summary
+    assert place == "validation" or "1 step in which training stood still" in summary
+    assert ledger.parts["hang"] == pytest.approx(STOP_S, abs=1.5)
+    others = {part: s for part, s in ledger.parts.items() if not part.startswith("startup/") and part != "hang"}
+    assert max(others.values()) < ledger.wall_s - STOP_S
+    assert ledger.parts.get("module/on_train_batch_end", 0.0) < STOP_S / 2
+    assert ledger.parts.get("validation", 0.0) < STOP_S / 2
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+@pytest.mark.parametrize("why", ["held lock", "busy machine", "unknown"])
+def test_a_long_step_of_a_process_that_was_not_stopped_is_no_hang(tmp_path, monkeypatch, why):
+    used = {"busy machine": lambda *_: ThreadCounts(time.perf_counter(), 0), "unknown": lambda *_: None}
+    monkeypatch.setattr(standstills, "thread_counts", used.get(why, thread_counts))
+    ledger, summary = pauses(tmp_path, "step hold" if why == "held lock" else "step stop")
+    assert "hang" not in ledger.parts
+    assert "the process was stopped" not in summary
+    assert "stood still" not in summary
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+def test_a_fit_that_ends_in_a_hang_has_its_time_and_place_and_no_advice(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(standing, "LEAST_S", 2.0)
+    interrupts = threading.Timer(PAUSE_S, os.kill, (os.getpid(), signal.SIGINT))
+
+    class Hangs(Pauses):
+        def once(self, place):
+            if self.seen == 40 and place == "step":
+                interrupts.start()
+                time.sleep(60)
+
+    callback = ThroughputCallback(warmup_steps=1, log_every_n_steps=2)
+    trainer = quiet_trainer(callback, default_root_dir=tmp_path, limit_val_batches=0)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        trainer.fit(Hangs("step"), loader(300 * 4))
+    out, ledger = capfd.readouterr().out, callback.ledger()
+    assert re.search(r"verdict +No verdict: training stood still for \d\.\d s of the fit's \d\.\d s", out)
+    assert re.search(r"note +step \d+ took \d\.\d s: rank 0 stands in step \d+ since \d+\s+s:", out)
+    assert "try " not in out
+    assert ledger.parts["hang"] == pytest.approx(PAUSE_S, abs=1)
+    assert ledger.parts["steps"] < PAUSE_S / 2
+    assert re.search(r"whole fit +hang \d\d %", summary_of(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+def test_the_summary_of_a_run_that_was_killed_in_a_hang_has_its_time_and_no_advice(tmp_path, monkeypatch):
+    monkeypatch.setattr(standing, "LEAST_S", 2.0)
+
+    class Hangs(Pauses):
+        def once(self, place):
+            if self.seen == 40 and place == "step":
+                time.sleep(PAUSE_S)  # what is on the disk by then is what a kill leaves
+                shutil.copytree(records_at(tmp_path)[0], tmp_path / "killed" / "forge_record")
+
+    callback = ThroughputCallback(warmup_steps=1, log_every_n_steps=2)
+    trainer = quiet_trainer(
+        callback, default_root_dir=tmp_path / "run", limit_val_batches=0, logger=CSVLogger(tmp_path)
+    )
+    trainer.fit(Hangs("step"), loader(60 * 4))
+    summary = summary_of(tmp_path / "killed")
+    assert re.search(r"hang +rank 0 stands in step \d+ since \d s: \S+once at", summary)
+    assert re.search(r"verdict +No verdict: training stood still for \d\.\d s of the fit's", summary)
+    assert re.search(r"whole fit +hang \d\d %", summary)
+    assert "of the fit was training" not in summary
 
 
 # -- a simulated day --------------------------------------------------------------------------------------------------

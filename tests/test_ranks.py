@@ -256,6 +256,13 @@ def test_a_summary_has_hooks_apart_from_the_regions_that_contain_them():
     assert sum(work.step_leaves_ms.values()) == pytest.approx(30)
 
 
+def test_long_steps_of_which_nothing_is_known_are_no_own_work():
+    """As where a rank waits for one that was stopped, in a step whose regions were not timed."""
+    made = evidence_of([rank(0, other=20)])
+    own, of_known = (rank_work(one, host="node0").leaves_ms for one in (made, replace(made, unknown_ms=15.0)))
+    assert of_known == {**own, "other": pytest.approx(own["other"] - 15)}
+
+
 # -- beside a trace --------------------------------------------------------------------------------------------------
 
 

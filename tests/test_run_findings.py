@@ -29,7 +29,7 @@ from lightning_forge_profiling.results.analysis import (
     WorkerRestarts,
 )
 from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.run import OptimizerSettings, SampledLine
+from lightning_forge_profiling.results.run import CpuUse, OptimizerSettings, RegionCpu, SampledLine
 from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import StepTiming, StepWork
@@ -201,6 +201,49 @@ def test_on_a_cpu_a_short_wait_is_no_verdict_beside_a_step_that_computes(wait_ms
     if verdict == NOTHING_STANDS_OUT:
         assert "forward, backward and optimizer take 93 % of the step" in analysis.verdict_text
         assert "costs 6 %: input-bound" in analysis.verdict_text
+
+
+@pytest.mark.parametrize(
+    ("cpu", "verdict"),
+    [
+        (None, NO_VERDICT),  # the run was too short to read CPU times
+        (
+            CpuUse(
+                cores=2,
+                used=0.4,
+                threads=2,
+                regions={"forward": RegionCpu(used_pct=30.0, waits_pct=5.0, blocked_pct=65.0)},
+            ),
+            NO_VERDICT,
+        ),
+        (
+            CpuUse(
+                cores=2,
+                used=0.9,
+                threads=2,
+                regions={"forward": RegionCpu(used_pct=60.0, waits_pct=30.0, blocked_pct=10.0)},
+            ),
+            "compute-bound",
+        ),
+        (
+            CpuUse(
+                cores=2,
+                used=1.0,
+                idle=1.0,
+                regions={"forward": RegionCpu(used_pct=100.0, waits_pct=0.0, blocked_pct=0.0)},
+            ),
+            "compute-bound",
+        ),
+    ],
+)
+def test_what_may_sleep_is_no_computing_where_cpu_times_do_not_show_it(cpu, verdict):
+    times = ((0.1, 0.1), IDLE, (2.6, 2.6), (0.1, 0.1), IDLE, (0.37, 0.37))  # 2 ms of forward may be a sleep
+    found = combine(None, replace(evidence(None, *times, on_device=False), cpu=cpu))
+    assert found.verdict == verdict
+    undecided = (
+        "No verdict: computing, or waiting in it, takes 2.70 ms of each 3.17 ms step on the CPU: forward 2.60 ms"
+    )
+    assert found.verdict_text.startswith(undecided) == (verdict == NO_VERDICT)
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,18 @@ def test_without_a_batch_size_the_other_rates_stay():
 def test_a_run_of_warm_up_steps_only_shows_them_without_the_first_and_says_so():
     run = made_totals("warm-up", "warm-up", "warm-up")
     assert run.steady.mean_ms("step") == pytest.approx(2.5)
-    assert "the run ended in its warm-up, of which 3 steps ran" in printed(run)
+    assert "figures are of the warm-up, of which 3 steps ran" in printed(run)
+
+
+@pytest.mark.parametrize(("longest_ms", "said"), [(20_000.0, True), (15.0, False)])
+def test_a_mean_above_the_95th_percentile_is_said_with_the_step_that_makes_it(longest_ms, said):
+    totals = RunTotals()
+    for step in range(200):
+        times = {"forward": longest_ms if step == 98 else 5.0 + step % 2}
+        totals.add(StepTimes(step, times, times), StepWork(8.0, None, 1), None)
+    text = printed(totals.summary(steps=200, before_first_s=0.5, wall_s=22.0))
+    assert ("the mean is above p95: step 98 took 20.0 s, 95 % of the steps' time" in text) == said
+    assert ("above p95" in text) == said
 
 
 def test_a_run_of_one_step_shows_that():
@@ -346,6 +357,18 @@ def test_the_parts_of_the_fit_are_shown_where_steps_are_not_nearly_all_of_it():
     assert "whole fit" not in text(ledger(steps=99.0, teardown=1.0))
     profiled = ledger(**{"startup/process": 100.0, "steps": 6.0, "profiler": 3.0, "validation": 1.0})
     assert "whole fit   steps 60 %, profiler 30 %, validation 10 %\n" in text(profiled), "of the fit, without startup"
+
+
+def test_findings_of_one_code_are_told_apart_by_their_part_of_the_ledger():
+    verdict, *_ = sample_analysis().findings
+    parts = {"logger/self.log": 9.0, "logger/CSVLogger": 7.0, "callback/EMA.on_train_batch_end": 6.0}
+    others = tuple(
+        replace(verdict, code=f"slow-{part.partition('/')[0]}", share_pct=pct, evidence={"part": part})
+        for part, pct in parts.items()
+    )
+    text = printed(made_totals(None), analysis=replace(sample_analysis(), findings=(verdict, *others)), width=120)
+    also = "also        slow-logger (self.log) 9 %, slow-logger (CSVLogger) 7 %, slow-callback 6 % of the step"
+    assert also in text
 
 
 def test_findings_of_the_fit_are_not_said_to_be_of_the_step():

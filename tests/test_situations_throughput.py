@@ -118,7 +118,7 @@ def test_a_run_of_nothing_but_warm_up_steps_logs_them_without_the_first(tmp_path
     assert samples_of(row, steps=4) == pytest.approx(16)
     assert row["step"] == 4
     assert throughput.summary().keys() == row.keys() - {"step"}
-    assert "the run ended in its warm-up, of which 5 steps ran" in capsys.readouterr().out
+    assert "figures are of the warm-up, of which 5 steps ran" in capsys.readouterr().out
 
 
 def test_a_run_of_one_step_logs_that_one_and_says_so(tmp_path, make_trainer, capsys):

@@ -77,13 +77,24 @@ def test_in_bulk_they_come_to_the_same_totals_and_ledger():
     assert one.step_timer.ledger.read() == other.step_timer.ledger.read()
 
 
-def test_a_step_in_which_training_stood_still_is_left_out_in_bulk_too():
+def test_a_step_in_which_training_stood_still_is_left_out_among_those_in_bulk():
     loop = Loop()
+
+    def stands():
+        loop.step_timer.standstills.hang(loop.step_timer.step, 40.0, "rank 0 stands")
+        loop.pass_time(41_000)
+        loop.step_timer.standstills.hang(loop.step_timer.step, 41.0, "rank 1 has failed", others_end=True)  # by Ctrl-C
+        loop.step_timer.deliver()  # as a call of summary() does, from where on the next step may be one of a bulk
+
     for step in range(100):
-        loop.step(10, during=lambda step=step: setattr(loop.step_timer, "stood_in", 3 + step) if step == 80 else None)
+        loop.step(10, during=stands if step == 81 else lambda: None)
+    ledger = loop.step_timer.ledger.read()
     loop.finish()
     summary = loop.step_timer.summary()
     assert (summary.steady.steps, summary.stood_steps) == (102, 1)
+    assert summary.stood == ("step 84 took 41.0 s: rank 0 stands",)
+    assert ledger.parts["hang"] == pytest.approx(41, abs=0.1)
+    assert loop.ended_in_bulk > 10
 
 
 def test_each_takes_one_event_and_has_its_own_time(loop):

@@ -46,6 +46,7 @@ class CpuAccount:
         self._turned_ns = 0, 0, 0
         self._period_s = ACCOUNT_PERIOD_S
         self._regions_ns: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+        self._regions_then_ns: dict[str, list[int]] = {}  # at the last reading
 
     def watch_thread(self) -> None:
         """Read the CPU time of this thread at each `turn` from here on, if the system has it."""
@@ -86,8 +87,15 @@ class CpuAccount:
         self._period_s = max(ACCOUNT_PERIOD_S, (thread_time_ns() - began_ns) / 1e9 / _SHARE)
         self._first = self._first or now
         self._last = now if counts else None
+        self._regions_then_ns = {region: [*ns] for region, ns in self._regions_ns.items()}
         if before is not None:
             self._add(before, now)
+
+    def skip(self) -> None:
+        """Leave out what was since the last reading: training stood still."""
+        self._last = None
+        for region, ns in self._regions_ns.items():
+            ns[:] = self._regions_then_ns.get(region, [0, 0, 0])
 
     def _add(self, before: CpuTimes, now: CpuTimes) -> None:
         wall_s = now.at_s - before.at_s

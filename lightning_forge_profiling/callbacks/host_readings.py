@@ -27,7 +27,7 @@ class HostReadings:
         of_step = AUTOGRAD if self._step_timer.timers.on_device else ""
         self._cpu = cpu = CpuAccount(partial(worker_processes, trainer), threads=of_step)
         cpu.watch_thread()
-        self._step_timer.region_ends = cpu.turn
+        self._step_timer.region_ends, self._step_timer.on_standstill = cpu.turn, cpu.skip
 
     def look_up_switches(self, trainer: Trainer, *, recording: bool) -> None:
         """Find them, once: after the first step, as the user's hooks may set them before it."""

@@ -3,15 +3,13 @@
 from typing import TypeAlias
 
 from lightning_forge_profiling.callbacks.completed_steps import CompletedSteps, EndedStep
-from lightning_forge_profiling.names import HANG
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import StepTiming, StepWork
-from lightning_forge_profiling.timing.run_totals import LeftOut
 
-# number, work, how long it took and what timing it took and when it ended, all by the host's clock in nanoseconds, why
-# it does not count, whether every event in it could be recorded; a tuple is made in a fifth of a NamedTuple's time
-PlainStep: TypeAlias = tuple[int, StepWork, int, int, int, LeftOut | None, bool]
+# number, work, how long it took and what timing it took and when it ended, all by the host's clock in nanoseconds,
+# whether every event in it could be recorded; a tuple is made in a fifth of a NamedTuple's time
+PlainStep: TypeAlias = tuple[int, StepWork, int, int, int, bool]
 
 
 class PlainSteps:
@@ -34,10 +32,8 @@ class PlainSteps:
     def settle(self, *, own_counts: bool) -> None:
         """Enter them; `own_counts` is whether the host's time counts to what timing costs the run."""
         ended, self.ended = self.ended, []
-        for step, work, step_ns, own_ns, ended_ns, left_out, complete in ended:
+        for step, work, step_ns, own_ns, ended_ns, complete in ended:
             timing = StepTiming(timing_us=own_ns / 1e3, ended_ns=ended_ns)
-            self._completed.expect(EndedStep(step, work, left_out, timing, complete))
+            self._completed.expect(EndedStep(step, work, None, timing, complete))
             self._budget.add(step_ns=step_ns, own_ns=own_ns if own_counts else 0, split=False)
             self._ledger.move_own(own_ns)
-            if left_out == "stood":
-                self._ledger.charge(step_ns, HANG)

@@ -102,7 +102,7 @@ class RankWatch:
             try:
                 while not self._closes:
                     self._beat()
-                    self._wake.wait(PERIOD_S)
+                    self._step_timer.standstills.sleep(self._wake, PERIOD_S)
                 self._beat()
             finally:
                 if self._channel is not None:
@@ -124,14 +124,19 @@ class RankWatch:
         self._stood = stands
         if pulse.rank == 0:  # it alone notes what becomes of the ranks, so that a hang is one event
             self._hear(pulse)
+        standing = pulse.standing
+        if standing is not None and not (standing.waits and self._others_move()):  # a hang is no step's time
+            own = {pulse.rank: Heard(pulse=pulse, at=pulse.at)}
+            status = self.status or ranks_status(own, pulse.world_size, pulse.at)
+            why = "training stood still" if status.hang is None else status.hang.where
+            end = any(one.state in {"failed", "finished", "gone"} for one in status.ranks)
+            self._step_timer.standstills.hang(pulse.step, standing.seconds, why, others_end=end)
 
     def _pulse(self) -> Pulse:
         number, self._number = self._number, self._number + 1
         progress, memory = self._progress(), resident_bytes()
         standing, silent = self._hangs.look(progress, ended=bool(self._ended))
         no_step_s, place = self._hangs.where
-        if standing is not None and not (standing.waits and self._others_move()):  # a hang is no step's time
-            self._step_timer.stood_in = progress.step
         return msgspec.structs.replace(
             self._first,
             number=number,

@@ -9,6 +9,7 @@ from typing import Any, Final
 from lightning_forge_profiling.callbacks.completed_steps import CompletedSteps, EndedStep
 from lightning_forge_profiling.callbacks.guard import Guarded, guarded
 from lightning_forge_profiling.callbacks.plain_steps import PlainSteps
+from lightning_forge_profiling.callbacks.standstills import Standstills
 from lightning_forge_profiling.names import (
     DATA_LOADER,
     EXCLUDED,
@@ -83,7 +84,8 @@ class StepTimer(Guarded):
         self.mark: Callable[[str], AbstractContextManager[Any]] | None = None
         self._nsight, self._step_range = nsight, None if nsight is None else nsight("step 0")
         self.step = 0  # the step under way
-        self.stood_in = -1  # the latest step in which training stood still, set by another thread
+        self.standstills = Standstills(self.ledger)
+        self.on_standstill: Callable[[], object] = bool  # called once that is known
         self.saw_training_step = False  # whether its training step was announced
         # called when the current step is split and the one before it was not, or the other way round
         self.on_split_change: Callable[..., object] = lambda **_: None
@@ -420,15 +422,14 @@ class StepTimer(Guarded):
             or not self.active
             or self._label != WHOLE
             or began_ns >= self._deliver_ns
+            or began_ns - self._stepped_ns >= _DELIVER_NS  # training may have stood still
             or ledger.noted
             or ledger.collected
         ):
             return False
         self._since = timers.switch(WHOLE, WHOLE)
         complete, self._dropped = timers.dropped == self._dropped, timers.dropped
-        left_out: LeftOut | None = "stood" if self.stood_in == step else None
-        took_ns = began_ns - self._stepped_ns
-        self._plain.ended.append((step, work, took_ns, self._own_ns, began_ns, left_out, complete))
+        self._plain.ended.append((step, work, began_ns - self._stepped_ns, self._own_ns, began_ns, complete))
         self._stepped_ns = self._since.host_ns
         self.step = timers.tag = ledger.step = step + 1
         self._own_ns = self._clock_ns() - began_ns
@@ -456,7 +457,7 @@ class StepTimer(Guarded):
                 self._next_range(self.step + 1)
             timers, split, chosen, following = self.timers, self.is_split, self._chosen, self.step + 1
             left_out: LeftOut | None = "recorded" if recorded else "warm-up" if following <= self.warmup_steps else None
-            left_out = "stood" if self.stood_in == self.step else left_out
+            left_out = "stood" if self.stood_still(began_ns) else left_out
             self.is_split = following < self.warmup_steps or ends_epoch or self._budget.splits(following)
             self._chosen = not ends_epoch
             base, drained = "other" if self.is_split else WHOLE, None
@@ -471,17 +472,16 @@ class StepTimer(Guarded):
             timing = StepTiming(drained, chosen, self._own_ns / 1e3, self._before_fetch_ns / 1e6, saw_all, began_ns)
             self._completed.expect(EndedStep(self.step, work, left_out, timing, timers.dropped == self._dropped))
             self._dropped = timers.dropped
-            if not recorded:
+            if not recorded and left_out != "stood":
                 # ahead of the GPU the host's time costs the run nothing, and recording an event may wait for room in
                 # the GPU's queue, which is not overhead of timing
                 own_ns = 0 if self.host_is_ahead else self._own_ns
                 self._budget.add(step_ns=began_ns - self._stepped_ns, own_ns=own_ns, split=split, chosen=chosen)
-            stepped_ns, self._stepped_ns = self._stepped_ns, self._since.host_ns
+            self._stepped_ns = self._since.host_ns
             # the first step is a part of its own, which ends here
             charged_ns = self._clock_ns() - began_ns if following == 1 else 0
             own_ns = self._own_ns - self._charged_ns + charged_ns
-            stood_ns = began_ns - stepped_ns if left_out == "stood" else 0
-            self.ledger.begin_step(following, own_ns=own_ns, last_counts=left_out is None, stood_ns=stood_ns)
+            self.ledger.begin_step(following, own_ns=own_ns, last_counts=left_out is None)
             self._charged_ns = charged_ns
             self._own_ns = self._before_fetch_ns = 0
             self.step = timers.tag = following
@@ -495,6 +495,16 @@ class StepTimer(Guarded):
             self._own_ns += self._clock_ns() - began_ns
         except Exception as exc:
             self.note_failure(exc)
+
+    def stood_still(self, ended_ns: int) -> bool:
+        """Whether training stood still in the step under way; the ledger gets that time as `hang`."""
+        took_s = (ended_ns - self._stepped_ns) / 1e9
+        found = self.standstills.take(self.step) if took_s >= 1 else None
+        if found is not None:
+            self.ledger.stand(min(found.seconds, took_s), found.parts)
+            self.totals.stood.append(f"step {self.step} took {took_s:.1f} s: {found.why}")
+            self.on_standstill()
+        return found is not None
 
     def _settle(self) -> None:
         self._plain.settle(own_counts=not self.host_is_ahead)

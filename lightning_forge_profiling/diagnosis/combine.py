@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from lightning_forge_profiling.diagnosis.compute import CPU_WORK, computing_is_known
 from lightning_forge_profiling.diagnosis.findings import cpu_work, find_causes, rank_causes, run_findings
 from lightning_forge_profiling.diagnosis.hints import rules_of_thumb, run_hints, switch_hints, switched_on
-from lightning_forge_profiling.diagnosis.ledger_costs import hooks_ms, in_steps_pct
+from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts, hooks_ms, in_steps_pct
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_findings
 from lightning_forge_profiling.diagnosis.live_step import cpu_findings, gpu_findings, recorded_steps
 from lightning_forge_profiling.diagnosis.machine_rules import before_all
@@ -25,9 +26,10 @@ from lightning_forge_profiling.diagnosis.ranks import (
     straggler,
     with_waits,
 )
-from lightning_forge_profiling.diagnosis.rule import COMPUTE, MIN_STEPS, share_pct
+from lightning_forge_profiling.diagnosis.rule import COMPUTE, MIN_STEPS, in_s, share_pct
 from lightning_forge_profiling.diagnosis.verdict import by_gain, decide, is_certain, no_verdict, with_intervals
 from lightning_forge_profiling.diagnosis.where import located, with_lines
+from lightning_forge_profiling.names import HANG
 from lightning_forge_profiling.results.analysis import (
     NO_VERDICT,
     NOTHING_STANDS_OUT,
@@ -89,6 +91,7 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         others = (*ledger_findings(run.own), *memory_findings(run.all))
         ranked = _ranked(_merge(findings, others, run), run)
         combined = naming_missing(before_all(_with_verdict(ranked, differences, analysis, run), run.all))
+    combined = without_verdict_of_hang(combined)
     return replace(
         combined,
         verdict_text=f"{combined.verdict_text} {switched_on(evidence.switches)}".rstrip(),
@@ -110,6 +113,18 @@ def naming_missing(analysis: Analysis) -> Analysis:
         return analysis
     warnings = tuple(dict.fromkeys((words, *analysis.warnings)))
     return replace(analysis, verdict_text=f"{words}: {analysis.verdict_text}", warnings=warnings)
+
+
+def without_verdict_of_hang(analysis: Analysis) -> Analysis:
+    """The analysis without verdict and findings if training stood still for most of the fit."""
+    run = analysis.run
+    if run is None or run.ledger is None:
+        return analysis
+    stood_s, whole_s = run.ledger.parts.get(HANG, 0.0), LedgerCosts(run, run.ledger).whole_s
+    if 100 * stood_s <= _MOSTLY_PCT * whole_s:
+        return analysis
+    text = f"No verdict: training stood still for {in_s(stood_s)} of the fit's {in_s(whole_s)}."
+    return replace(analysis, verdict=NO_VERDICT, verdict_text=text, findings=(), hints=(), differences=())
 
 
 def judge(
@@ -239,6 +254,10 @@ def _of_run(ranked: tuple[Finding, ...], run: _Run) -> Analysis:
     if certain:
         findings = _ranked([*ranked, *beside_straggler(cpu_work(run.own), run.all, run.straggler)], run)
     verdict, text = decide(findings, gpu=run.all.on_device, steps=steps)
+    if verdict == CPU_WORK.code and not (run.all.on_device or computing_is_known(run.own)):
+        [title] = [finding.title for finding in findings if finding.code == verdict]
+        text = f"No verdict: {title}. CPU times do not show which: a longer run or a recorded window may."
+        verdict = NO_VERDICT
     small = all(finding.of == "step" and finding.share_pct < _SMALL_PCT for finding in certain)
     computing_pct = share_pct(run.own, *COMPUTE)
     if certain and small and not run.all.on_device and computing_pct > _MOSTLY_PCT:

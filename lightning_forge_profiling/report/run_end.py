@@ -11,13 +11,13 @@ from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.memory import CODE as MEMORY
 from lightning_forge_profiling.diagnosis.memory import growth_words
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
-from lightning_forge_profiling.names import HANG
 from lightning_forge_profiling.report.blocks import Line, Text
 from lightning_forge_profiling.report.run_table import (
     NAMES_WIDTH,
     RunTable,
     also,
     brief_rows,
+    figure_notes,
     in_notebook,
     missing_files,
     no_verdict,
@@ -25,7 +25,6 @@ from lightning_forge_profiling.report.run_table import (
     print_run,
     step_table,
     throughput,
-    warm_up_note,
     where_a_step_goes,
 )
 from lightning_forge_profiling.report.run_wording import goodput_words, recompiled_lines
@@ -89,10 +88,7 @@ def _rates(report: RunReport) -> Iterator[Line]:
     run = None if report.analysis is None else report.analysis.run
     if run is not None and run.ledger is not None and (words := goodput_words(run.ledger)):
         yield Line("goodput", Text(words))
-    yield from warm_up_note(report.run)
-    if run is not None and run.ledger is not None and HANG in run.ledger.parts:
-        stood = f"training stood still for {run.ledger.parts[HANG]:.0f} s: forge-profiling summary says when and where"
-        yield Line("note", Text(stood))
+    yield from figure_notes(report.run)
     if run is not None and report.analysis is not None:
         yield from _beside(report.analysis, run)
     if run is not None and (distorting := switched_on(run.switches)):

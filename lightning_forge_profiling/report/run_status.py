@@ -8,7 +8,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from lightning_forge_profiling.diagnosis.combine import THE_RUN, combine
+from lightning_forge_profiling.diagnosis.combine import THE_RUN, combine, without_verdict_of_hang
+from lightning_forge_profiling.diagnosis.hangs import find_hang
 from lightning_forge_profiling.names import HANG, REGIONS
 from lightning_forge_profiling.record.histogram import merged, percentile_ms
 from lightning_forge_profiling.record.lines import Begin, EventLine, IntervalLine, State
@@ -237,10 +238,15 @@ def totals(record: RunRecord) -> tuple[RankRecord, State | None]:
     # a rank that has not ended knows only its own work
     states = ((rank, rank.state) for rank in record.ranks if rank.state is not None)
     first, state = next(states, (record.ranks[0], None))
-    analysis, works = None if state is None else state.report.analysis, record.works
+    analysis, works, heard = None if state is None else state.report.analysis, record.works, record.heard
     if state is None or analysis is None or analysis.run is None:
         return first, state
-    if analysis.source != THE_RUN or len(works) <= len(analysis.run.ranks):
-        return first, state
-    of_all = replace(combine(None, replace(analysis.run, ranks=works)), tracked=analysis.tracked)
-    return first, msgspec.structs.replace(state, report=replace(state.report, analysis=of_all))
+    if analysis.source == THE_RUN and len(works) > len(analysis.run.ranks):
+        analysis = replace(combine(None, replace(analysis.run, ranks=works)), tracked=analysis.tracked)
+    hang = find_hang(heard, first.begin.world_size, max((one.at for one in heard.values()), default=0.0))
+    if hang is not None and first.end is None and analysis.run is not None and analysis.run.ledger is not None:
+        ledger = analysis.run.ledger  # of before: no step has ended since, and perhaps the run was killed
+        parts = {**ledger.parts, HANG: ledger.parts.get(HANG, 0.0) + hang.seconds}
+        ledger = replace(ledger, wall_s=ledger.wall_s + hang.seconds, parts=parts, goodput=None)
+        analysis = without_verdict_of_hang(replace(analysis, run=replace(analysis.run, ledger=ledger)))
+    return first, msgspec.structs.replace(state, report=replace(state.report, analysis=analysis))

@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -105,8 +106,11 @@ def _verdict(report: RunReport) -> Iterator[Line]:
 def also(analysis: Analysis) -> Iterator[Line]:
     """The findings below the verdict, with their shares; no line without one."""
     shares: dict[str, list[str]] = {}
+    codes = Counter(finding.code for finding in analysis.findings)
     for finding in sorted(analysis.findings[1:], key=lambda one: one.of != "step"):
-        shares.setdefault(finding.whole, []).append(f"{finding.code} {finding.share_pct:.0f} %{between(finding)}")
+        part = str(finding.evidence.get("part", "")).partition("/")[2] if codes[finding.code] > 1 else ""
+        named = f"{finding.code} ({part})" if part else finding.code
+        shares.setdefault(finding.whole, []).append(f"{named} {finding.share_pct:.0f} %{between(finding)}")
     if shares:
         unreliable = "unreliable: " if analysis.verdict in MACHINE else ""
         named = "; ".join(f"{', '.join(each)} of {whole}" for whole, each in shares.items())
@@ -211,7 +215,7 @@ def brief_rows(report: RunReport, most: int) -> tuple[RegionRow, ...]:
 
 def _rate_lines(report: RunReport) -> Iterator[Line]:
     run = report.run
-    yield from warm_up_note(run)
+    yield from figure_notes(run)
     if run.steady.steps:
         yield Line("throughput", Text(throughput(report)))
     for loop in report.loops:
@@ -235,13 +239,17 @@ def _rate_lines(report: RunReport) -> Iterator[Line]:
     yield from _whole_fit_lines(report)
 
 
-def warm_up_note(run: RunSummary) -> Iterator[Line]:
-    """What to know of figures that are of warm-up steps."""
+def figure_notes(run: RunSummary) -> Iterator[Line]:
+    """What to know of the figures: where training stood still, whether few steps make the mean, warm-up steps."""
+    yield from (Line("note", Text(text)) for text in run.stood)
+    if run.slowest and run.step_ms.p95 is not None and run.steady.mean_ms("step") > run.step_ms.p95:
+        step, s, pct = run.slowest[0].step, run.slowest[0].ms / 1e3, 100 * run.slowest[0].ms / run.steady.total_ms
+        yield Line("note", Text(f"the mean is above p95: step {step} took {s:.1f} s, {pct:.0f} % of the steps' time"))
     if run.only_warmup and run.steps == 1:
         yield Line("note", Text("only one step ran, and the first step is slower than later ones"))
     elif run.only_warmup and run.steps:
         yield Line(
-            "note", Text(f"the run ended in its warm-up, of which {run.steps} steps ran; figures leave out the first")
+            "note", Text(f"figures are of the warm-up, of which {run.steps} steps ran; they leave out the first")
         )
 
 

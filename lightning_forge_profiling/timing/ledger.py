@@ -179,18 +179,16 @@ class LedgerClock:
         self._entered_ns.append(self._since_ns)
         self._counts[part] += 1
 
-    def charge(self, ns: int, part: str) -> None:
-        """Count the latest time of the steps to a part inside."""
-        self._ns[self._stack[0]] -= ns
+    def charge(self, ns: int, part: str, of: str = "") -> None:
+        """Count the latest time of the steps, or of another part, to a part inside."""
+        self._ns[of or self._stack[0]] -= ns
         self._ns[part] += ns
         self._counts[part] += 1
 
     def move(self, ns: int, part: str, other: str) -> None:
         """Count the latest time of a part to another one."""
-        self._ns[part] -= ns
-        self._ns[other] += ns
+        self.charge(ns, other, of=part)
         self._counts[part] -= 1
-        self._counts[other] += 1
 
     def _end_long(self, part: str, now_ns: int, took_ns: int) -> None:
         if took_ns >= _LONG_NS and len(self._stack) > 1:
@@ -231,12 +229,19 @@ class LedgerClock:
             now_ns = self._clock_ns() if until_ns is None else until_ns
         return now_ns
 
-    def begin_step(self, step: int, *, own_ns: int = 0, last_counts: bool = True, stood_ns: int = 0) -> None:
-        """Begin a step, which ends the previous one, in which training may have stood still."""
+    def stand(self, seconds: float, before: Mapping[str, int]) -> None:
+        """Count a standstill as `hang`, and not to the part that has grown most since `peek` was as in `before`."""
+        self.enter(HANG, counts=False)
+        self.exit(HANG)
+        grown_ns = {part: ns - before.get(part, 0) for part, ns in self._ns.items()}
+        part = max(grown_ns, key=grown_ns.__getitem__)
+        self.charge(min(int(1e9 * seconds), grown_ns[part]), HANG, of=part)
+        self._first_ns[part] = min(self._first_ns.get(part, self._ns[part]), self._ns[part])
+
+    def begin_step(self, step: int, *, own_ns: int = 0, last_counts: bool = True) -> None:
+        """Begin a step, which ends the previous one."""
         if self.collected:
             self._take_garbage()
-        if stood_ns:
-            self.charge(max(stood_ns - sum(self.noted.values()), 0), HANG)
         self.move_own(own_ns)
         if step == 1 and self._stack[:1] == [FIRST_STEP]:
             self.turn_to(STEPS)

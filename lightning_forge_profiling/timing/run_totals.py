@@ -12,6 +12,7 @@ from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS, WHOLE, StepTi
 from lightning_forge_profiling.timing.sums import StepSums, Typical, added
 
 _MOST: Final = 5
+_SHOWN: Final = 3
 _LATEST: Final = 64
 
 
@@ -185,6 +186,7 @@ class RunSummary:
         first_ms: times of the first 512 counted steps by number, on one side of a recorded window; with accumulation
             those of the more frequent kind, with or without an optimizer update.
         slowest: the slowest steps that count, the slowest first.
+        stood: a sentence for each of the latest steps in which training stood still, also for one that did not end.
     """
 
     steps: int
@@ -206,6 +208,7 @@ class RunSummary:
     first_ms: Mapping[int, float] = field(default_factory=dict)
     slowest: tuple[TimedStep, ...] = ()
     stood_steps: int = 0
+    stood: tuple[str, ...] = ()
 
 
 class RunTotals:
@@ -231,6 +234,7 @@ class RunTotals:
         self._before_window: deque[float] = deque(maxlen=_BESIDE_WINDOW)
         self._after_window: list[float] = []
         self._slowest = SlowestSteps()
+        self.stood: list[str] = []  # what is said of steps in which training stood still
         self.blocks = StepBlocks(bucket)  # the steps that count
         # the latest of them whose regions were timed by choice, and whether the GPU waited; read in another thread
         self.latest: deque[tuple[StepTimes, bool | None]] = deque(maxlen=_LATEST)
@@ -377,6 +381,7 @@ class RunTotals:
             warmup_steps=warmup,
             recorded_steps=recorded,
             stood_steps=stood,
+            stood=tuple(self.stood[-_SHOWN:]),
             untimed_steps=max(steps - counted - warmup - recorded - stood, 0),
             excluded_ms=dict(self._excluded_ms),
             samples=self._samples,

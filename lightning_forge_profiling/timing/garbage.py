@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 FULL: Final = 2  # the oldest generation: collecting it visits every object that the collector tracks
 
 _LATEST: Final = 4096
+_FROZEN_BY_PYTHON: Final = 1000  # Python 3.12 freezes 375 objects when it starts; whoever else freezes, freezes more
 
 
 class Collection(NamedTuple):
@@ -84,7 +85,7 @@ def count_collections_anew() -> None:
     The young garbage is collected, and `freeze` sets the counts to zero; `unfreeze` puts the objects back. Python 3.14
     collects in small pieces.
     """
-    if sys.version_info < (3, 14) and gc.isenabled() and not gc.get_freeze_count():
+    if sys.version_info < (3, 14) and gc.isenabled() and gc.get_freeze_count() < _FROZEN_BY_PYTHON:
         gc.collect(1)
         gc.freeze()
         gc.unfreeze()

@@ -218,6 +218,64 @@ def test_collections_between_the_regions_are_not_named_twice(make_trainer):
     assert "between-regions" not in {finding.code for finding in ours.analysis().findings}
 
 
+class DueAtTheStart(Classifier):
+    """A full collection is due when training begins: a third more objects than before have survived eleven others."""
+
+    def on_fit_start(self):
+        self.thresholds, self.in_steps = gc.get_threshold(), []
+        gc.collect()
+        gc.set_threshold(10**6, *self.thresholds[1:])  # nothing is collected until training begins
+        self.survivors = [[] for _ in range(len(gc.get_objects()) // 3)]
+        for _ in range(self.thresholds[2] + 1):
+            gc.collect(1)
+
+    def on_train_start(self):
+        gc.set_threshold(*self.thresholds)
+        gc.callbacks.append(self.note)
+
+    def training_step(self, batch):
+        self.activations = [[] for _ in range(2 * self.thresholds[0])]  # young objects, to collect
+        return super().training_step(batch)
+
+    def on_train_end(self):
+        gc.callbacks.remove(self.note)
+
+    def note(self, phase, info):
+        if phase == "stop":
+            self.in_steps.append(info["generation"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 collects in small pieces")
+def test_what_was_allocated_before_training_brings_no_full_collection_into_a_step(make_trainer):
+    with_us, plain = DueAtTheStart(), DueAtTheStart()
+    make_trainer(ThroughputCallback(), logger=False).fit(with_us, loader(128))
+    make_trainer(logger=False).fit(plain, loader(128))
+    assert 2 in plain.in_steps  # the plant
+    assert with_us.in_steps
+    assert 2 not in with_us.in_steps
+
+
+@pytest.mark.parametrize("untouched", [gc.disable, gc.freeze])
+def test_a_collector_that_the_user_switched_off_or_froze_is_left_alone(make_trainer, untouched):
+    class Looks(Classifier):
+        def on_fit_start(self):
+            untouched()
+            self.frozen = gc.get_freeze_count()
+
+        def on_train_start(self):
+            self.after = gc.isenabled(), gc.get_freeze_count()
+
+    module = Looks()
+    try:
+        make_trainer(ThroughputCallback(), logger=False).fit(module, loader(32))
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    assert module.after[0] is (untouched is gc.freeze)
+    assert module.after[1] >= 0.9 * module.frozen  # the frozen are freed where nothing refers to them any more
+
+
 @pytest.mark.parametrize(
     ("gpu_starved_pct", "each_s", "costs_s"),
     [(100.0, 0.02, 2.0), (0.0, 0.02, None), (0.0, 0.3, 25.0), (50.0, 0.1, 5.0)],

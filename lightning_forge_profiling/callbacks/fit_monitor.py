@@ -34,6 +34,7 @@ from lightning_forge_profiling.results.run import Recompilation
 from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
+from lightning_forge_profiling.timing.garbage import count_collections_anew
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.region import RegionSink, set_region_sink
 
@@ -163,6 +164,7 @@ class FitMonitor(Guarded):
         self.ledger.count_steps(on=not (self.recording or self._warming_up()))
         if self.log is not None:
             self.log.begin(trainer, self._counter, report=partial(self._reporter.so_far, trainer))
+        count_collections_anew()
 
     def _measure_waits(self, trainer: Trainer) -> None:
         if trainer.world_size > 1 and self.waits is None:

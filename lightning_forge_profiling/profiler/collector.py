@@ -7,13 +7,14 @@ at the stop. No PyTorch release known to us does so by default (pytorch/kineto#1
 
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 import warnings
 from collections.abc import Iterator, Mapping
 from threading import Lock
 from time import perf_counter, sleep
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch.profiler import ProfilerAction, profile
@@ -46,27 +47,19 @@ def scheduled_profiler(until: int) -> str:
     return ""
 
 
-def exit_at_once() -> None:
-    """Have this forked process leave out C++'s destructors when it exits: those of a running recording crash."""
-    libc = ctypes.CDLL(None)
+@functools.cache
+def forks_exit_at_once() -> None:
+    """Have each process that is forked from here on leave out the exit handlers of C and C++ libraries."""
+    # From the first recording on Kineto has a thread that a forked process lacks: the destructor of what that waits
+    # for never ends there (glibc). In a recorded step those of the recording crash.
+    libc: Any = ctypes.CDLL(None) if hasattr(os, "register_at_fork") else None
     if hasattr(libc, "on_exit"):  # as glibc has
-        libc.on_exit(libc._exit, None)  # noqa: SLF001  (which gets the exit code)
-        libc.__cxa_atexit(libc.fflush, None, None)  # noqa: SLF001  (before that: the latest comes first)
 
+        def exit_at_once() -> None:
+            libc.on_exit(libc._exit, None)  # noqa: SLF001  (which gets the exit code)
+            libc.__cxa_atexit(libc.fflush, None, None)  # noqa: SLF001  (before that: the latest comes first)
 
-def _end_kinetos_thread() -> None:
-    """End the thread with which Kineto waits for orders of other programs."""
-    # It is there from the first recording on. A forked process does not have it and destroys, when it exits, the
-    # condition variable that it waits on: glibc waits for ever until nobody waits on that.
-    with contextlib.suppress(OSError, AttributeError):  # in another build of PyTorch
-        kineto = ctypes.CDLL(torch._C.__file__)  # noqa: SLF001  (finds what the libraries that it needs have, too)
-        loader = kineto._ZN9libkineto12ConfigLoader8instanceEv  # noqa: SLF001
-        loader.restype = ctypes.c_void_p
-        kineto._ZN9libkineto12ConfigLoader10stopThreadEv(ctypes.c_void_p(loader()))  # noqa: SLF001
-
-
-if hasattr(os, "register_at_fork") and "KINETO_USE_DAEMON" not in os.environ:  # which allows such orders
-    os.register_at_fork(before=_end_kinetos_thread)
+        os.register_at_fork(after_in_child=exit_at_once)
 
 
 @contextlib.contextmanager

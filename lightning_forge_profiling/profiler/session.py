@@ -24,7 +24,7 @@ from lightning_forge_profiling.profiler.collector import (
     RECORDING,
     active_profiler,
     detached_at_stop,
-    exit_at_once,
+    forks_exit_at_once,
     let_gpu_settle,
     no_warning_of_later_cycles,
     scheduled_profiler,
@@ -180,7 +180,6 @@ class TraceSession:
         """This is a forked process: the recording is none of its own."""
         if self.running and self.recording:
             self.marks.leave_operators_out()
-            exit_at_once()
         self._release()
         self._child, self._report = None, TraceReport("skipped")
 
@@ -333,6 +332,7 @@ class TraceSession:
             self._skip(other or "another fit in this process records at the same time")
             return
         began = perf_counter()
+        forks_exit_at_once()
         config, memory = self._config, self._config.profile_memory
         # not `profile`, which refers to itself: a collection in a later step would free all that it has recorded
         self._profiler = _KinetoProfile(

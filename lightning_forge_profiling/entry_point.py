@@ -28,6 +28,10 @@ def callbacks() -> list[Any]:
         >>> callbacks()
         []
     """
+    import sys  # noqa: PLC0415  (every script of the environment imports this module)
+
+    if (api := sys.modules.get("lightning_forge_profiling.callbacks.lightning_api")) is not None:
+        api.accept_late_imports()  # this Trainer's package may be newer than ours
     options = os.environ.get(RUN_OPTIONS)
     if not options:
         return []

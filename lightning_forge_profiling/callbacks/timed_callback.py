@@ -12,7 +12,7 @@ from lightning_forge_profiling.callbacks.batches import FlopsPerBatch
 from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor
 from lightning_forge_profiling.callbacks.fit_results import FitResults, NewestResults
 from lightning_forge_profiling.callbacks.ledger_parts import SetUpParts, begin_ledger
-from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer
+from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer, accept_late_imports
 from lightning_forge_profiling.callbacks.process_fits import FITS
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS, SWITCHED_OFF, switched_off
@@ -66,6 +66,7 @@ class TimedCallback(Callback):
 
     def __init__(self) -> None:
         super().__init__()
+        accept_late_imports()
         self._own_results: FitResults | None = None
         self._newest = NewestResults()
         self.built_ns = perf_counter_ns()

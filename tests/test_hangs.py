@@ -446,8 +446,16 @@ def test_a_long_step_of_a_process_that_was_not_stopped_is_no_hang(tmp_path, monk
 
 @pytest.mark.slow
 @pytest.mark.real_time
-def test_a_fit_that_ends_in_a_hang_has_its_time_and_place_and_no_advice(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(standing, "LEAST_S", 2.0)
+@pytest.mark.parametrize(
+    ("limit", "why"),
+    [
+        ("LEAST_S", r"rank 0 stands in step \d+ since \d+\s+s:"),
+        ("_LEAST_AT_END_S", r"training stood still in\s+[\S\s]*Hangs.once at"),
+    ],
+    ids=["after the limit", "before it"],
+)
+def test_a_fit_that_ends_in_a_hang_has_its_time_and_place_and_no_advice(tmp_path, monkeypatch, capfd, limit, why):
+    monkeypatch.setattr(standing, limit, 2.0)
     interrupts = threading.Timer(PAUSE_S, os.kill, (os.getpid(), signal.SIGINT))
 
     class Hangs(Pauses):
@@ -462,7 +470,7 @@ def test_a_fit_that_ends_in_a_hang_has_its_time_and_place_and_no_advice(tmp_path
         trainer.fit(Hangs("step"), loader(300 * 4))
     out, ledger = capfd.readouterr().out, callback.ledger()
     assert re.search(r"verdict +No verdict: training stood still for \d\.\d s of the fit's \d\.\d s", out)
-    assert re.search(r"note +step \d+ took \d\.\d s: rank 0 stands in step \d+ since \d+\s+s:", out)
+    assert re.search(r"note +step \d+ took \d\.\d s: " + why, out)
     assert "try " not in out
     assert ledger.parts["hang"] == pytest.approx(PAUSE_S, abs=1)
     assert ledger.parts["steps"] < PAUSE_S / 2

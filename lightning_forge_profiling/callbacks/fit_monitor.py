@@ -383,7 +383,7 @@ class FitMonitor(Guarded):
         if proxy is None:
             return
         proxy.uninstall(trainer)
-        self.step_timer.stood_still(perf_counter_ns())
+        self.step_timer.stood_still(perf_counter_ns(), ends=False)
         self._end_readings()
         set_region_sink(self._previous_sink)
         if self._ledger_parts is not None:

@@ -131,6 +131,9 @@ class RankWatch:
             why = "training stood still" if status.hang is None else status.hang.where
             end = any(one.state in {"failed", "finished", "gone"} for one in status.ranks)
             self._step_timer.standstills.hang(pulse.step, standing.seconds, why, others_end=end)
+        elif standing is None and (at_end := self._hangs.at_end)[0]:
+            why = f"training stood still{at_end[1] and f' in {at_end[1]}'}"
+            self._step_timer.standstills.hang(pulse.step, at_end[0], why, certain=False)
 
     def _pulse(self) -> Pulse:
         number, self._number = self._number, self._number + 1

@@ -24,6 +24,7 @@ class Standstill(NamedTuple):
     why: str
     step: int | None = None  # that of a hang
     began_ns: int = 0  # of a stop, to take it once
+    certain: bool = True  # or only if the step never ends
 
 
 class Standstills:
@@ -54,21 +55,28 @@ class Standstills:
         if counts and counts.used_s - used_s < slept_s / 4 and counts.times - times < most_polls:
             self._latest = Standstill(slept_s, parts, "the process was stopped", began_ns=began_ns)
 
-    def hang(self, step: int, seconds: float, why: str, *, others_end: bool = False) -> None:
+    def hang(self, step: int, seconds: float, why: str, *, others_end: bool = False, certain: bool = True) -> None:
         """Training stands in a step since so many seconds, and may until the next look."""
         known = self._latest
+        if not certain and known is not None and known.step is None:  # a stop is known for sure
+            return
         if known is None or known.step != step:
             known = Standstill(seconds, self._ledger.peek(), why, step)
         # all of a step's part is a hang, but a validation run may have gone on for long before
         most_s = seconds + _LEAST_S if patient_part(self._ledger.open_parts()) else inf
         # what was said before ranks ended tells why, as of a hang that Ctrl-C ends on one rank after the other
-        self._latest = Standstill(most_s, known.parts, known.why if others_end else why, step)
+        self._latest = Standstill(most_s, known.parts, known.why if others_end else why, step, certain=certain)
 
-    def take(self, step: int) -> Standstill | None:
-        """That of a step which ends after a second or more."""
+    def take(self, step: int, *, ends: bool) -> Standstill | None:
+        """That of a step which took a second or more, and ends or does not, since the fit ends."""
         self._see_stop()
         found, self._latest = self._latest, None
-        if found is None or found.step not in {None, step} or found.began_ns == self._taken_ns:
+        if (
+            found is None
+            or (ends and not found.certain)
+            or found.step not in {None, step}
+            or found.began_ns == self._taken_ns
+        ):
             return None
         self._taken_ns = found.began_ns or self._taken_ns
         return found

@@ -496,10 +496,10 @@ class StepTimer(Guarded):
         except Exception as exc:
             self.note_failure(exc)
 
-    def stood_still(self, ended_ns: int) -> bool:
-        """Whether training stood still in the step under way; the ledger gets that time as `hang`."""
+    def stood_still(self, ended_ns: int, *, ends: bool = True) -> bool:
+        """Whether training stood still in the step that ends, or cannot end; the ledger gets that time as `hang`."""
         took_s = (ended_ns - self._stepped_ns) / 1e9
-        found = self.standstills.take(self.step) if took_s >= 1 else None
+        found = self.standstills.take(self.step, ends=ends) if took_s >= 1 else None
         if found is not None:
             self.ledger.stand(min(found.seconds, took_s), found.parts)
             self.totals.stood.append(f"step {self.step} took {took_s:.1f} s: {found.why}")

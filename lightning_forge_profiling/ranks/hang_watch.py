@@ -33,6 +33,11 @@ class HangWatch:
         """For how long no step ended, and the innermost line of the user's code; (0, "") below 30 s."""
         return self._standing.where
 
+    @property
+    def at_end(self) -> tuple[float, str]:
+        """For how long training stood if the fit ended now, and in which line; (0, "") if it moves."""
+        return self._standing.at_end
+
     def look(self, progress: Progress, *, ended: bool) -> tuple[Standing | None, tuple[SilentRank, ...]]:
         """Where this rank stands, None while it moves; and the ranks of this machine that are silent."""
         standing = None if ended else self._standing.look(progress)

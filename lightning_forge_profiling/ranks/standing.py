@@ -26,6 +26,7 @@ from lightning_forge_profiling.ranks.stacks import (
 from lightning_forge_profiling.results.pulse import Standing
 
 LEAST_S = 30.0
+_LEAST_AT_END_S: Final = 5.0  # in a step that never ends, since the fit does
 _OF_USUAL: Final = 10.0
 PATIENT_S = 600.0
 _OF_LONGEST: Final = 10.0
@@ -103,8 +104,18 @@ class Stillness:
     @property
     def step_limit_s(self) -> float:
         """The same within a step."""
+        return max(LEAST_S, self._uncommon_s)
+
+    @property
+    def at_end_s(self) -> float:
+        """For how long training has stood in the step under way if that never ends; 0 if it has not."""
+        stands = self._before is not None and not self._before.part
+        return self.still_s if stands and self.still_s >= max(_LEAST_AT_END_S, self._uncommon_s) else 0.0
+
+    @property
+    def _uncommon_s(self) -> float:
         usual_s = self._steps_s / self._steps if self._steps else 0.0
-        return max(LEAST_S, self._longest_s.get("", 0.0), _OF_USUAL * usual_s)
+        return max(self._longest_s.get("", 0.0), _OF_USUAL * usual_s)
 
     def add(self, look: Look) -> None:
         """Take the readings of another moment."""
@@ -158,6 +169,7 @@ class StandingWatch:
         self._step = -1
         self._since_s = 0.0  # when it ended
         self.where = 0.0, ""  # from 30 s without a step's end on: that time, and the innermost line of the user's code
+        self.at_end = 0.0, ""  # for how long it stood if the fit ended now, and that line
         self._ask_s = 0.0  # how long a thread that computes has to look the same until the Flight Recorder is asked
         self._found: dict[str, Any] | None = None  # the fields of `Standing`
         self._asked: int | None = None  # where a worker's stacks begin
@@ -176,7 +188,8 @@ class StandingWatch:
         self.where = (no_step_s, innermost(lines_of(frame)).place) if no_step_s >= LEAST_S and frame else (0.0, "")
         stillness = self._stillness
         stillness.add(self._reading(progress, frame))
-        limit_s = stillness.limit_s
+        at_end_s, limit_s = stillness.at_end_s, stillness.limit_s
+        self.at_end = (at_end_s, innermost(lines_of(frame)).place) if at_end_s and frame else (0.0, "")
         if frame is None or stillness.same_s < limit_s:
             self._found, self._asked, self._ask_s = None, None, limit_s
         elif self._found is not None:

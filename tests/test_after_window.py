@@ -11,7 +11,6 @@ from lightning_forge_profiling.diagnosis.drift import WINDOW_STEPS, window_effec
 from lightning_forge_profiling.profiler.collector import detached_at_stop, why_attached
 from lightning_forge_profiling.report.run_wording import window_effect_words
 from tests.models import Classifier, loader
-from tests.outcomes import unwrapped
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def test_a_build_without_cuda_has_nothing_to_detach():
     assert not why_attached({"TEARDOWN_CUPTI": "0"}, None)
 
 
-def test_the_summary_compares_the_steps_on_both_sides(make_trainer, capsys):
+def test_the_summary_compares_the_steps_on_both_sides(make_trainer):
     forge = ForgeProfilerCallback(40, 42)
     make_trainer(forge, logger=False).fit(Classifier(), loader(4 * 100))
     effect = forge.analysis().run.window_effect
@@ -73,12 +72,12 @@ def test_the_summary_compares_the_steps_on_both_sides(make_trainer, capsys):
     assert effect.steps_after == 53, "without the first five after the window"
     assert effect.low_pct <= effect.change_pct <= effect.high_pct
     assert effect.change_pct == pytest.approx(100 * (effect.after_ms / effect.before_ms - 1))
-    slower = "slower since then" in unwrapped(capsys.readouterr().out)
-    assert slower == (effect.low_pct > 10), "the table has a line for it only then"
     report = forge.trace_report()
     written = json.loads(report.summary_path.read_text())["run"]["window_effect"]
     assert written["change_pct"] == effect.change_pct
-    assert "the median step takes" in report.summary_path.with_suffix(".md").read_text()
+    text = report.summary_path.with_suffix(".md").read_text()
+    assert "the median step takes" in text
+    assert ("slower since then" in text) == (effect.low_pct > 10)  # as on a machine that becomes busy
 
 
 def test_a_window_too_early_to_compare_is_not_compared(make_trainer, capsys):

@@ -1,0 +1,1 @@
+"""What must not change: the figures and findings that were read from real traces."""

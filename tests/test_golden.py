@@ -1,0 +1,22 @@
+"""What is read from the golden traces is what was kept of them: `tests/golden/README.md`."""
+
+import pytest
+
+from tests.golden import outputs
+
+
+@pytest.mark.parametrize("case", outputs.cases())
+def test_figures_and_findings_are_those_that_were_kept(case):
+    assert outputs.kept(case), "python -m tests.golden.outputs --keep"
+    assert outputs.differences(case) == []
+
+
+def test_a_figure_that_changes_is_named(monkeypatch):
+    before = outputs.kept("ddp")
+    steps = before["figures"]["ranks/0/steps"]
+    changed = {**before["figures"], "ranks/0/steps": 2 * steps}
+    monkeypatch.setattr(outputs, "kept", lambda _: {**before, "verdict": "gpu-idle", "figures": changed})
+    assert outputs.differences("ddp") == [
+        f"verdict: gpu-idle before, {before['verdict']} now",
+        f"ranks/0/steps: {2 * steps} before, {steps} now",
+    ]

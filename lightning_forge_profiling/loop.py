@@ -120,7 +120,7 @@ class step:  # noqa: N801  (used like a function)
     Args:
         batch: what the step trains on, for `ThroughputCallback`'s functions of a batch; None for what the DataLoader
             gave.
-        samples: how many samples it has; None to infer it from the batch.
+        samples: how many samples it has; None for the first dimension of its first tensor, or its loader's batch size.
 
     Raises:
         ConfigurationError: `samples` is not a number of samples, or a step is inside of another one.

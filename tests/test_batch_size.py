@@ -1,8 +1,7 @@
-"""How many samples a run is said to have worked through, for batches of every make: the right number, or none."""
+"""How many samples a run is said to have worked through, for batches of every make."""
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -54,13 +53,6 @@ class Graphs:
 
     def __init__(self, numbers):
         self.x = torch.zeros(5 * len(numbers) + 1, 4)
-        self.ptr = torch.arange(len(numbers) + 1)
-
-
-class LabelledGraphs(Graphs):
-    def __init__(self, numbers):
-        super().__init__(numbers)
-        self.y = torch.zeros(len(numbers))
 
 
 @dataclass
@@ -75,92 +67,75 @@ class Slots:
     covariates: torch.Tensor | None = None
 
 
-class Pair(NamedTuple):
-    ids: torch.Tensor
-    mask: torch.Tensor
+class Plain:
+    def __init__(self, numbers):
+        self.name, self.x = "a", ids(numbers)
 
 
-def detection(numbers):
+def images(numbers):
     """Images of three channels and various sizes, each with its boxes."""
-    images = [torch.zeros(3, 8 + number % 3, 8) for number in numbers]
-    return images, [{"boxes": torch.zeros(1 + number % 8, 4), "label": torch.tensor(1)} for number in numbers]
+    made = [torch.zeros(3, 8 + number % 3, 8) for number in numbers]
+    return made, [{"boxes": torch.zeros(1 + number % 8, 4)} for number in numbers]
 
 
 def ids(numbers):
     return torch.zeros(len(numbers), 1 + numbers[0] % 5)
 
 
+def changes(before, after):
+    """Batches of which the first dimension is another from the third on."""
+    return loader(lambda n: torch.zeros(before if n[0] < 16 else after))
+
+
 def loader(collate=None, size=8, count=44, *, data=Made, **options):
     return DataLoader(data(count), size, collate_fn=collate, **options)
 
 
-class Tables:
-    """A loader of the user's own whose batches agree on their size, as of cells or time series."""
+class Own:
+    """A loader of the user's own that says nothing."""
 
-    def __init__(self, make=lambda n: {"x": torch.zeros(n, 8), "label": torch.zeros(n, 1), "name": ["a"] * n}):
+    def __init__(self, make=lambda n: {"name": ["a"] * n, "x": torch.zeros(n, 8)}):
         self.make = make
 
     def __iter__(self):
         return map(self.make, (8, 8, 8, 8, 8, 4))
 
 
-class Batched(Dataset):
-    """Batches of time series: past, covariates that are not there, future."""
-
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, i):
-        size = 4 if i == 5 else 8
-        return torch.zeros(size, 24, 1), None, torch.zeros(size, 12, 1)
-
-
-# in each 44 samples, six batches of 8 of which the last has 4, unless said otherwise
+# of each 44 samples, six batches of 8 of which the last has 4, unless said otherwise
 COUNTED = {
     "numbers": loader(),
     "a dict that begins with a scalar": loader(lambda n: {"scale": torch.tensor(2.0), "ids": ids(n)}),
-    "a number first": loader(lambda n: (0.5, ids(n))),
-    "images of various sizes": loader(detection),
-    "images of various sizes alone": loader(lambda n: detection(n)[0]),
-    "as many images as channels": loader(detection, size=3),
-    "as many images as channels alone": loader(lambda n: detection(n)[0], size=3),
-    "as many fields as samples": loader(lambda n: [ids(n), ids(n)], size=3, count=44),
-    "two fields, two samples": loader(lambda n: [ids(n), ids(n)], size=2, count=43),
-    "a pair, two samples": loader(lambda n: Pair(ids(n), ids(n)), size=2, count=43),
-    "an image, a label, two samples": loader(
-        lambda n: (torch.zeros(len(n), 3, 8, 8), torch.zeros(len(n))), size=2, count=43
-    ),
-    "time first, with lengths": loader(lambda n: (torch.zeros(1 + n[0] % 16, len(n), 4), torch.zeros(len(n)))),
-    "a constant of that length": loader(lambda n: {"weights": torch.zeros(8), "ids": ids(n)}),
-    "texts": loader(lambda n: [str(number) for number in n]),
-    "texts of the default": DataLoader(Made(44, str), 8),
+    "texts and a number first": loader(lambda n: (["a"] * len(n), 0.5, ids(n))),
+    "deep inside": loader(lambda n: {"all": [{"names": ("a", "b")}, {"ids": ids(n)}]}),
+    "not where it was": loader(lambda n: {"ids": ids(n)} if n[0] % 16 else [{"name": "a"}, ids(n)]),
     "a dataclass": loader(lambda n: Fields(0.1, ids(n))),
     "a dataclass with slots": loader(lambda n: Slots(ids(n))),
-    "a class": loader(LabelledGraphs),
-    "packed, in any order": loader(
-        lambda n: pack_sequence([torch.zeros(1 + number % 7) for number in n], enforce_sorted=False)
-    ),
+    "a class": loader(Plain),
     "no short batch": loader(drop_last=True, count=47),
     "less than a batch": loader(size=100),
-    "one sample each": loader(size=1),
     "a stream": loader(data=Streamed),
-    "a stream of images": loader(detection, data=Streamed),
-    "a stream with two short batches": loader(lambda n: [ids(n), ids(n)], data=Streamed),
-    "a batch sampler of its own": DataLoader(Made(44), batch_sampler=[range(12), range(12, 40), range(40, 44)]),
-    "a batch sampler, dicts": DataLoader(
-        Made(44, lambda i: {"name": str(i), "ids": torch.zeros(3), "scale": 1.0}),
-        batch_sampler=[range(3), range(3, 40), range(40, 44)],
+    "a batch sampler that names no size": DataLoader(
+        Made(44), batch_sampler=[range(12), range(12, 40), range(40, 44)]
     ),
     "a combined loader of one": CombinedLoader(loader()),
-    "a loader that names no size": Tables(),
-    "a data set that makes batches": DataLoader(Batched(), batch_size=None),
-}  # fmt: skip
-TOTAL = {
-    "two fields, two samples": 43,
-    "a pair, two samples": 43,
-    "an image, a label, two samples": 43,
-    "no short batch": 40,
+    "a loader that names no size": Own(),
+    "a data set that makes batches": DataLoader([torch.zeros(n, 3) for n in (8, 8, 8, 8, 8, 4)], batch_size=None),
+    "a batch that is short, but not the last": changes(8, 5),
 }
+# the loader's batch size for each, also for the short one at the end
+BY_THE_LOADER = {
+    "time first": loader(lambda n: torch.zeros(24, len(n), 4)),
+    "time first, as long as the batch at first": changes(8, 11),
+    "packed": loader(lambda n: pack_sequence([torch.zeros(9)] * len(n))),
+    "graphs": loader(Graphs),
+    "images of various sizes": loader(images),
+    "texts": loader(lambda n: [str(number) for number in n]),
+    "no tensor from the third on": loader(lambda n: ids(n) if n[0] < 16 else "a"),
+    "a stream of images": loader(images, data=Streamed),
+}
+TOTAL = {"no short batch": 40, "a batch that is short, but not the last": 2 * 8 + 4 * 5} | dict.fromkeys(
+    BY_THE_LOADER, 48
+)
 
 
 def fitted(make_trainer, data, caplog, model=None, **options):
@@ -171,49 +146,22 @@ def fitted(make_trainer, data, caplog, model=None, **options):
     return throughput.summary(), trainer.fit_loop.epoch_loop.total_batch_idx + 1, warnings
 
 
-@pytest.mark.parametrize("case", COUNTED)
-def test_samples_are_counted_as_they_are(make_trainer, caplog, case):
-    metrics, steps, warnings = fitted(make_trainer, COUNTED[case], caplog)
+@pytest.mark.parametrize("case", COUNTED | BY_THE_LOADER)
+def test_samples_are_read_off_the_first_tensor_or_the_loader(make_trainer, caplog, case):
+    metrics, steps, warnings = fitted(make_trainer, (COUNTED | BY_THE_LOADER)[case], caplog)
     assert warnings == []
     counted = metrics["throughput/samples_per_sec"] * metrics["time/step_ms"] / 1e3 * steps
     assert counted == pytest.approx(2 * TOTAL.get(case, 44))
 
 
-class Own:
-    """A loader of the user's own, which says nothing."""
-
-    def __iter__(self):
-        return (torch.zeros(4, 8) for _ in range(6))
-
-
 UNKNOWN = {
-    "images as one": (loader(lambda n: torch.zeros(3, len(n), 8)), "batch_size is 8, .*lengths: 3"),
-    "packed": (loader(lambda n: pack_sequence([torch.zeros(9)] * len(n))), "batch_size is 8"),
-    "graphs": (loader(Graphs), "batch_size is 8, .*lengths: 41, 9"),
-    "no tensor at all": (loader(lambda n: {"count": len(n)}), "lengths: none"),
-    "batches of the data set's own": (loader(size=None, count=6), "DataLoader.* has no batch_size"),
-    "a loader of the user's own": (Own(), "Own.* has no batch_size"),
-    "images of the user's own": (Tables(lambda n: [torch.zeros(3, 8 + i, 8) for i in range(n)]), "has no batch_size"),
-    "a sample of the user's own": (
-        Tables(lambda n: {"image": torch.zeros(3, 8, 8), "mask": torch.zeros(3, 8, 8)}),
-        "has no batch_size",
-    ),
-    "batch sampler and collate function": (
-        DataLoader(Made(44), batch_sampler=[range(12), range(12, 44)], collate_fn=ids),
-        "has no batch_size",
-    ),
+    "no tensor": (Own(lambda n: ["a"] * n), r"the loader \(Own\) has no batch_size"),
     "several loaders": ({"a": loader(), "b": loader(size=4)}, "2 loaders"),
-    "a size that does not stay": (loader(lambda n: torch.zeros(8 if n[0] < 16 else 11)), "batch 3"),
-    "a short batch that is not the last": (loader(lambda n: torch.zeros(8 if n[0] < 16 else 5)), "batch 3"),
-    "two that do not stay": (
-        loader(lambda n: (torch.zeros(8 if n[0] < 16 else 7), torch.zeros(8 if n[0] < 16 else 6))),
-        "batch 3",
-    ),
 }
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
-def test_there_is_no_guess(tmp_path, make_trainer, caplog, case):
+def test_what_is_unknown_is_said_with_what_to_do(tmp_path, make_trainer, caplog, case):
     data, why = UNKNOWN[case]
     metrics, _, [warning] = fitted(make_trainer, data, caplog)
     assert "batch_size_fn" in warning

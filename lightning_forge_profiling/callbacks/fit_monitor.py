@@ -219,17 +219,16 @@ class FitMonitor(Guarded):
         step_timer, proxy = self.step_timer, self._proxy
         if proxy is None or self._counter is None or self._ledger_parts is None:
             return
-        ends_epoch = bool(progress.batches.is_last_batch)
         work = self._counter.count(
             batch,
             trainer,
             step_timer.step,
             updates=progress.updates.completed,
             each_changes=self._automatic and trainer.accumulate_grad_batches == 1,  # which a callback may change
-            ends_epoch=ends_epoch,
         )
         saw_all, recorded = proxy.saw_step(trainer, trained=batch is not None), recorded or self._after_window
         began_ns = max(now_ns, self.ledger.changed_ns) if self._counter.calls_user else now_ns
+        ends_epoch = bool(progress.batches.is_last_batch)
         usual = saw_all and not (recorded or ends_epoch)
         if not (usual and step_timer.end_plain_step(work, began_ns)):
             step_timer.end_step(work, recorded=recorded, ends_epoch=ends_epoch, saw_all=saw_all, began_ns=began_ns)

@@ -316,7 +316,6 @@ class BatchSource(NamedTuple):
     """The loaders that a training batch comes from."""
 
     loaders: Sequence[Any]  # all training loaders, mostly one DataLoader
-    ends_epoch: bool = False  # whether the batch is the last of its epoch
     one_a_step: bool = True  # whether it is all that its step fetched, as always where Lightning does the fetching
     samples: float | None = None  # in the batch, if the loop says so
 
@@ -327,12 +326,7 @@ def batch_source(trainer: Trainer) -> BatchSource:
     if known is not None:
         return known
     loop, progress = trainer.fit_loop, trainer.fit_loop.epoch_loop.batch_progress
-    fetcher = loop._data_fetcher  # noqa: SLF001
-    return BatchSource(
-        loop._combined_loader.flattened,  # noqa: SLF001
-        bool(progress.is_last_batch),
-        not _fetched_by_module(fetcher) or fetcher.fetched == progress.current.ready,
-    )
+    return BatchSource(loop._combined_loader.flattened, _one_a_step(loop._data_fetcher, progress))  # noqa: SLF001
 
 
 def show_on_progress_bar(trainer: Trainer, metrics: Mapping[str, float]) -> None:
@@ -340,25 +334,18 @@ def show_on_progress_bar(trainer: Trainer, metrics: Mapping[str, float]) -> None
     trainer._logger_connector._progress_bar_metrics.update(metrics)  # noqa: SLF001
 
 
-def combined_loader(trainer: Trainer) -> object:
-    """What the fit's loaders are in, another object as soon as they are made anew; None where a step may fetch more."""
-    loop = trainer.fit_loop
-    return None if _fetched_by_module(getattr(loop, "_data_fetcher", None)) else getattr(loop, "_combined_loader", None)
+def _one_a_step(fetcher: Any, progress: Any) -> bool:
+    """Whether as many batches were fetched as steps began; a module with a `dataloader_iter` fetches by itself."""
+    return type(fetcher).__name__ != "_DataLoaderIterDataFetcher" or fetcher.fetched == progress.current.ready
 
 
-def _fetched_by_module(fetcher: object) -> bool:
-    """Whether the module fetches by itself, from a `dataloader_iter`."""
-    return type(fetcher).__name__ == "_DataLoaderIterDataFetcher"
-
-
-def evaluation_source(trainer: Trainer, batch_idx: int, dataloader_idx: int) -> BatchSource:
+def evaluation_source(trainer: Trainer, dataloader_idx: int) -> BatchSource:
     """The loaders that a batch of validation, test or prediction comes from."""
     loop = trainer._active_loop  # noqa: SLF001
-    loaders, fetcher = loop._combined_loader.flattened, loop._data_fetcher  # noqa: SLF001
+    loaders = loop._combined_loader.flattened  # noqa: SLF001
     if loop._combined_loader._mode == "sequential":  # noqa: SLF001
         loaders = loaders[dataloader_idx : dataloader_idx + 1]
-    one_a_step = not _fetched_by_module(fetcher) or fetcher.fetched == loop.batch_progress.current.ready
-    return BatchSource(loaders, batch_idx + 1 >= loop.max_batches[dataloader_idx], one_a_step)
+    return BatchSource(loaders, _one_a_step(loop._data_fetcher, loop.batch_progress))  # noqa: SLF001
 
 
 def loaders_of_fit(trainer: Trainer, *, validation: bool = False) -> list[Any]:

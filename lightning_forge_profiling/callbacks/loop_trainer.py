@@ -202,10 +202,10 @@ class LoopTrainer:
         """Validation reads this iterator of a DataLoader."""
         self.validation_loaders.flattened = [loader_of(iterator)]
 
-    def count_step(self, source: BatchSource) -> None:
+    def count_step(self, source: BatchSource, *, ends_epoch: bool) -> None:
         """A step is about to end, whose batch comes from there."""
         self._progress.total.ready += 1
-        self._progress.is_last_batch = source.ends_epoch
+        self._progress.is_last_batch = ends_epoch
         self.fit_loop.batch_source = source
 
     def step_ended(self) -> None:

@@ -85,7 +85,7 @@ class PlainLoop(Guarded):
         one_a_step = fetches.seen == 1 or given is not None
         loaders, ends_epoch = fetches.step_ended()
         self.in_step, self._batch = False, None
-        trainer.count_step(BatchSource(loaders, ends_epoch, one_a_step, self._samples))
+        trainer.count_step(BatchSource(loaders, one_a_step, self._samples), ends_epoch=ends_epoch)
         if batch is None and self.timer.step:  # that of the first step was fetched before
             batch = UNSEEN
         self.timer.saw_training_step = True

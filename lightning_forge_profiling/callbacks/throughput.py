@@ -51,8 +51,8 @@ class ThroughputCallback(TimedCallback):
     Args:
         warmup_steps: steps at the start of a fit that do not count: compilation, autotuning, the allocator's first
             blocks, and the batches that a loader had prefetched.
-        batch_size_fn: returns the samples in a batch; None infers them from the DataLoader's `batch_size` and the
-            batches.
+        batch_size_fn: returns the samples in a batch; None takes the first dimension of its first tensor, or the
+            DataLoader's `batch_size` where these differ in the first batch.
         tokens_fn: returns the tokens in a batch; None logs no tokens. Neither function should return a tensor on the
             GPU.
         log_every_n_steps: how often to log; None for the Trainer's `log_every_n_steps`, but at most once a second, and
@@ -219,7 +219,7 @@ class ThroughputCallback(TimedCallback):
     ) -> None:
         """Count the batch."""
         if self._loops is not None:
-            self._loops.end_batch(trainer, batch, batch_idx, dataloader_idx)
+            self._loops.end_batch(trainer, batch, dataloader_idx)
 
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
@@ -282,7 +282,7 @@ class EvaluationLoops(Guarded):
             self._run = LoopRates(loop, runs=1, replicas=lightning_api.replicas(trainer))
 
     @guarded
-    def end_batch(self, trainer: Trainer, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+    def end_batch(self, trainer: Trainer, batch: Any, dataloader_idx: int) -> None:
         """Count a batch, but for the first of each loader."""
         run = self._run
         if run is None:
@@ -291,7 +291,7 @@ class EvaluationLoops(Guarded):
         counter = self._counters.get(key)
         if counter is None:
             counter = self._counters[key] = self._counter_of(loop=run.loop)
-        samples = counter.samples(batch, partial(evaluation_source, trainer, batch_idx, dataloader_idx))
+        samples = counter.samples(batch, evaluation_source, trainer, dataloader_idx)
         tokens = counter.tokens(batch)
         if dataloader_idx == self._loader:
             self._ns += now_ns - self._since_ns

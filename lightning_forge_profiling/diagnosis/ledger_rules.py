@@ -227,8 +227,8 @@ _HOOK_ON_GPU: Final = (
 )
 _FUNCTION: Final = (
     "It is called for each batch: take the number from shapes and lengths (len(batch), ids.numel()), and read no "
-    "values, for which a GPU would have to finish its queued work. Without batch_size_fn the samples are inferred from "
-    "the DataLoader; flops_per_batch may be a number."
+    "values, for which a GPU would have to finish its queued work. Without batch_size_fn the samples are those of the "
+    "first tensor's shape, or the DataLoader's batch size; flops_per_batch may be a number."
 )
 
 # what is said of a leaf, by itself or else by its kind

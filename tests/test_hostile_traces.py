@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.kineto.reader import read_trace
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.markdown import markdown
@@ -101,37 +102,24 @@ TEXTS = {
     "nested with an end": lambda n: ",".join(['{"ph":[' * 1500 + "]}" * 1500] * (n // 1500)) + "]",
     "damaged": lambda n: '{"ph":x},' * n + "{}]",
     "left open": lambda n: '{"ph":1,' * n,
+    "an event without an end": lambda n: '{"ph":[' + '{"ph":1},' * n,
+    "what Kineto writes wrongly": lambda n: '{"ph":"X","a":nan},' * n + "{}]",
+    "a text without an end": lambda n: '{"ph":"' + "},{" * n,
 }
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-def test_four_times_the_damage_takes_four_times_as_long(kind, tmp_path):
+def test_four_times_the_text_takes_at_most_four_times_as_long(kind, tmp_path):
     def measure(count):
         path = written(tmp_path / "trace.json", f"[{json.dumps(KERNEL)},{TEXTS[kind](count)}")
         begin = time.process_time()
-        found = read_trace(path)
-        assert len(found.gpu) == 1
-        if kind != "nested with an end" or sys.version_info < (3, 12):  # from then on, 3,000 levels can be decoded
-            assert "not JSON and left out" in found.warnings[0]
+        try:
+            assert len(read_trace(path).gpu) == 1
+        except TraceError as exc:
+            assert "damaged at byte" in str(exc)  # noqa: PT017  (either of both may be)
         return time.process_time() - begin
 
-    assert in_proportion(measure, 6_000, 24_000)
-
-
-def test_deep_nesting_costs_few_attempts(tmp_path):
-    """Each attempt to read what lies too deep looks at a thousand brackets: there may not be one for each of them."""
-    path = written(tmp_path / "trace.json", f"[{json.dumps(KERNEL)},{TEXTS['nested without an end'](20_000)}")
-    (warning,) = read_trace(path).warnings
-    attempts = int(warning.partition("; ")[2].split()[0])
-    assert attempts < 40_000 / 200
-
-
-def test_where_most_is_damaged_reading_ends_and_says_so(tmp_path):
-    kernel, damaged = json.dumps(KERNEL), '{"ph":x},' * 60_000
-    path = written(tmp_path / "trace.json", f"[{kernel},{damaged}{kernel}]")
-    found = read_trace(path)
-    assert len(found.gpu) == 1
-    assert "was not read: too many events are damaged" in found.warnings[0]
+    assert in_proportion(measure, 60_000, 240_000)
 
 
 def test_where_most_is_no_event_reading_ends_and_says_so(tmp_path):

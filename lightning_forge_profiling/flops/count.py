@@ -18,14 +18,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.flops.fake_copy import NESTED, fake_copy, is_wrapped, left_behind
+from lightning_forge_profiling.flops.fake_copy import NESTED, fake_copy, is_wrapped
 from lightning_forge_profiling.flops.operator_watch import FORMULAS, OperatorWatch
-from lightning_forge_profiling.plain_text import plain_logger
 
 if TYPE_CHECKING:
     from torch.utils.module_tracker import ModuleTracker
-
-_log = plain_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +88,8 @@ def count_flops(module: nn.Module, batch: Any, *, backward: bool = True) -> Flop
     in full; the backward of fused attention counts five products, its forward two, because it recomputes the scores.
     Compiled parts run in eager mode.
 
-    If the step fills a cache outside of the module (`functools.lru_cache`) with tensors of the copy, which have no
-    data, a warning in the log names it. Clear that cache before the module runs.
+    A step may fill a cache outside of the module (`functools.lru_cache`) with tensors of the copy, which have no data.
+    Clear such a cache before the module runs.
 
     Args:
         module: a LightningModule with automatic optimization, whose `training_step` is called with the batch; or any
@@ -125,33 +122,13 @@ def count_flops(module: nn.Module, batch: Any, *, backward: bool = True) -> Flop
     mode = FakeTensorMode()
     with torch.inference_mode(mode=False), _nothing_changes():
         try:
-            counted = _count(*fake_copy(module, batch, mode), mode, backward=backward)
+            return _count(*fake_copy(module, batch, mode), mode, backward=backward)
         except ConfigurationError:
             raise
         except Exception as exc:
-            _warn_of_leftovers(name, mode, failed=True)
             raise ConfigurationError(
                 f"{name} cannot be counted on shapes alone ({type(exc).__name__}: {exc}).{_advice(module, exc)}"
             ) from exc
-        _warn_of_leftovers(name, mode, failed=False)
-    return counted
-
-
-def _warn_of_leftovers(name: str, mode: FakeTensorMode, *, failed: bool) -> None:
-    caches, shapes = left_behind(mode)
-    if caches:
-        _log.warning(
-            "Counting %s has left tensors without data in a cache, which would break the run. "
-            "Call %s before the module runs, or count in another process.",
-            *(name, " and ".join(f"{cache}.cache_clear()" for cache in caches)),
-        )
-    elif shapes and not failed:  # an exception holds those of the step's frames
-        _log.warning(
-            "Counting %s has left tensors without data, of shapes %s, in an object outside the module, which would "
-            "break the run. Clear it before the module runs, or count in another "
-            "process.",
-            *(name, ", ".join(map(str, shapes[:8]))),
-        )
 
 
 _FLEX: Final = "flex_attention cannot be counted: use scaled_dot_product_attention instead while counting."

@@ -1,15 +1,13 @@
-"""Copies a module and its batch with shapes and no data, and finds such tensors that are left behind."""
+"""Copies a module and its batch with shapes and no data."""
 
 import copy
-import functools
-import gc
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -115,40 +113,3 @@ def is_wrapped(module: nn.Module) -> bool:
     """Whether a module, or a part of it, is wrapped or sharded for several devices."""
     held = (*module.modules(), *module.parameters())
     return any(base.__name__ in _WRAPPERS for part in held for base in type(part).__mro__)
-
-
-_CACHE: Final = type(functools.lru_cache(lambda: None))
-_CONTAINERS: Final = {tuple, list, dict}
-
-
-def left_behind(mode: FakeTensorMode) -> tuple[list[str], list[tuple[int, ...]]]:
-    """Find tensors of a finished count that something still holds."""
-    torch.clear_autocast_cache()  # autocast keeps the weights that it has cast
-    if not _tensors_of(mode):
-        return [], []
-    gc.collect()  # a copied module often refers to itself
-    kept = _tensors_of(mode)
-    if not kept:
-        return [], []
-    caches = {
-        f"{held.__module__}.{held.__qualname__}".removeprefix("__main__.")
-        for held in gc.get_objects()
-        if type(held) is _CACHE and _holds(held, {id(tensor) for tensor in kept})
-    }
-    return sorted(caches), [tuple(tensor.shape) for tensor in kept]
-
-
-def _tensors_of(mode: FakeTensorMode) -> list[FakeTensor]:
-    # By type: isinstance reads __class__, which makes a lazily loaded object load.
-    return [held for held in gc.get_objects() if type(held) is FakeTensor and held.fake_mode is mode]
-
-
-def _holds(cache: object, wanted: set[int]) -> bool:
-    """Whether a cache holds one of these, directly or in tuples, lists or dictionaries."""
-    level = [cache]
-    for _ in range(4):
-        level = gc.get_referents(*level)
-        if any(id(held) in wanted for held in level):
-            return True
-        level = [held for held in level if type(held) in _CONTAINERS]
-    return False

@@ -211,8 +211,7 @@ class _Plan:
             if _NAMES_SOMEBODY.search(key):
                 self._identities |= {value, value.partition(".")[0]}
         self.redact = redaction(self._identities)
-        skipped = f"{len(text.skipped)} malformed events were left out"
-        self.problems = (*text.problems, *([skipped] if text.skipped else []))
+        self.problems = tuple(text.problems)
 
     def _collect_identities(self, text: bytes) -> list[_Place]:
         self._identities |= identities_in(text.decode(errors="replace"))

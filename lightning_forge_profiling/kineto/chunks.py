@@ -1,7 +1,6 @@
 """The JSON text of a trace as lists of events, decoded in chunks so that memory does not grow with the file."""
 
 import contextlib
-import json
 import os
 import re
 import zlib
@@ -9,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Generic, Literal, TypeVar
+from typing import BinaryIO, Final, Generic, TypeVar
 
 import msgspec
 
@@ -61,20 +60,18 @@ def _unzipped(file: BinaryIO, problems: list[str], limit: int) -> Iterator[bytes
     unfinished = False
     packed = b""
     while packed := packed or file.read(_READ_BYTES):
-        before, damage = unpacker.copy(), ""
         try:
             part = unpacker.decompress(packed, _PIECE_BYTES)
         except zlib.error as exc:
-            part, damage = _before_damage(before, packed), str(exc)
+            raise TraceError(
+                f"{file.name}: damaged gzip data after {total} unpacked bytes ({exc}). "
+                "Copy the file again, or record again."
+            ) from exc
         parts.append(part)
         size += len(part)
         total += len(part)
         if total > limit:
             raise TraceError(f"{file.name}: unpacks to more than {limit >> 20} MB, implausible for a trace of its size")
-        if damage:
-            problems.append(f"damaged gzip data after {total} unpacked bytes ({damage})")
-            unfinished = False
-            break
         if size >= _PIECE_BYTES:
             yield b"".join(parts)
             parts, size = [], 0
@@ -88,20 +85,8 @@ def _unzipped(file: BinaryIO, problems: list[str], limit: int) -> Iterator[bytes
     yield b"".join(parts)
 
 
-def _before_damage(unpacker: Any, packed: bytes) -> bytes:
-    """The data before an error, byte by byte: a call of zlib that fails returns nothing."""
-    content = bytearray()
-    with contextlib.suppress(zlib.error):
-        for at in range(len(packed)):
-            content += unpacker.decompress(packed[at : at + 1])
-    return bytes(content)
-
-
 _MB: Final = 1 << 20
 _LONGEST_EVENT: Final = 64 * _MB
-_USUAL_EVENT: Final = 4096
-_FEW_EVENTS: Final = 1024
-_MOST_DAMAGED: Final = 50_000
 _NEAR_THE_END: Final = 1 << 16
 _NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -109,18 +94,15 @@ _OPENING: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*([\[{])")  # behind a byte o
 _EVENTS_KEY: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LAST_BOUNDARY: Final = re.compile(rb".*\}(\s*,\s*)(?=\{)", re.DOTALL)
 _SEPARATOR: Final = re.compile(rb"[\s,]*")
-# An object that begins like an event and is no other object's value.
-_EVENT: Final = re.compile(rb'[^\s:]\s*(\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s|sf|tts|tdur|cname)"\s*:)')
-_TOKEN: Final = re.compile(r"[-+.\w]*\s*", re.ASCII)  # a number or a word, as far as it goes
+_TOKEN: Final = re.compile(rb"[-+.\w]*\s*")  # a number or a word, as far as it goes
 
 _NOT_A_NUMBER: Final = re.compile(rb'"(?<!\\")\s*:(\s*[-+]?(?i:nan|inf)\w*)(?=\s*[,}\]])')  # behind a key
-_DEEP: Final = re.compile(r"(?:[^\[{]*+[\[{]){500}")  # nested deeper than the decoder can go
-_AT_BYTE: Final = re.compile(r"\(byte (\d+)\)")
+_AT_BYTE: Final = re.compile(r" \(byte (\d+)\)")
+_AROUND: Final = 40  # bytes of the text before and behind damage that are shown
 _NO_ESCAPE: Final = re.compile(rb'\\(?!["/bfnrt]|u[0-9a-fA-F]{4})')
 _CONTROL_TO_SPACE: Final = bytes.maketrans(bytes(range(32)), b" " * 32)
 
-# Finds the end of a value, which msgspec cannot; the value itself is not used.
-_scan = json.JSONDecoder(strict=False, parse_int=str, parse_float=str, parse_constant=str).raw_decode
+_skip = msgspec.json.Decoder(msgspec.Raw).decode
 
 T = TypeVar("T")
 
@@ -134,12 +116,10 @@ class TraceText(Generic[T]):
     # fields of the trace besides its events; complete once all events have been read
     header: dict[str, msgspec.Raw] = field(default_factory=dict, init=False)
     problems: list[str] = field(default_factory=list, init=False)  # of the file, in words, as far as it has been read
-    skipped: list[int] = field(default_factory=list, init=False)  # byte offsets of events that are not valid JSON
     _offset: int = field(default=0, init=False)
     _is_object: bool = field(default=False, init=False)
     _ended: bool = field(default=False, init=False)
     _between_events: bool = field(default=False, init=False)
-    _gave_up: bool = field(default=False, init=False)
 
     @property
     def complete(self) -> bool:
@@ -159,7 +139,7 @@ class TraceText(Generic[T]):
             if events:
                 any_event = True
                 yield events
-            if self._ended or self._gave_up or last:
+            if self._ended or last:
                 break
             if len(text) > _LONGEST_EVENT:
                 self.problems.append(f"no event ends within {_LONGEST_EVENT // _MB} MB after byte {self._offset}")
@@ -185,7 +165,8 @@ class TraceText(Generic[T]):
             key = _EVENTS_KEY.search(text)
             if opening and key:
                 self._is_object = True
-                self._read_header(text[opening.start(1) : key.start()].rstrip().removesuffix(b",") + b"}", "before")
+                self._offset = opening.start(1)
+                self._read_header(text[self._offset : key.start()].rstrip().removesuffix(b",") + b"}")
                 self._offset = key.end()
                 return text[key.end() :]
             if (text.strip() and not opening) or len(text) > _LONGEST_EVENT:
@@ -208,15 +189,17 @@ class TraceText(Generic[T]):
         """Read what follows the list of events."""
         rest = text.strip().removeprefix(b",")
         if self._is_object:
-            self._read_header(b"{" + rest, "after")
+            self._read_header(b"{" + rest)
         elif rest:
             self.problems.append(f"the text after the list of events, at byte {self._offset}, was not read")
 
-    def _read_header(self, text: bytes, where: str) -> None:
+    def _read_header(self, text: bytes) -> None:
         try:
             self.header |= msgspec.json.decode(_repaired(text), type=dict[str, msgspec.Raw])
-        except _NOT_JSON:
-            self.problems.append(f"the trace's own fields {where} its events could not be read")
+        except _NOT_JSON as exc:
+            if not self._ended:
+                raise self._damage(text, 0, exc) from exc
+            self.problems.append("the trace's own fields after its events could not be read")
 
     def _take(self, text: bytes, *, last: bool) -> tuple[list[T], bytes]:
         """All whole events, and the text behind them.
@@ -224,116 +207,71 @@ class TraceText(Generic[T]):
         The end of the last event but one is guessed. If the text before it decodes, the guess is right: a text that
         begins with an event and is a list of whole values can only have been split between two events.
         """
-        end, following = (0, 0) if last else _last_boundary(text, 0, len(text))
+        end, following = (0, 0) if last else _last_boundary(text)
         begin = _end_of(_SEPARATOR, text)
-        if end > begin:
+        for readable in (bytes, _repaired) if end > begin else ():
             with contextlib.suppress(*_NOT_JSON):
-                events = self.decode(b"".join((b"[", memoryview(text)[begin:end], b"]")))
+                events = self.decode(b"".join((b"[", memoryview(readable(text))[begin:end], b"]")))
                 self._offset += following
                 return events, text[following:]
-        return self._take_around_damage(text, last=last)
+        return self._take_each(text, last=last)
 
-    def _take_around_damage(self, text: bytes, *, last: bool) -> tuple[list[T], bytes]:
-        """The same where the text does not decode: finds the end of each event, and so all valid ones."""
-        repaired = _repaired(text)
-        events: list[T] = []
-        at, size = 0, len(text)
-        while (at := _end_of(_SEPARATOR, repaired, at)) < len(text):
-            some, end = self._before_boundary(repaired, at, at + size)
-            if end > at:
-                events += some
-                at, size = end, 2 * size
-                continue
-            size = _FEW_EVENTS
-            if len(self.skipped) > _MOST_DAMAGED:
-                self.problems.append(f"what follows byte {self._offset + at} was not read: too many events are damaged")
-                self._gave_up = True
-                return events, b""
-            if repaired[at : at + 1] == b"]":
+    def _take_each(self, text: bytes, *, last: bool) -> tuple[list[T], bytes]:
+        """The same where the guess is wrong or the list ends: finds the end of each event."""
+        readable = _repaired(text)
+        begin = at = end = _end_of(_SEPARATOR, readable)
+        while at < len(text):
+            if readable[at : at + 1] == b"]":
                 self._ended = True
-                at += 1
                 break
-            end, state = _value(repaired, at)
-            if state == "whole":
-                events += self._single(repaired, at, end)
-                at = end
-                continue
-            following = None if state == "cut" else _next_event(repaired, at, end)
-            if following is None and not last:
+            stop = self._end_of_value(readable, at)
+            if stop is None or (stop == len(text) and not last):
                 break  # the rest of it is in the next piece
-            if state == "cut":
-                self.problems.append(f"the file ends in the middle of an event, at byte {self._offset + len(text)}")
-                return events, b""
-            self.skipped.append(self._offset + at)
-            if following is None:
-                return events, b""
-            at = following
-        self._offset += at
-        if last and not self._ended:
+            end, at = stop, _end_of(_SEPARATOR, readable, stop)
+        try:
+            events = self.decode(b"".join((b"[", memoryview(readable)[begin:end], b"]")))
+        except _NOT_JSON as exc:
+            raise self._damage(readable, begin - 1, exc) from exc
+        if last and not self._ended and at < len(text):
+            self.problems.append(f"the file ends in the middle of an event, at byte {self._offset + len(text)}")
+        elif last and not self._ended:
             self._between_events = True
-            self.problems.append(f"the file ends before its list of events does, at byte {self._offset}")
+            self.problems.append(f"the file ends before its list of events does, at byte {self._offset + at}")
+        at += self._ended
+        self._offset += at
         return events, text[at:]
 
-    def _single(self, text: bytes, at: int, end: int) -> list[T]:
+    def _end_of_value(self, text: bytes, at: int) -> int | None:
+        """The end of the value at a place; None if it is cut off. Raises TraceError if it is damaged."""
         try:
-            return self.decode(b"[" + text[at:end] + b"]")
-        except _NOT_JSON:
-            self.skipped.append(self._offset + at)
-            return []
+            _skip(memoryview(text)[at:])
+        except _NOT_JSON as exc:
+            found = _AT_BYTE.search(str(exc))
+            if found and "trailing characters" in str(exc):
+                return at + int(found[1]) - 1  # it counts the first of them
+            if "truncated" in str(exc) or (found and _TOKEN.fullmatch(text, at + int(found[1]))):
+                return None
+            raise self._damage(text, at, exc) from exc
+        return len(text)
 
-    def _before_boundary(self, text: bytes, at: int, stop: int) -> tuple[list[T], int]:
-        """The events between two places, without the last, and where they end; those before the first invalid one."""
-        for _ in range(2):
-            end, _following = _last_boundary(text, at, stop)
-            if end <= at:
-                break
-            try:
-                return self.decode(b"".join((b"[", memoryview(text)[at:end], b"]"))), end
-            except _NOT_JSON as exc:
-                damage = _AT_BYTE.search(str(exc))
-                if damage is None:
-                    break
-                stop = at + int(damage[1])
-        return [], at
-
-
-def _value(text: bytes, at: int) -> tuple[int, Literal["whole", "damaged", "cut"]]:
-    """The end of the value at a place; or where it becomes invalid, and whether it is damaged or just cut off.
-
-    Tries ever larger parts of the text, because a failed attempt takes time in proportion to its length.
-    """
-    size = _USUAL_EVENT
-    while True:
-        part = text[at : at + size].decode("latin-1")  # one character a byte, so that the places are the same
-        try:
-            return at + _scan(part)[1], "whole"
-        except (ValueError, RecursionError) as exc:
-            offset = getattr(exc, "pos", 0)
-            if isinstance(exc, RecursionError) and (deep := _DEEP.match(part)):
-                offset = deep.end()
-            if "Unterminated" not in str(exc) and not _TOKEN.fullmatch(part, offset):
-                return at + offset, "damaged"
-            if at + size >= len(text):
-                return at + offset, "cut"
-            size *= 8
+    def _damage(self, text: bytes, at: int, exc: Exception) -> TraceError:
+        """What is wrong with the part of a text that begins at a place."""
+        found = _AT_BYTE.search(str(exc))
+        at += int(found[1]) if found else 0
+        around = text[max(at - _AROUND, 0) : at + _AROUND].decode(errors="replace")
+        return TraceError(
+            f"{self.path}: damaged at byte {self._offset + at}, in {around!r} ({_AT_BYTE.sub('', str(exc))}). "
+            "Copy the file again, or record again; rename regions with a quotation mark, which PyTorch does not escape."
+        )
 
 
-def _last_boundary(text: bytes, begin: int, end: int) -> tuple[int, int]:
+def _last_boundary(text: bytes) -> tuple[int, int]:
     """Probable end of the last event but one and start of the last; zeros if there is no such place."""
-    begin = max(end - _NEAR_THE_END, begin)
-    if match := _LAST_BOUNDARY.match(text, begin, end):
+    begin = max(len(text) - _NEAR_THE_END, 0)
+    if match := _LAST_BOUNDARY.match(text, begin):
         return match.span(1)
-    comma = text.rfind(b",", begin, end)  # the list may hold other values than events
+    comma = text.rfind(b",", begin)  # the list may hold other values than events
     return (comma, comma + 1) if comma > begin else (0, 0)
-
-
-def _next_event(text: bytes, after: int, offset: int) -> int | None:
-    """Start of the first event at or after `offset`, and behind `after`; None if there is none."""
-    begin = offset
-    while begin > after + 1 and text[begin - 1 : begin].isspace():
-        begin -= 1
-    event = _EVENT.search(text, max(begin - 1, after + 1))
-    return event.start(1) if event else None
 
 
 def _repaired(text: bytes) -> bytes:

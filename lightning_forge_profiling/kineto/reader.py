@@ -28,7 +28,7 @@ T = TypeVar("T")
 def read_trace(path: Path) -> Trace:
     """Read a trace that `torch.profiler` exported.
 
-    Events that are damaged, have no time or an impossible one are left out, and `Trace.warnings` counts them.
+    Events that have no time or an impossible one are left out, and `Trace.warnings` counts them.
     """
     decoder = EventDecoder()
     text = TraceText(path, decoder)
@@ -43,9 +43,7 @@ def read_trace(path: Path) -> Trace:
                 break
     tables.close()
     problems = list(text.problems)
-    first = f", the first at byte {text.skipped[0]}" if text.skipped else ""
     for number, what in (
-        (len(text.skipped), f"not JSON and left out{first}"),
         (decoder.left_out, "malformed and left out"),
         (decoder.without_arguments, "read without their arguments, whose format is unknown"),
         (tables.left_out, "left out for a missing or impossible time"),

@@ -233,3 +233,15 @@ def test_one_region_object_may_serve_a_whole_module_also_inside_itself(tmp_path,
     assert least(rows, "part") >= SLOW_MS
     assert all(row["time/part_ms"] <= row["time/forward_ms"] for row in rows)
     assert spans(the_trace(tmp_path)).count("part") == 8
+
+
+def test_a_region_may_have_quotation_marks_in_its_name(tmp_path, make_trainer):
+    class Quotes(Classifier):
+        def training_step(self, batch):
+            with region('load "train"'):
+                return super().training_step(batch)
+
+    forge = ForgeProfilerCallback(2, 4)
+    make_trainer(forge, logger=False).fit(Quotes(), loader())
+    assert spans(the_trace(tmp_path)).count("load 'train'") == 2
+    assert forge.trace_report().summary_path is not None

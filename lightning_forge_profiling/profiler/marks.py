@@ -30,7 +30,7 @@ class Marks:
 
     def begin(self, name: str) -> record_function:
         """Begin a range. Leaving it as a context ends it."""
-        mark = record_function(name)
+        mark = record_function(name.replace('"', "'"))  # PyTorch (2.13) does not escape it, and the trace is no JSON
         off = self._without_operators_on == get_ident()
         if off:
             _enable_record_function(True)  # noqa: FBT003

@@ -489,11 +489,11 @@ def test_a_batch_size_can_be_given(make_trainer, under_run, capsys):
         """An iterable of batches that show no size."""
 
         def __iter__(self):
-            return iter([{"inputs": torch.zeros(6, 8)}] * 12)
+            return iter([{"texts": "six of them"}] * 12)
 
     class Sums(Classifier):
         def training_step(self, batch, batch_idx):
-            return self.head(batch["inputs"]).sum()
+            return self.head(torch.zeros(len(batch["texts"]), 8)).sum()
 
     for size in (None, 6):
         under_run(fits="all", **({} if size is None else {"batch_size": size}))

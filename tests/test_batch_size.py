@@ -114,9 +114,7 @@ COUNTED = {
     "no short batch": loader(drop_last=True, count=47),
     "less than a batch": loader(size=100),
     "a stream": loader(data=Streamed),
-    "a batch sampler that names no size": DataLoader(
-        Made(44), batch_sampler=[range(12), range(12, 40), range(40, 44)]
-    ),
+    "a batch sampler that names no size": DataLoader(Made(44), batch_sampler=[range(12), range(12, 40), range(40, 44)]),
     "a combined loader of one": CombinedLoader(loader()),
     "a loader that names no size": Own(),
     "a data set that makes batches": DataLoader([torch.zeros(n, 3) for n in (8, 8, 8, 8, 8, 4)], batch_size=None),

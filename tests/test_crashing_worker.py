@@ -37,11 +37,11 @@ def forked(tmp_path):
 def test_a_run_in_which_a_worker_crashes_fails_with_its_stack(tmp_path, forked):
     (tmp_path / "test_crashes.py").write_text(CRASHES)
     (tmp_path / "test_other.py").write_text("def test_that_passes(): pass\n")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "MAKE", "MFLAGS"))}
     make = ["make", "--dry-run", "--assume-old=.venv/.ready", "quick"]
-    recipe = subprocess.run(make, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
+    recipe = subprocess.run(make, cwd=CHECKOUT, env=environ, capture_output=True, text=True, check=True).stdout
     recipe = recipe.replace(".venv/bin/python", shlex.quote(sys.executable)).strip()
     options = f"--numprocesses 2 -p tests.conftest --confcutdir={shlex.quote(str(tmp_path))} -p no:cacheprovider"
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environ["PYTHONPATH"] = os.pathsep.join((str(CHECKOUT), os.environ.get("PYTHONPATH", "")))
     command = f"{recipe} {options} --rootdir={shlex.quote(str(tmp_path))} {shlex.quote(str(tmp_path))}"
     said = tmp_path / "said"  # no pipe, which the forked process would keep open

@@ -23,8 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from lightning_forge_profiling.diagnosis.rank_status import ranks_status
 from lightning_forge_profiling.ranks.store import StoreClient
 from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, later, write_heard
-from lightning_forge_profiling.results.analysis import RankWork
-from lightning_forge_profiling.results.pulse import Heard, Pulse
+from lightning_forge_profiling.schema import Heard, Pulse, RankWork
 
 RUN, PROCESSES, OF_HOST = "f" * 16, 2, 8
 LEAVES = ("data", "transfer", "forward", "backward", "optimizer", "logger/CSVLogger.log_metrics", "gc/generation_2")

@@ -19,7 +19,7 @@ from lightning_forge_profiling import CUDATimerCollection
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name
 from lightning_forge_profiling.record.histogram import histogram
 from lightning_forge_profiling.record.lines import Begin, End, IntervalLine, encode_line
-from lightning_forge_profiling.results.run import LoaderSettings
+from lightning_forge_profiling.schema import LoaderSettings
 
 REGIONS: Final = ("data", "forward", "backward", "optimizer")
 WARMUP_STEPS: Final = 30

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from benchmarks.workloads import GPT, ddp_trainer, silenced
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.callbacks.fit_log import FitLog
-from lightning_forge_profiling.results.pulse import RanksStatus
+from lightning_forge_profiling.schema import RanksStatus
 
 WARMUP, COUNTED = 10, 50
 CYCLES_PER_MS = 1.98e6  # of an H100 and an H200

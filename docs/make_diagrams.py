@@ -228,7 +228,7 @@ def rooms() -> Diagram:
     drawing.text(columns[1], 240, "finish, a child process at the window's end, or cli/ later", muted=True)
     for x, name, what in zip(
         columns,
-        ("kineto/", "analysis/", "diagnosis/", "results/", "report/"),
+        ("kineto/", "analysis/", "diagnosis/", "schema", "report/"),
         ("columns of events", "figures of each rank", "findings, verdict", "summary.json", "console, md, html"),
         strict=True,
     ):

@@ -99,7 +99,7 @@ def demo() -> None:
     """Run the demo, and draw the table of its first training."""
     from lightning_forge_profiling.callbacks import fit_results  # noqa: PLC0415  (torch, which reports need not)
     from lightning_forge_profiling.report.run_end import print_end  # noqa: PLC0415
-    from lightning_forge_profiling.results.run_report import RunReport  # noqa: PLC0415
+    from lightning_forge_profiling.schema import RunReport  # noqa: PLC0415
 
     printed: list[tuple[RunReport, Path | None]] = []
 
@@ -155,7 +155,7 @@ def telemetry_report() -> None:
 
     from lightning_forge_profiling.diagnosis.combine import combine  # noqa: PLC0415
     from lightning_forge_profiling.report.page import report_page  # noqa: PLC0415
-    from lightning_forge_profiling.results.analysis import RunEvidence  # noqa: PLC0415
+    from lightning_forge_profiling.schema import RunEvidence  # noqa: PLC0415
 
     sys.path.insert(0, str(CHECKOUT))
     from tests.browser import chromium  # noqa: PLC0415

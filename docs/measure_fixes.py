@@ -56,8 +56,7 @@ from benchmarks.workloads import random_tokens
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.diagnosis.combine import combine, without_run
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.results.analysis import Analysis, RunEvidence, RunRegion
-from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.schema import Analysis, Distribution, RunEvidence, RunRegion
 from tests.scripts import planted
 
 ROOT = Path(__file__).resolve().parents[1]

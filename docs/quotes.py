@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lightning_forge_profiling.cli.schema import schema_json
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.schema import Analysis
 
 DOCS = Path(__file__).resolve().parent
 TRACES = DOCS.parent / "tests" / "data" / "traces"

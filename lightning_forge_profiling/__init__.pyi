@@ -7,7 +7,7 @@ from .loop import batches as batches
 from .loop import profile as profile
 from .loop import step as step
 from .pipeline import analyze as analyze
-from .results.analysis import Analysis as Analysis
+from .schema import Analysis as Analysis
 from .timing.collection import CUDATimer as CUDATimer
 from .timing.collection import CUDATimerCollection as CUDATimerCollection
 from .timing.region import region as region

@@ -29,7 +29,7 @@ from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.safe_files import discard_with_folders, make_own_folder, open_regular, whole_file
 
 if TYPE_CHECKING:
-    from lightning_forge_profiling.results.analysis import Analysis
+    from lightning_forge_profiling.schema import Analysis
 
 OTHERS_WAIT_S = 15.0
 LOOK_S = 1.0

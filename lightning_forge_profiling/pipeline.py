@@ -38,23 +38,19 @@ from lightning_forge_profiling.kineto.files import (
     windows_by_rank,
 )
 from lightning_forge_profiling.kineto.join import join_traces
-from lightning_forge_profiling.kineto.reader import read_trace
-from lightning_forge_profiling.kineto.trace import Trace
-from lightning_forge_profiling.names import rank_summary_path
-from lightning_forge_profiling.plain_text import encodable
-from lightning_forge_profiling.processes import WorkerDiedError, run_in_processes
-from lightning_forge_profiling.results.analysis import Analysis
-from lightning_forge_profiling.results.rank import RankSummary, Step
-from lightning_forge_profiling.results.rank_result import (
+from lightning_forge_profiling.kineto.rank_result import (
     PACKAGE,
-    UNKNOWN_RANK,
-    RankResult,
     described,
     is_of,
     read_rank_result,
     write_rank_result,
 )
-from lightning_forge_profiling.results.timeline import Timeline
+from lightning_forge_profiling.kineto.reader import read_trace
+from lightning_forge_profiling.kineto.trace import Trace
+from lightning_forge_profiling.names import rank_summary_path
+from lightning_forge_profiling.plain_text import encodable
+from lightning_forge_profiling.processes import WorkerDiedError, run_in_processes
+from lightning_forge_profiling.schema import UNKNOWN_RANK, Analysis, RankResult, RankSummary, Step, Timeline
 
 TOP: Final = 20  # operators and kernels of a rank
 _DEFAULTS: Final[Mapping[str, Any]] = {"steps": None, "top": TOP, "sort": None}

@@ -10,8 +10,7 @@ from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
 from lightning_forge_profiling.pipeline import AnalysisResult
 from lightning_forge_profiling.profiler.session import TraceSession
 from lightning_forge_profiling.report.files import ReportPaths
-from lightning_forge_profiling.results.analysis import Finding
-from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.schema import Finding, TraceReport
 from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.steps import Interval
 

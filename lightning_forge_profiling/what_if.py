@@ -19,11 +19,11 @@ from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
 from lightning_forge_profiling.kineto.join import join_traces
+from lightning_forge_profiling.kineto.rank_result import PACKAGE
 from lightning_forge_profiling.kineto.reader import read_trace
 from lightning_forge_profiling.kineto.trace import Trace
 from lightning_forge_profiling.pipeline import conclude, counted_steps
-from lightning_forge_profiling.results.analysis import Analysis
-from lightning_forge_profiling.results.rank_result import PACKAGE, UNKNOWN_RANK, RankResult
+from lightning_forge_profiling.schema import UNKNOWN_RANK, Analysis, RankResult
 
 _NOTHING: Final = 0.0005
 

@@ -8,10 +8,15 @@ from lightning_forge_profiling.diagnosis.rule import saving
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name
 from lightning_forge_profiling.record.histogram import histogram
 from lightning_forge_profiling.record.lines import Begin, Block, End, EventLine, IntervalLine, Line, State, encode_line
-from lightning_forge_profiling.results.analysis import Analysis, Finding, RunEvidence, RunLedger
-from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.run import LoaderSettings
-from lightning_forge_profiling.results.run_report import RunReport
+from lightning_forge_profiling.schema import (
+    Analysis,
+    Distribution,
+    Finding,
+    LoaderSettings,
+    RunEvidence,
+    RunLedger,
+    RunReport,
+)
 from lightning_forge_profiling.timing.run_totals import RunTotals
 
 SHARES = {"data": 0.1, "forward": 0.3, "backward": 0.5, "optimizer": 0.1}

@@ -13,10 +13,7 @@ from lightning_forge_profiling.names import record_name
 from lightning_forge_profiling.record.histogram import histogram, merged
 from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, Line, State, encode_line
 from lightning_forge_profiling.record.pulses import write_heard
-from lightning_forge_profiling.results.analysis import RankWork
-from lightning_forge_profiling.results.pulse import Heard, Pulse
-from lightning_forge_profiling.results.run_report import RunReport
-from lightning_forge_profiling.results.telemetry import TelemetrySummary
+from lightning_forge_profiling.schema import Heard, Pulse, RankWork, RunReport, TelemetrySummary
 from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.rates import Rates, StepWork
 from lightning_forge_profiling.timing.run_totals import RunTotals

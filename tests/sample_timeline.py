@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from lightning_forge_profiling.results.timeline import Lane, Timeline
+from lightning_forge_profiling.schema import Lane, Timeline
 from tests.samples import ADD, ALLREDUCE, GEMM, NORM
 
 STEPS = ((5, 0.0, 50_000.0), (6, 50_000.0, 101_500.0), (7, 101_500.0, 159_800.0))

@@ -4,13 +4,16 @@ from collections.abc import Sequence
 from statistics import mean, median
 
 from lightning_forge_profiling.diagnosis.verdict import by_gain, decide
-from lightning_forge_profiling.results.analysis import Analysis, Collective, Finding, Hint, RankWait
-from lightning_forge_profiling.results.rank import (
+from lightning_forge_profiling.schema import (
+    Analysis,
+    Collective,
     Communication,
     Copies,
     Distribution,
+    Finding,
     Flops,
     Gpu,
+    Hint,
     Host,
     Kernel,
     Kind,
@@ -19,6 +22,7 @@ from lightning_forge_profiling.results.rank import (
     PythonCall,
     PythonFunctions,
     RankSummary,
+    RankWait,
     Region,
     Share,
     Step,

@@ -8,8 +8,15 @@ import pytest
 from lightning_forge_profiling.ranks.agreement import Follower, Leader, slow_ranks
 from lightning_forge_profiling.ranks.slowness import Slowness
 from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse
-from lightning_forge_profiling.results.pulse import LateRank, Pulse, RanksStatus, RankStatus
-from lightning_forge_profiling.results.window import WindowAnswer, WindowPlan, WindowRequest
+from lightning_forge_profiling.schema import (
+    LateRank,
+    Pulse,
+    RanksStatus,
+    RankStatus,
+    WindowAnswer,
+    WindowPlan,
+    WindowRequest,
+)
 
 RUN = "r"
 

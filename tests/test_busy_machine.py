@@ -23,15 +23,17 @@ from lightning_forge_profiling.diagnosis.bootstrap import share_interval
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.host import cpu_times, waited_pct
-from lightning_forge_profiling.results.analysis import (
+from lightning_forge_profiling.schema import (
     NO_VERDICT,
     NOTHING_STANDS_OUT,
+    WORKER_LINES,
+    CpuUse,
+    Distribution,
     RunEvidence,
     RunLedger,
     RunRegion,
+    ShareInterval,
 )
-from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.run import WORKER_LINES, CpuUse, ShareInterval
 from tests.models import Samples, quiet_trainer
 from tests.outcomes import HANGS_S
 from tests.test_leaves import Manual, Plain, WaitsInUpdate, batches, computes

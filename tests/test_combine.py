@@ -9,9 +9,7 @@ from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.rule import saving
 from lightning_forge_profiling.diagnosis.verdict import by_gain
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunRegion
-from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.run import CpuUse
+from lightning_forge_profiling.schema import CpuUse, Distribution, Finding, RunEvidence, RunRegion
 from tests.samples import sample_analysis
 
 TRACES = Path(__file__).parent / "data" / "traces"

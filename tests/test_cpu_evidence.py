@@ -20,9 +20,16 @@ from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.loader import LoaderWait, loader_advice, workers_to_try
 from lightning_forge_profiling.host import CpuTimes, cpu_times, usable_cores
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.results.analysis import Analysis, RunEvidence, RunLedger, RunRegion
-from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.run import CpuUse, LoaderSettings, OptimizerSettings
+from lightning_forge_profiling.schema import (
+    Analysis,
+    CpuUse,
+    Distribution,
+    LoaderSettings,
+    OptimizerSettings,
+    RunEvidence,
+    RunLedger,
+    RunRegion,
+)
 from tests.models import Classifier, busy, every_step, loader
 from tests.test_cpu_time import ALONE, found, training
 

@@ -8,8 +8,7 @@ import torch
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, RunEvidence, RunRegion
-from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.schema import NOTHING_STANDS_OUT, Distribution, RunEvidence, RunRegion
 from tests.models import Classifier, loader
 from tests.synthetic import AUTOGRAD, WORKER, Synthetic
 

@@ -38,7 +38,7 @@ from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, 
 from lightning_forge_profiling.record.reader import read_run, records_at
 from lightning_forge_profiling.report.live_view import print_frame
 from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.results.pulse import Heard, Pulse, SilentRank, Standing
+from lightning_forge_profiling.schema import Heard, Pulse, SilentRank, Standing
 from tests.models import Classifier, Samples, loader, quiet_trainer
 from tests.outcomes import HANGS_S, SCRIPTS, summary_of
 from tests.ports import free_port

@@ -15,7 +15,7 @@ from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.report.page import asset
 from lightning_forge_profiling.report.run_page import run_page
-from lightning_forge_profiling.results.analysis import Finding
+from lightning_forge_profiling.schema import Finding
 from tests.record_builder import MadeRun
 from tests.sample_timeline import STEPS, sample_timeline
 from tests.samples import ALLREDUCE, sample_analysis

@@ -16,9 +16,18 @@ from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.report.page import report_page
 from lightning_forge_profiling.report.run_wording import compute_lines
-from lightning_forge_profiling.results.analysis import Analysis, RunCompute, RunEvidence, RunLedger, RunRegion
-from lightning_forge_profiling.results.rank import Communication, Distribution, Gpu, Share
-from lightning_forge_profiling.results.timeline import Timeline
+from lightning_forge_profiling.schema import (
+    Analysis,
+    Communication,
+    Distribution,
+    Gpu,
+    RunCompute,
+    RunEvidence,
+    RunLedger,
+    RunRegion,
+    Share,
+    Timeline,
+)
 from tests.browser import wait_until
 from tests.report_page import Page
 from tests.sample_timeline import COPY, STEPS, lane, sample_timeline

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_forge_profiling.results.analysis import RunLedger
-from lightning_forge_profiling.results.run import SlowStep
+from lightning_forge_profiling.schema import RunLedger, SlowStep
 from lightning_forge_profiling.timing.spans import Span
 from tests.test_html_report import HOSTILE, RUN, run_only
 

@@ -19,9 +19,7 @@ from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
 from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.gpu.nvml import GpuReader, GpuSample, find_device
 from lightning_forge_profiling.names import BEFORE_FIT
-from lightning_forge_profiling.results.analysis import Analysis, RunEvidence
-from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.telemetry import TelemetrySummary
+from lightning_forge_profiling.schema import Analysis, Distribution, RunEvidence, TelemetrySummary
 from tests.browser import wait_until
 from tests.fake_nvml import GPU_IS_LOST, FakeBoard, FakeNvml
 from tests.models import Classifier, loader

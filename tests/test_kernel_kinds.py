@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_forge_profiling.analysis.kernels import CATEGORY_OF, KINDS, base_name, classify
-from lightning_forge_profiling.results.rank import CATEGORIES
+from lightning_forge_profiling.schema import CATEGORIES
 
 LAMBDA = "(at::TensorIteratorBase&)::{lambda()#2}::operator()() const::{lambda(float)#1}"
 LOOP = "void at::native::vectorized_elementwise_kernel<4, {}, std::array<char*, 2ul> >(int, {})"

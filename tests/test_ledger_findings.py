@@ -9,8 +9,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.diagnosis.combine import combine
-from lightning_forge_profiling.results.analysis import RunEvidence, RunLedger, RunRegion
-from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.schema import Distribution, RunEvidence, RunLedger, RunRegion
 from tests.models import Classifier, loader
 
 STEP_MS, STEPS = 50.0, 200

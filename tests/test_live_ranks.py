@@ -26,7 +26,7 @@ from lightning_forge_profiling.report.live_view import View, print_frame
 from lightning_forge_profiling.report.page import record_of
 from lightning_forge_profiling.report.run_page import run_page
 from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.results.pulse import Hang, Heard, LateRank, RanksStatus, RankStatus, SilentRank, Standing
+from lightning_forge_profiling.schema import Hang, Heard, LateRank, RanksStatus, RankStatus, SilentRank, Standing
 from tests.browser import wait_until
 from tests.models import Classifier, loader, quiet_trainer
 from tests.outcomes import HANGS_S, SCRIPTS, logged, unwrapped

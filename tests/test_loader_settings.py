@@ -21,7 +21,7 @@ from lightning_forge_profiling.diagnosis.loader import (
 )
 from lightning_forge_profiling.kineto.anonymous_copy import write_anonymous_copy
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.results.run import LoaderSettings
+from lightning_forge_profiling.schema import LoaderSettings
 from tests.models import Classifier, Samples, Stream, every_step, loader
 from tests.synthetic import Synthetic
 

@@ -18,9 +18,14 @@ from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.memory import growth_words
 from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.report.run_wording import memory_line
-from lightning_forge_profiling.results.analysis import RunEvidence
-from lightning_forge_profiling.results.memory import MemoryCurve, MemoryGrowth, ModelMemory, RunMemory
-from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.schema import (
+    Distribution,
+    MemoryCurve,
+    MemoryGrowth,
+    ModelMemory,
+    RunEvidence,
+    RunMemory,
+)
 from tests.browser import wait_until
 from tests.models import Classifier, loader
 from tests.report_page import Page

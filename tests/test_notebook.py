@@ -8,7 +8,7 @@ import pytest
 from nbclient import NotebookClient
 
 from lightning_forge_profiling.report.notebook import analysis_html, ledger_html
-from lightning_forge_profiling.results.analysis import Analysis, Hint
+from lightning_forge_profiling.schema import Analysis, Hint
 from lightning_forge_profiling.timing.ledger import Ledger
 from tests.outcomes import Tags
 from tests.samples import sample_analysis

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_forge_profiling.callbacks.process_fits import ProcessFits
 from lightning_forge_profiling.record.reader import records_at
-from lightning_forge_profiling.results.run_report import RunReport
+from lightning_forge_profiling.schema import RunReport
 from lightning_forge_profiling.timing.rates import StepWork
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes

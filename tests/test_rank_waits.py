@@ -12,9 +12,15 @@ from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.ranks import late_rank, rank_work, with_waits
 from lightning_forge_profiling.names import GC_FULL, SELF_LOG
 from lightning_forge_profiling.record.reader import read_run
-from lightning_forge_profiling.results.analysis import RankWork, RunEvidence, RunLedger, RunRegion
-from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.run import CpuUse, RegionCpu
+from lightning_forge_profiling.schema import (
+    CpuUse,
+    Distribution,
+    RankWork,
+    RegionCpu,
+    RunEvidence,
+    RunLedger,
+    RunRegion,
+)
 from tests.outcomes import script
 from tests.ports import free_port
 

@@ -20,11 +20,18 @@ from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.report.run_table import run_table
 from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.results.analysis import RankWork, RunEvidence, RunLedger, RunRegion
-from lightning_forge_profiling.results.pulse import Heard, Pulse
-from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.run import CpuUse, RegionCpu
-from lightning_forge_profiling.results.run_report import RunReport
+from lightning_forge_profiling.schema import (
+    CpuUse,
+    Distribution,
+    Heard,
+    Pulse,
+    RankWork,
+    RegionCpu,
+    RunEvidence,
+    RunLedger,
+    RunRegion,
+    RunReport,
+)
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from tests.outcomes import HANGS_S, script, summary_of, unwrapped
 from tests.ports import free_port

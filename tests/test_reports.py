@@ -24,9 +24,8 @@ from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.page import report_page
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.text import code_cell, prose, short, short_kernel_name
-from lightning_forge_profiling.results.analysis import Analysis, RunEvidence, RunRegion
-from lightning_forge_profiling.results.rank import Distribution
 from lightning_forge_profiling.safe_files import write_whole
+from lightning_forge_profiling.schema import Analysis, Distribution, RunEvidence, RunRegion
 from tests.models import Classifier, loader
 from tests.samples import ADD, GEMM, sample_analysis
 

@@ -14,11 +14,15 @@ from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.machine_rules import STARVED
 from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.results.analysis import RunEvidence, RunLedger, Saving
-from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.run import Switches
-from lightning_forge_profiling.results.run_report import RunReport
-from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.schema import (
+    Distribution,
+    RunEvidence,
+    RunLedger,
+    RunReport,
+    Saving,
+    Switches,
+    TraceReport,
+)
 from lightning_forge_profiling.timing.rates import Compute, Peak, StepWork
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes

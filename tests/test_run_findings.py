@@ -19,18 +19,21 @@ from lightning_forge_profiling.diagnosis.hints import run_hints
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.diagnosis.verdict import decide, is_certain
 from lightning_forge_profiling.names import REGIONS
-from lightning_forge_profiling.results.analysis import (
+from lightning_forge_profiling.schema import (
     NO_VERDICT,
     NOTHING_STANDS_OUT,
+    CpuUse,
+    Distribution,
     Finding,
+    OptimizerSettings,
+    RegionCpu,
     RunEvidence,
     RunLedger,
     RunRegion,
+    SampledLine,
+    TelemetrySummary,
     WorkerRestarts,
 )
-from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.run import CpuUse, OptimizerSettings, RegionCpu, SampledLine
-from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import StepTiming, StepWork
 from lightning_forge_profiling.timing.run_totals import RunTotals

@@ -14,7 +14,7 @@ from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.report.page import block_of, record_of, timelines_of
 from lightning_forge_profiling.report.run_page import points_of, run_page, write_run_page
-from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.schema import TraceReport
 from tests.record_builder import MadeRun
 from tests.sample_timeline import sample_timeline
 from tests.samples import sample_analysis

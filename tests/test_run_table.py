@@ -13,11 +13,15 @@ from lightning_forge_profiling.callbacks.run_report import run_compute
 from lightning_forge_profiling.report.run_table import print_run, print_table, run_table
 from lightning_forge_profiling.report.run_wording import compute_lines
 from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.results.analysis import Hint, RunEvidence, RunLedger
-from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.run_report import RunReport
-from lightning_forge_profiling.results.telemetry import TelemetrySummary
-from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.schema import (
+    Distribution,
+    Hint,
+    RunEvidence,
+    RunLedger,
+    RunReport,
+    TelemetrySummary,
+    TraceReport,
+)
 from lightning_forge_profiling.timing.rates import Compute, Peak, StepWork
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes

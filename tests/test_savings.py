@@ -12,8 +12,7 @@ from lightning_forge_profiling.diagnosis.rule import in_ms, in_s, saving, saving
 from lightning_forge_profiling.diagnosis.verdict import RECOVERABLE, order_note
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.results.analysis import RunEvidence, RunRegion
-from lightning_forge_profiling.results.rank import Distribution
+from lightning_forge_profiling.schema import Distribution, RunEvidence, RunRegion
 from lightning_forge_profiling.what_if import predict
 from tests.synthetic import Synthetic
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.diagnosis.hints import switch_hints, switched_on
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.results.run import Switches
+from lightning_forge_profiling.schema import Switches
 from tests.models import Classifier, Samples, loader
 from tests.outcomes import script, summary_of
 from tests.ports import free_port

@@ -23,7 +23,7 @@ from lightning_forge_profiling.gpu.nvml import (
     throttle_reasons,
 )
 from lightning_forge_profiling.gpu.telemetry import MAX_POINTS, TelemetrySampler
-from lightning_forge_profiling.results.telemetry import TelemetrySeries, TelemetrySummary
+from lightning_forge_profiling.schema import TelemetrySeries, TelemetrySummary
 from tests.fake_nvml import FUNCTION_NOT_FOUND, GPU_IS_LOST, NOT_SUPPORTED, FakeBoard, FakeNvml
 from tests.outcomes import HANGS_S
 

@@ -18,7 +18,7 @@ from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import WINDOW_PLAN, WINDOW_REQUEST
 from lightning_forge_profiling.record.reader import read_run, records_at
 from lightning_forge_profiling.record.windows import read_plan, take_request, write_request
-from lightning_forge_profiling.results.window import WindowRequest
+from lightning_forge_profiling.schema import WindowRequest
 from tests.models import Classifier, loader
 from tests.outcomes import HANGS_S, SCRIPTS, read_trace, recorded_steps, summary_of, traces
 from tests.ports import free_port

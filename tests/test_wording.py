@@ -14,10 +14,14 @@ from lightning_forge_profiling.report.run_wording import (
 )
 from lightning_forge_profiling.report.text import code, code_cell, digits, prose, short, short_kernel_name
 from lightning_forge_profiling.report.wording import by_text, calls
-from lightning_forge_profiling.results.analysis import RunEvidence, RunLedger, WindowEffect
-from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.run import SlowStep
-from lightning_forge_profiling.results.telemetry import TelemetrySummary
+from lightning_forge_profiling.schema import (
+    Distribution,
+    RunEvidence,
+    RunLedger,
+    SlowStep,
+    TelemetrySummary,
+    WindowEffect,
+)
 
 
 @pytest.mark.parametrize(

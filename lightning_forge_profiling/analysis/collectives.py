@@ -12,8 +12,7 @@ from lightning_forge_profiling.analysis.intervals import Nesting
 from lightning_forge_profiling.analysis.kernels import KINDS, base_name
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import Ints
-from lightning_forge_profiling.results.analysis import Collective, RankWait
-from lightning_forge_profiling.results.rank_result import CollectiveCall, RankCollectives
+from lightning_forge_profiling.schema import Collective, CollectiveCall, RankCollectives, RankWait
 
 # Point to point: their order differs between the ranks of a group, so they cannot be matched.
 _SEND_RECEIVE: Final = re.compile(r"(?:send|recv|coalesced)(?![a-z]).*|sendrecv")

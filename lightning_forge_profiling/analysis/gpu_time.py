@@ -26,7 +26,7 @@ from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.steps import step_marks
 from lightning_forge_profiling.analysis.syncs import is_lightning_call
 from lightning_forge_profiling.kineto.trace import ACTIVITIES, Ints, Spans
-from lightning_forge_profiling.results.rank import CATEGORIES, IDLE_CAUSES, IdlePart
+from lightning_forge_profiling.schema import CATEGORIES, IDLE_CAUSES, IdlePart
 
 # Overlapping work counts to the first of these: computation before the communication that it hides.
 _CLAIM_ORDER: Final = ("matmul", "other", "memory", "comm")

@@ -17,7 +17,7 @@ from lightning_forge_profiling.analysis.recording import Recording, by_optimizer
 from lightning_forge_profiling.flops.operator import COUNTED, PRODUCTS, OperatorFlops, operator_flops
 from lightning_forge_profiling.flops.peaks import find_peak
 from lightning_forge_profiling.kineto.trace import Ints, Signature
-from lightning_forge_profiling.results.rank import Flops, Operator
+from lightning_forge_profiling.schema import Flops, Operator
 
 # Sort keys of the operator table, largest first.
 SORTS: Final = MappingProxyType[str, Callable[[Operator], float]](

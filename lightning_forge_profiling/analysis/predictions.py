@@ -27,7 +27,7 @@ from lightning_forge_profiling.analysis.regions import host_spans
 from lightning_forge_profiling.analysis.replay import HOST, Graph, error_pct, step_ns
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.results.rank import RankSummary, Replay
+from lightning_forge_profiling.schema import RankSummary, Replay
 
 _log = plain_logger(__name__)
 

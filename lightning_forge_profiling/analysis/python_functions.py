@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.intervals import Intervals, Nesting, take
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import Ints, Spans
-from lightning_forge_profiling.results.rank import PythonCall, PythonFunctions, SpentIn, UserFunction
+from lightning_forge_profiling.schema import PythonCall, PythonFunctions, SpentIn, UserFunction
 
 _MOST_CALLS: Final = 200
 _MOST_USERS: Final = 10

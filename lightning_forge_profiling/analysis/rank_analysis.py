@@ -26,7 +26,7 @@ from lightning_forge_profiling.analysis.regions import cpu_time, host_spans, out
 from lightning_forge_profiling.analysis.steps import Steps, step_marks
 from lightning_forge_profiling.analysis.syncs import sync_causes
 from lightning_forge_profiling.kineto.trace import ACTIVITIES, Ints
-from lightning_forge_profiling.results.rank import (
+from lightning_forge_profiling.schema import (
     Communication,
     Copies,
     Distribution,

@@ -17,8 +17,7 @@ from lightning_forge_profiling.analysis.recording import Recording, by_optimizer
 from lightning_forge_profiling.analysis.steps import region_marks
 from lightning_forge_profiling.kineto.trace import Ints
 from lightning_forge_profiling.names import MARK_PREFIX, REGIONS
-from lightning_forge_profiling.results.rank import Region
-from lightning_forge_profiling.results.run import CpuTime
+from lightning_forge_profiling.schema import CpuTime, Region
 
 _OTHER: Final = REGIONS.index("other")
 

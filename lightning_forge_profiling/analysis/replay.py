@@ -23,7 +23,7 @@ from lightning_forge_profiling.analysis.kernels import KINDS
 from lightning_forge_profiling.analysis.launches import ALLOCATES, FREES, WAITS, named
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import Ints
-from lightning_forge_profiling.results.rank import hosts_of
+from lightning_forge_profiling.schema import hosts_of
 
 ROUNDS: Final = 4  # of the recorded steps; those before the last let host and GPU settle
 _CLOSE_NS: Final = 10_000  # work that begins so soon after other work has waited for it

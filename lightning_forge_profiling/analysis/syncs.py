@@ -13,7 +13,7 @@ from lightning_forge_profiling.analysis.launches import WAITS, named
 from lightning_forge_profiling.analysis.python_functions import users_line
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.kineto.trace import Ints, Trace
-from lightning_forge_profiling.results.rank import SyncCause
+from lightning_forge_profiling.schema import SyncCause
 
 _COPY: Final = "a blocking copy (.to(), .cpu(), .tolist(), torch.tensor(device=...))"
 # The first cause with an operator anywhere around the call is taken: most specific first.

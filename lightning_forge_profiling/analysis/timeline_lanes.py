@@ -14,7 +14,7 @@ from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.steps import step_marks
 from lightning_forge_profiling.kineto.trace import GpuWork, Ints, Spans, Trace
 from lightning_forge_profiling.names import MARK_PREFIX, REGIONS
-from lightning_forge_profiling.results.timeline import Lane, Timeline
+from lightning_forge_profiling.schema import Lane, Timeline
 
 MOST_SPANS: Final = 20_000  # about 600 kB of HTML
 _KINDS: Final = (*KINDS, "region")

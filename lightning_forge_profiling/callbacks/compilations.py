@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from lightning_forge_profiling.results.run import Recompilation
+from lightning_forge_profiling.schema import Recompilation
 
 # by the compile's id, which the guard that failed is of
 _ID: Final = re.compile(r"^\d+/\d+: ")

@@ -11,7 +11,7 @@ import torch
 from lightning_forge_profiling.diagnosis.bootstrap import share_interval
 from lightning_forge_profiling.host import CpuTimes, ThreadClock, cpu_times, usable_cores, waited_s
 from lightning_forge_profiling.names import REGIONS
-from lightning_forge_profiling.results.run import CpuUse, RegionCpu, ShareInterval
+from lightning_forge_profiling.schema import CpuUse, RegionCpu, ShareInterval
 from lightning_forge_profiling.timing.run_totals import StepBlocks
 from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS
 

@@ -47,11 +47,7 @@ from lightning_forge_profiling.ranks.hang_watch import HangWatch
 from lightning_forge_profiling.record.ranks import read_works
 from lightning_forge_profiling.record.reader import RecordError
 from lightning_forge_profiling.report.run_page import write_run_page
-from lightning_forge_profiling.results.analysis import Analysis, RankWork
-from lightning_forge_profiling.results.pulse import RanksStatus
-from lightning_forge_profiling.results.run_report import RunReport
-from lightning_forge_profiling.results.telemetry import TelemetrySummary
-from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.schema import Analysis, RanksStatus, RankWork, RunReport, TelemetrySummary, TraceReport
 from lightning_forge_profiling.timing.ledger import ledger_metrics
 from lightning_forge_profiling.timing.rates import Compute, LoopRates, Peak, Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary

@@ -29,9 +29,7 @@ from lightning_forge_profiling.gpu.nsight import nsight_ranges
 from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.record.histogram import bucket
-from lightning_forge_profiling.results.memory import MemoryGrowth
-from lightning_forge_profiling.results.run import Recompilation
-from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.schema import MemoryGrowth, Recompilation, TraceReport
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.garbage import count_collections_anew

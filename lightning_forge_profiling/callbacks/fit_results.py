@@ -22,9 +22,7 @@ from lightning_forge_profiling.names import RECORD_FOLDER
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.results.analysis import Analysis
-from lightning_forge_profiling.results.run_report import RunReport
-from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.schema import Analysis, RunReport, TraceReport
 from lightning_forge_profiling.timing.ledger import Ledger
 
 if TYPE_CHECKING:  # which makes the reporter

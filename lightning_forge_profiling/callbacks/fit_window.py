@@ -32,8 +32,7 @@ from lightning_forge_profiling.profiler.config import (
 )
 from lightning_forge_profiling.profiler.paths import writable_folder_problem
 from lightning_forge_profiling.profiler.session import TraceSession
-from lightning_forge_profiling.results.trace_report import TraceReport
-from lightning_forge_profiling.results.window import MOST_TEXT, WindowAnswer, WindowPlan
+from lightning_forge_profiling.schema import MOST_TEXT, TraceReport, WindowAnswer, WindowPlan
 
 if TYPE_CHECKING:  # which makes the window
     from lightning_forge_profiling.callbacks.forge_profiler import ForgeProfilerCallback

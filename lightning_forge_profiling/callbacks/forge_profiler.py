@@ -12,7 +12,7 @@ from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory import validate_snapshot_step
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.profiler.config import STEADY_STEPS, ProfilingConfig
-from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.schema import TraceReport
 
 
 class ForgeProfilerCallback(TimedCallback):

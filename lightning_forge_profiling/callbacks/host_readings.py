@@ -8,7 +8,7 @@ from lightning_forge_profiling.callbacks.lightning_api import Trainer, worker_pr
 from lightning_forge_profiling.callbacks.run_settings import find_switches
 from lightning_forge_profiling.callbacks.stack_sampler import StackSampler, WorkerStacks
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.results.run import WORKER_LINES, CpuUse, SampledLine, Switches
+from lightning_forge_profiling.schema import WORKER_LINES, CpuUse, SampledLine, Switches
 
 
 class HostReadings:

@@ -16,8 +16,8 @@ from lightning_forge_profiling.profiler.child import problems_within
 from lightning_forge_profiling.report.blocks import Column, Row, Rows
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.report.markdown import markdown, table
-from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.safe_files import read_regular
+from lightning_forge_profiling.schema import Analysis
 
 _log = plain_logger(__name__)
 

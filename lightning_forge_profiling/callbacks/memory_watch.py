@@ -15,7 +15,7 @@ from lightning_forge_profiling.diagnosis.memory import ACTIVATIONS, CACHE, memor
 from lightning_forge_profiling.gpu.memory import AllocatorReading, read_allocator, read_limit
 from lightning_forge_profiling.gpu.memory_growth import Growth, GrowthWatch, Reading
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.results.memory import (
+from lightning_forge_profiling.schema import (
     GIB,
     MIB,
     Category,

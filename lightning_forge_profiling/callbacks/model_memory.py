@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lightning_forge_profiling.results.memory import ModelMemory
+from lightning_forge_profiling.schema import ModelMemory
 
 
 def model_memory(module: torch.nn.Module, optimizers: Iterable[Any], device: str) -> ModelMemory:

@@ -9,8 +9,7 @@ from typing import Final
 
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule
 from lightning_forge_profiling.diagnosis.rule import in_ms, in_s
-from lightning_forge_profiling.results.analysis import NO_VERDICT
-from lightning_forge_profiling.results.run_report import RunReport
+from lightning_forge_profiling.schema import NO_VERDICT, RunReport
 
 # counted steps from which a further fit can differ from the first: in a few milliseconds anything may come first
 _TELLS: Final = 50

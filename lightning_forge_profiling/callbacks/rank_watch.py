@@ -23,8 +23,7 @@ from lightning_forge_profiling.ranks.hang_watch import HangWatch
 from lightning_forge_profiling.ranks.standing import Progress
 from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, later, write_heard, write_pulse
 from lightning_forge_profiling.report.ranks import straggler_words
-from lightning_forge_profiling.results.pulse import Ended, Hang, Heard, LateRank, Pulse, RanksStatus
-from lightning_forge_profiling.results.window import WindowAnswer
+from lightning_forge_profiling.schema import Ended, Hang, Heard, LateRank, Pulse, RanksStatus, WindowAnswer
 
 _log = plain_logger(__name__)
 

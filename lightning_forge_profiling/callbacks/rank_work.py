@@ -13,9 +13,15 @@ from lightning_forge_profiling.callbacks.run_report import own_ms
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.diagnosis.ranks import rank_work
 from lightning_forge_profiling.names import DATA_LOADER, GC_FULL, GC_YOUNG, OWN_WORK, REGIONS, hook_region
-from lightning_forge_profiling.results.analysis import RankWork, RunEvidence, RunLedger, RunRegion
-from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.run import CpuUse, ShareInterval
+from lightning_forge_profiling.schema import (
+    CpuUse,
+    Distribution,
+    RankWork,
+    RunEvidence,
+    RunLedger,
+    RunRegion,
+    ShareInterval,
+)
 from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.steps import StepTimes
 from lightning_forge_profiling.timing.sums import summed

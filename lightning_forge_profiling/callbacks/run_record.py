@@ -33,9 +33,7 @@ from lightning_forge_profiling.profiler.paths import numbered_folders
 from lightning_forge_profiling.record.lines import Begin, Block, End, EventLine, IntervalLine, State
 from lightning_forge_profiling.record.origin import command_line, git_commit, record_of_checkpoint
 from lightning_forge_profiling.record.writer import RecordWriter, Segments
-from lightning_forge_profiling.results.run_report import RunReport
-from lightning_forge_profiling.results.telemetry import TelemetrySeries, TelemetrySummary
-from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.schema import RunReport, TelemetrySeries, TelemetrySummary, TraceReport
 from lightning_forge_profiling.timing.rates import Rates, step_ms
 from lightning_forge_profiling.timing.run_totals import StepBlock
 

@@ -18,21 +18,22 @@ from lightning_forge_profiling.diagnosis.ranks import rank_work
 from lightning_forge_profiling.names import OWN_WORK, PROFILER, REGIONS, WAIT_PREFIX
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.files import read_summary, write_reports
-from lightning_forge_profiling.results.analysis import (
+from lightning_forge_profiling.schema import (
     Analysis,
+    Distribution,
     RankWork,
     RunCompute,
     RunEvidence,
     RunLedger,
     RunRegion,
+    RunReport,
+    ShareInterval,
+    SlowStep,
+    TelemetrySummary,
+    TraceReport,
     TrackedRun,
     WorkerRestarts,
 )
-from lightning_forge_profiling.results.rank import Distribution
-from lightning_forge_profiling.results.run import ShareInterval, SlowStep
-from lightning_forge_profiling.results.run_report import RunReport
-from lightning_forge_profiling.results.telemetry import TelemetrySummary
-from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.timing.ledger import Ledger, goodput
 from lightning_forge_profiling.timing.rates import Compute, Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary, StepBlock, TimedStep

@@ -19,7 +19,7 @@ from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf3
 from lightning_forge_profiling.host import usable_cores
 from lightning_forge_profiling.plain_text import name_of
 from lightning_forge_profiling.profiler.collector import active_profiler
-from lightning_forge_profiling.results.run import LoaderSettings, OptimizerSettings, Switches
+from lightning_forge_profiling.schema import LoaderSettings, OptimizerSettings, Switches
 
 
 def restarted_workers(trainer: Trainer) -> int:

@@ -27,7 +27,7 @@ from lightning_forge_profiling.host import ThreadClock, python_threads_s
 from lightning_forge_profiling.names import STEPS
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.ranks.stacks import is_users, shown_file
-from lightning_forge_profiling.results.run import SampledLine, ShareInterval
+from lightning_forge_profiling.schema import SampledLine, ShareInterval
 from lightning_forge_profiling.timing.run_totals import StepBlocks
 
 _log = plain_logger(__name__)

@@ -13,7 +13,7 @@ from lightning_forge_profiling.gpu.memory import AllocatorReading, read_allocato
 from lightning_forge_profiling.gpu.nvml import SENSORS, GpuReader, open_reader
 from lightning_forge_profiling.gpu.telemetry import GpuUsage, TelemetrySampler
 from lightning_forge_profiling.profiler.child import ctrl_c_ends
-from lightning_forge_profiling.results.telemetry import TelemetrySeries, TelemetrySummary
+from lightning_forge_profiling.schema import TelemetrySeries, TelemetrySummary
 from lightning_forge_profiling.timing.sums import added
 
 _GIB: Final = 2**30

@@ -17,7 +17,7 @@ from lightning_forge_profiling.callbacks.process_fits import FITS
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS, SWITCHED_OFF, switched_off
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.schema import Analysis
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
 from lightning_forge_profiling.timing.ledger import Ledger, LedgerClock
 

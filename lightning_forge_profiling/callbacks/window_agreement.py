@@ -17,8 +17,7 @@ from lightning_forge_profiling.ranks.agreement import Follower, Leader
 from lightning_forge_profiling.ranks.channel import Channel
 from lightning_forge_profiling.ranks.slowness import Slowness
 from lightning_forge_profiling.record.windows import decode_plan, encode_plan, read_plan, take_request, write_plan
-from lightning_forge_profiling.results.pulse import Pulse, RanksStatus
-from lightning_forge_profiling.results.window import WindowAnswer, WindowPlan, WindowRequest
+from lightning_forge_profiling.schema import Pulse, RanksStatus, WindowAnswer, WindowPlan, WindowRequest
 
 _LEAST_FREE: Final = 2 * 2**30  # bytes on the disk of the traces
 

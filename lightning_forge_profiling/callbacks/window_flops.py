@@ -12,7 +12,7 @@ from lightning_forge_profiling.flops.peaks import find_peak, power_may_tell
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf32
 from lightning_forge_profiling.gpu.nvml import find_device, open_nvml
 from lightning_forge_profiling.names import MFU_MEASURED
-from lightning_forge_profiling.results.rank import Flops, RankSummary
+from lightning_forge_profiling.schema import Flops, RankSummary
 from lightning_forge_profiling.timing.rates import Compute, Peak
 from lightning_forge_profiling.timing.run_totals import RunSummary
 

@@ -18,7 +18,7 @@ from lightning_forge_profiling.names import SUMMARY_JSON
 
 if TYPE_CHECKING:
     from lightning_forge_profiling.pipeline import AnalysisResult
-    from lightning_forge_profiling.results.analysis import Analysis
+    from lightning_forge_profiling.schema import Analysis
 
 # the keys of `analysis.operators.SORTS`, repeated so that `--help` does not import it
 SORTS = ("self_device", "device", "self_host", "host", "calls", "memory")

@@ -25,12 +25,12 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def schema_json(*, of_record: bool = False) -> bytes:
     """The schema of `summary.json`, or of a line of a record, made from what is written to it."""
-    from lightning_forge_profiling.results.json_layout import schema_of  # noqa: PLC0415
+    from lightning_forge_profiling.json_layout import schema_of  # noqa: PLC0415
 
     if of_record:
         from lightning_forge_profiling.record.lines import Line  # noqa: PLC0415
 
         return schema_of(Line, "a line of forge-profiling's forge_record/rankN.jsonl")
-    from lightning_forge_profiling.results.analysis import Analysis  # noqa: PLC0415
+    from lightning_forge_profiling.schema import Analysis  # noqa: PLC0415
 
     return schema_of(Analysis, "forge-profiling summary.json")

@@ -15,7 +15,7 @@ from lightning_forge_profiling.names import REPORT_HTML, trace_name
 
 if TYPE_CHECKING:
     from lightning_forge_profiling.report.run_status import RunStatus
-    from lightning_forge_profiling.results.window import WindowPlan, WindowRequest
+    from lightning_forge_profiling.schema import WindowPlan, WindowRequest
 
 _ANSWER_S: Final = 10.0  # rank 0 looks once a second
 _LOOK_S: Final = 0.2
@@ -53,14 +53,14 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def _steps(text: str) -> int:
-    from lightning_forge_profiling.results.window import MOST_STEPS  # noqa: PLC0415  (loads msgspec)
+    from lightning_forge_profiling.schema import MOST_STEPS  # noqa: PLC0415  (loads msgspec)
 
     number = int(text) if text.isdecimal() else 0
     return checked(text, number, 1 <= number <= MOST_STEPS, f"a number of steps from 1 to {MOST_STEPS}")
 
 
 def _run(args: argparse.Namespace) -> int:
-    from lightning_forge_profiling.results.window import WindowRequest  # noqa: PLC0415  (loads msgspec)
+    from lightning_forge_profiling.schema import WindowRequest  # noqa: PLC0415  (loads msgspec)
 
     folder, where = find_record(args.run_path)
     if _status(folder).outcome in {"finished", "failed"}:

@@ -15,7 +15,7 @@ from lightning_forge_profiling.comparison.ratio import (
 from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS
-from lightning_forge_profiling.results.rank import CATEGORIES
+from lightning_forge_profiling.schema import CATEGORIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

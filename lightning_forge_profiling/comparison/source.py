@@ -16,9 +16,17 @@ from lightning_forge_profiling.record.histogram import PRECISION
 from lightning_forge_profiling.record.lines import Begin, Block, IntervalLine
 from lightning_forge_profiling.record.reader import RankRecord, RecordError, RunRecord
 from lightning_forge_profiling.report.run_status import mean_metrics
-from lightning_forge_profiling.results.analysis import NO_VERDICT, Analysis, Finding, RunLedger
-from lightning_forge_profiling.results.rank import CATEGORIES, Kernel, Kind, Step
-from lightning_forge_profiling.results.run import LoaderSettings
+from lightning_forge_profiling.schema import (
+    CATEGORIES,
+    NO_VERDICT,
+    Analysis,
+    Finding,
+    Kernel,
+    Kind,
+    LoaderSettings,
+    RunLedger,
+    Step,
+)
 from lightning_forge_profiling.timing.sums import summed
 
 TRACE_METRICS: Final = ("step", "busy", "idle", *CATEGORIES)  # of a trace: medians over whole steps

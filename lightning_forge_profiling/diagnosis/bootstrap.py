@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from lightning_forge_profiling.results.run import ShareInterval
+from lightning_forge_profiling.schema import ShareInterval
 
 FEWEST_PIECES: Final = 5  # with fewer, there are no two blocks of two pieces to compare
 

@@ -30,16 +30,16 @@ from lightning_forge_profiling.diagnosis.rule import COMPUTE, MIN_STEPS, in_s, s
 from lightning_forge_profiling.diagnosis.verdict import by_gain, decide, is_certain, no_verdict, with_intervals
 from lightning_forge_profiling.diagnosis.where import located, with_lines
 from lightning_forge_profiling.names import HANG
-from lightning_forge_profiling.results.analysis import (
+from lightning_forge_profiling.schema import (
     NO_VERDICT,
     NOTHING_STANDS_OUT,
     Analysis,
     Finding,
     Hint,
+    RankSummary,
     RankWait,
     RunEvidence,
 )
-from lightning_forge_profiling.results.rank import RankSummary
 
 THE_RUN: Final = "the run"  # the source of an analysis without a trace
 

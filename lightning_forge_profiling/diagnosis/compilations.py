@@ -5,7 +5,7 @@ from pathlib import PurePath
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.rule import in_s
-from lightning_forge_profiling.results.run import Recompilation
+from lightning_forge_profiling.schema import Recompilation
 
 _CHANGED: Final = re.compile(r"GLOBAL_STATE changed: (.*)")
 

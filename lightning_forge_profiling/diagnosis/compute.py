@@ -19,8 +19,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     works_ms,
 )
 from lightning_forge_profiling.flops.peaks import find_peak
-from lightning_forge_profiling.results.analysis import RunEvidence
-from lightning_forge_profiling.results.run import OTHERS, CpuTime, CpuUse
+from lightning_forge_profiling.schema import OTHERS, CpuTime, CpuUse, RunEvidence
 
 # -- recorded communication ------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.bootstrap import bootstrap_difference
-from lightning_forge_profiling.results.analysis import StepDrift, WindowEffect
+from lightning_forge_profiling.schema import StepDrift, WindowEffect
 
 DRIFT_STEPS: Final = 100  # fewest steps to test. With fewer, slow moments of a shared machine look like a warm-up.
 

@@ -24,8 +24,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     saving,
 )
 from lightning_forge_profiling.diagnosis.where import located
-from lightning_forge_profiling.results.analysis import Finding, RankWait, RunEvidence, Saving
-from lightning_forge_profiling.results.rank import RankSummary
+from lightning_forge_profiling.schema import Finding, RankSummary, RankWait, RunEvidence, Saving
 
 _GPU_RULES: Final = (*loader.GPU_RULES, *host_rules.GPU_RULES, *optimizer.GPU_RULES, *compute.GPU_RULES)
 # for a rank with GPU work. A straggler takes all ranks together: `ranks.py`.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_forge_profiling.names import STEPS
-from lightning_forge_profiling.results.pulse import Hang, Heard, Pulse, SilentRank, Standing
+from lightning_forge_profiling.schema import Hang, Heard, Pulse, SilentRank, Standing
 
 _LATE_S: Final = 10.0
 _SILENT_S: Final = 30.0

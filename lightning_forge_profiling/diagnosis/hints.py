@@ -5,10 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS, backward_is_heavy, in_ms, region
-from lightning_forge_profiling.results.analysis import Hint, RunEvidence
-from lightning_forge_profiling.results.rank import RankSummary
-from lightning_forge_profiling.results.run import Switches
-from lightning_forge_profiling.results.telemetry import TelemetrySummary
+from lightning_forge_profiling.schema import Hint, RankSummary, RunEvidence, Switches, TelemetrySummary
 
 # -- a recorded rank -------------------------------------------------------------------------------------------------
 

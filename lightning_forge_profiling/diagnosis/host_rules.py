@@ -28,8 +28,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     unpredicted,
 )
 from lightning_forge_profiling.diagnosis.where import in_function
-from lightning_forge_profiling.results.analysis import RunEvidence
-from lightning_forge_profiling.results.rank import IdlePart
+from lightning_forge_profiling.schema import IdlePart, RunEvidence
 
 # -- recorded calls that hold the host up ----------------------------------------------------------------------------
 

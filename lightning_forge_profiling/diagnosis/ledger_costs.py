@@ -26,8 +26,7 @@ from lightning_forge_profiling.names import (
     hook_region,
     part_kind,
 )
-from lightning_forge_profiling.results.analysis import RunEvidence, RunLedger, RunRegion
-from lightning_forge_profiling.results.run import CpuUse
+from lightning_forge_profiling.schema import CpuUse, RunEvidence, RunLedger, RunRegion
 
 # from this length on, one-time work such as startup is a cause. A shorter run is taken for a trial of a longer one, in
 # which such work would not grow.

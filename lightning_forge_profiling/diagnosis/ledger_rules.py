@@ -30,8 +30,7 @@ from lightning_forge_profiling.names import (
     function_part,
     part_kind,
 )
-from lightning_forge_profiling.results.analysis import Finding, RunEvidence, Saving
-from lightning_forge_profiling.results.run import Recompilation
+from lightning_forge_profiling.schema import Finding, Recompilation, RunEvidence, Saving
 
 # starting and ending one to four forked workers took 30 to 60 ms on two free cores, 220 to 480 ms on busy ones (torch
 # 2.13, `python -m benchmarks.handover`): in a validation of so many seconds that is at most 5 %

@@ -27,8 +27,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     share_pct,
     works_ms,
 )
-from lightning_forge_profiling.results.analysis import Analysis, Finding, RunEvidence
-from lightning_forge_profiling.results.rank import RankSummary
+from lightning_forge_profiling.schema import Analysis, Finding, RankSummary, RunEvidence
 
 # from this ratio of recorded to live steps on, the trace's shares are converted to the live step
 SLOWED_FROM: Final = 1.1

@@ -18,8 +18,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     region,
 )
 from lightning_forge_profiling.flops.peaks import bus_gb_per_s
-from lightning_forge_profiling.results.analysis import Finding, RunEvidence
-from lightning_forge_profiling.results.run import OTHERS, CpuUse, LoaderSettings
+from lightning_forge_profiling.schema import OTHERS, CpuUse, Finding, LoaderSettings, RunEvidence
 
 # a DataLoader's worker needs 0.5 ms to hand a batch of one tensor over, however cheap it is to make (torch 2.13, two
 # cores, `python -m benchmarks.handover`): where a batch takes little longer to make, workers gain little

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Evidence, Explanation, of_step, saving
-from lightning_forge_profiling.results.analysis import Analysis, Finding, RunEvidence
-from lightning_forge_profiling.results.run import OTHERS, CpuUse
+from lightning_forge_profiling.schema import OTHERS, Analysis, CpuUse, Finding, RunEvidence
 
 STARVED: Final = "cpu-starved"
 THROTTLED: Final = "cpu-throttled"

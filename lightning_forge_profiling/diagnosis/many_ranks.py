@@ -6,8 +6,7 @@ from operator import attrgetter
 from statistics import fmean, median, quantiles
 from typing import Final
 
-from lightning_forge_profiling.results.analysis import Finding, Hint, RankWait
-from lightning_forge_profiling.results.rank import Distribution, RankSummary
+from lightning_forge_profiling.schema import Distribution, Finding, Hint, RankSummary, RankWait
 
 MOST_SHOWN: Final = 16  # two machines of eight GPUs: a table of more is not read
 

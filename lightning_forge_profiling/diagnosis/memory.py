@@ -2,8 +2,7 @@
 
 from typing import Final
 
-from lightning_forge_profiling.results.analysis import Finding, RunEvidence
-from lightning_forge_profiling.results.memory import GIB, KIB, MIB, MemoryGrowth, RunMemory
+from lightning_forge_profiling.schema import GIB, KIB, MIB, Finding, MemoryGrowth, RunEvidence, RunMemory
 
 CODE: Final = "memory-near-limit"
 

@@ -15,8 +15,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     region,
     works_ms,
 )
-from lightning_forge_profiling.results.analysis import RunEvidence
-from lightning_forge_profiling.results.rank import Region
+from lightning_forge_profiling.schema import Region, RunEvidence
 
 CODE: Final = "slow-optimizer"
 

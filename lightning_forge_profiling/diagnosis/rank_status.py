@@ -7,8 +7,7 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.hangs import find_hang, silent_ranks, whereabouts
 from lightning_forge_profiling.diagnosis.ranks import late_rank, with_waits
-from lightning_forge_profiling.results.analysis import RankWork
-from lightning_forge_profiling.results.pulse import Hang, Heard, LateRank, RanksStatus, RankState, RankStatus
+from lightning_forge_profiling.schema import Hang, Heard, LateRank, RanksStatus, RankState, RankStatus, RankWork
 
 _LATE_S: Final = 10.0
 _SILENT_S: Final = 30.0

@@ -39,15 +39,15 @@ from lightning_forge_profiling.names import (
     hook_region,
     part_kind,
 )
-from lightning_forge_profiling.results.analysis import (
+from lightning_forge_profiling.schema import (
     Finding,
+    LateRank,
     RankWork,
     RunEvidence,
     RunLedger,
     RunRegion,
     Saving,
 )
-from lightning_forge_profiling.results.pulse import LateRank
 
 STRAGGLER: Final = "straggler"
 

@@ -11,9 +11,16 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Final, Generic, Literal, TypeVar
 
-from lightning_forge_profiling.results.analysis import Finding, RunEvidence, RunRegion, Saving
-from lightning_forge_profiling.results.rank import RankSummary, Replay, hosts_of
-from lightning_forge_profiling.results.run import CpuTime
+from lightning_forge_profiling.schema import (
+    CpuTime,
+    Finding,
+    RankSummary,
+    Replay,
+    RunEvidence,
+    RunRegion,
+    Saving,
+    hosts_of,
+)
 
 NAMED_FROM_PCT: Final = 5.0  # what costs less of a step is not named: run-to-run variation is of that size
 

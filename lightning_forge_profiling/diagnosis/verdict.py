@@ -8,7 +8,7 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.rule import COMPUTE, NAMED_FROM, NAMED_FROM_PCT, REGION_OF
 from lightning_forge_profiling.names import REGIONS
-from lightning_forge_profiling.results.analysis import NO_VERDICT, NOTHING_STANDS_OUT, Finding, RunEvidence
+from lightning_forge_profiling.schema import NO_VERDICT, NOTHING_STANDS_OUT, Finding, RunEvidence
 
 # the part of a finding's share that its fix can be expected to save, where that is less than its bound. A wait can be
 # removed. But recording slows the host, so that launching costs less without it: on an H200, steps that Python paces

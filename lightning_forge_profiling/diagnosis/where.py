@@ -7,9 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.rule import COMPUTE, REGION_OF, WAITS, in_ms, region
-from lightning_forge_profiling.results.analysis import Finding, RunEvidence
-from lightning_forge_profiling.results.rank import RankSummary, SpentIn
-from lightning_forge_profiling.results.run import WORKER_LINES, SampledLine
+from lightning_forge_profiling.schema import WORKER_LINES, Finding, RankSummary, RunEvidence, SampledLine, SpentIn
 
 LEAST_PCT: Final = 25.0  # a line with a smaller share of a finding's time is not what to change first
 

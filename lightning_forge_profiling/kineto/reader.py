@@ -15,7 +15,7 @@ from lightning_forge_profiling.kineto.tables import EventDecoder, TraceTables
 from lightning_forge_profiling.kineto.trace import Trace
 from lightning_forge_profiling.names import METADATA_KEY
 from lightning_forge_profiling.plain_text import encodable
-from lightning_forge_profiling.results.run import LoaderSettings
+from lightning_forge_profiling.schema import LoaderSettings
 
 _MOST_LEFT_OUT: Final = 200_000
 _ABOUT: Final = ("distributedInfo", METADATA_KEY)

@@ -24,7 +24,7 @@ from lightning_forge_profiling.kineto.trace import (
     Trace,
 )
 from lightning_forge_profiling.names import MARK_PREFIX
-from lightning_forge_profiling.results.rank_result import CollectiveCall
+from lightning_forge_profiling.schema import CollectiveCall
 
 _NONE: Final = msgspec.Raw(b"")
 _BETWEEN_INPUTS: Final = b"\0"  # in no JSON

@@ -7,8 +7,7 @@ from typing import Any, Final, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.results.rank_result import CollectiveCall
-from lightning_forge_profiling.results.run import LoaderSettings
+from lightning_forge_profiling.schema import CollectiveCall, LoaderSettings
 
 Ints: TypeAlias = NDArray[np.int64]
 

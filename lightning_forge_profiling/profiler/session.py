@@ -39,8 +39,8 @@ from lightning_forge_profiling.profiler.paths import (
     trace_path,
     window_folder,
 )
-from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.safe_files import discard_with_folders, name_for_kineto, open_regular
+from lightning_forge_profiling.schema import TraceReport
 
 
 def _leave_kinetos_level() -> None:

@@ -9,8 +9,8 @@ from lightning_forge_profiling.profiler.paths import required_local_folder, trac
 from lightning_forge_profiling.report.console import print_analysis
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.results.analysis import Analysis
 from lightning_forge_profiling.safe_files import name_for_kineto, whole_file_by_name
+from lightning_forge_profiling.schema import Analysis
 
 
 class Profiler(Protocol):

@@ -12,8 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.results.pulse import Pulse, RanksStatus
-from lightning_forge_profiling.results.window import MOST_TEXT, WindowAnswer, WindowPlan, WindowRequest
+from lightning_forge_profiling.schema import MOST_TEXT, Pulse, RanksStatus, WindowAnswer, WindowPlan, WindowRequest
 
 _LEAD_S: Final = 5.0  # how far ahead: the plan, the answers and the agreement need a second each to be read
 _LEAD_PERIODS: Final = 5

@@ -9,7 +9,7 @@ from lightning_forge_profiling.names import stacks_name
 from lightning_forge_profiling.ranks.neighbours import Life, Neighbours
 from lightning_forge_profiling.ranks.stacks import StacksFile
 from lightning_forge_profiling.ranks.standing import Progress, StandingWatch
-from lightning_forge_profiling.results.pulse import SilentRank, Standing
+from lightning_forge_profiling.schema import SilentRank, Standing
 
 
 class HangWatch:

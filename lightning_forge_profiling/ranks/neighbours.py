@@ -27,7 +27,7 @@ from lightning_forge_profiling.ranks.stacks import (
     read_dump,
 )
 from lightning_forge_profiling.ranks.standing import Look, Stillness
-from lightning_forge_profiling.results.pulse import SilentRank
+from lightning_forge_profiling.schema import SilentRank
 
 _SILENT_S: Final = 5.0
 _LONG_S: Final = 10.0

@@ -4,7 +4,7 @@ from collections import deque
 from statistics import median
 from typing import Final
 
-from lightning_forge_profiling.results.pulse import LateRank
+from lightning_forge_profiling.schema import LateRank
 
 _FEWEST: Final = 20  # looks before which nothing is called slow
 _KEPT: Final = 120  # looks that the usual pace is taken of

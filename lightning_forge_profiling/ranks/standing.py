@@ -23,7 +23,7 @@ from lightning_forge_profiling.ranks.stacks import (
     kind_of,
     lines_of,
 )
-from lightning_forge_profiling.results.pulse import Standing
+from lightning_forge_profiling.schema import Standing
 
 LEAST_S = 30.0
 _LEAST_AT_END_S: Final = 5.0  # in a step that never ends, since the fit does

@@ -12,10 +12,9 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from lightning_forge_profiling.json_layout import decoded
 from lightning_forge_profiling.plain_text import LONGEST_FILE, all_plain
-from lightning_forge_profiling.results.json_layout import decoded
-from lightning_forge_profiling.results.run import LoaderSettings
-from lightning_forge_profiling.results.run_report import RunReport
+from lightning_forge_profiling.schema import LoaderSettings, RunReport
 
 SCHEMA_VERSION: Final = 1
 

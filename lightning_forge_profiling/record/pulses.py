@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
+from lightning_forge_profiling.json_layout import decoded
 from lightning_forge_profiling.names import RANKS_JSON, pulse_name
-from lightning_forge_profiling.results.json_layout import decoded
-from lightning_forge_profiling.results.pulse import Heard, Pulse
 from lightning_forge_profiling.safe_files import read_regular, write_whole
+from lightning_forge_profiling.schema import Heard, Pulse
 
 _VERSION: Final = 1
 _MOST_BYTES: Final = 1 << 16  # of one pulse; most have 1 KB

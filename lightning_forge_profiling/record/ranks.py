@@ -10,8 +10,8 @@ from lightning_forge_profiling.names import record_name
 from lightning_forge_profiling.record.lines import Begin, End, Line, State, decode_line
 from lightning_forge_profiling.record.pulses import read_heard
 from lightning_forge_profiling.record.reader import ends, latest, with_clock, work_of
-from lightning_forge_profiling.results.analysis import RankWork
 from lightning_forge_profiling.safe_files import open_regular, read_at_most
+from lightning_forge_profiling.schema import RankWork
 
 _TAIL_BYTES: Final = 1 << 17  # of the end of a record, which has the latest totals: a line of them takes some 10 kB
 

@@ -18,10 +18,8 @@ from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name, record_part, segment_name
 from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, Line, State, decode_line
 from lightning_forge_profiling.record.pulses import HeardFiles
-from lightning_forge_profiling.results.analysis import RankWork
-from lightning_forge_profiling.results.pulse import Heard
-from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.safe_files import open_regular, read_at_most
+from lightning_forge_profiling.schema import Heard, RankWork, TelemetrySummary
 
 _TOTALS: Final = b'{"line":"state"'  # as the writer begins such a line
 _MOST_BYTES: Final = 16 << 20  # of a segment, and so of a line. A segment of a run has 1 MB and one line.

@@ -6,10 +6,10 @@ from typing import Final
 
 import msgspec
 
+from lightning_forge_profiling.json_layout import decoded
 from lightning_forge_profiling.names import WINDOW_PLAN, WINDOW_REQUEST
-from lightning_forge_profiling.results.json_layout import decoded
-from lightning_forge_profiling.results.window import WindowPlan, WindowRequest
 from lightning_forge_profiling.safe_files import read_regular, write_whole
+from lightning_forge_profiling.schema import WindowPlan, WindowRequest
 
 _VERSION: Final = 1
 _MOST_BYTES: Final = 1 << 16

@@ -7,8 +7,16 @@ from lightning_forge_profiling.report.blocks import Column, Row, Rows, rows_of
 from lightning_forge_profiling.report.run_wording import ledger_rows, slowest_rows
 from lightning_forge_profiling.report.text import kernel_labels, operator_labels, short
 from lightning_forge_profiling.report.wording import IDLE_WORDS, calls, rank_name, step_on_host, used_gpu
-from lightning_forge_profiling.results.analysis import Analysis, RunEvidence, RunLedger
-from lightning_forge_profiling.results.rank import CATEGORIES, IDLE_CAUSES, Kernel, Operator, RankSummary
+from lightning_forge_profiling.schema import (
+    CATEGORIES,
+    IDLE_CAUSES,
+    Analysis,
+    Kernel,
+    Operator,
+    RankSummary,
+    RunEvidence,
+    RunLedger,
+)
 from lightning_forge_profiling.timing.ledger import Ledger
 
 _SHAPES: Final = 2

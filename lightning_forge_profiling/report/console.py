@@ -31,7 +31,7 @@ from lightning_forge_profiling.report.wording import (
     users_functions,
     verdict,
 )
-from lightning_forge_profiling.results.analysis import Analysis, Finding
+from lightning_forge_profiling.schema import Analysis, Finding
 
 _SHOWN_KERNELS: Final = 8
 _SHOWN_FINDINGS: Final = 5

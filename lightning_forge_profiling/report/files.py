@@ -8,12 +8,11 @@ from typing import Any
 
 import msgspec
 
+from lightning_forge_profiling.json_layout import decoded
 from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN
 from lightning_forge_profiling.report.markdown import markdown
-from lightning_forge_profiling.results.analysis import SCHEMA_VERSION, Analysis
-from lightning_forge_profiling.results.json_layout import decoded
-from lightning_forge_profiling.results.timeline import Timeline
 from lightning_forge_profiling.safe_files import read_regular, write_whole
+from lightning_forge_profiling.schema import SCHEMA_VERSION, Analysis, Timeline
 
 _decoder = msgspec.json.Decoder(Analysis)
 

@@ -47,8 +47,7 @@ from lightning_forge_profiling.report.run_table import (
 )
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.text import digits
-from lightning_forge_profiling.results.analysis import Analysis
-from lightning_forge_profiling.results.pulse import RanksStatus, RankStatus
+from lightning_forge_profiling.schema import Analysis, RanksStatus, RankStatus
 from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.sums import summed
 

@@ -47,8 +47,7 @@ from lightning_forge_profiling.report.wording import (
     steps_of,
     used_gpu,
 )
-from lightning_forge_profiling.results.analysis import Analysis
-from lightning_forge_profiling.results.rank import RankSummary
+from lightning_forge_profiling.schema import Analysis, RankSummary
 
 _KERNELS: Final = 20
 _OPERATORS: Final = 20

@@ -8,7 +8,7 @@ from lightning_forge_profiling.report.analysis_tables import ledger_table, run_r
 from lightning_forge_profiling.report.blocks import Row, Rows, rows_of
 from lightning_forge_profiling.report.page import rendered
 from lightning_forge_profiling.report.wording import evidence_words, share_of
-from lightning_forge_profiling.results.analysis import Analysis
+from lightning_forge_profiling.schema import Analysis
 from lightning_forge_profiling.timing.ledger import Ledger
 
 

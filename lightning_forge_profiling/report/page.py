@@ -17,9 +17,7 @@ from lightning_forge_profiling.plain_text import LONGEST_KERNEL, all_plain, plai
 from lightning_forge_profiling.report.run_wording import compute_lines, ledger_rows, run_notes, slowest_rows
 from lightning_forge_profiling.report.text import kernel_labels
 from lightning_forge_profiling.report.wording import cpu_threads, findings_note, findings_remarks, ranks_note, share_of
-from lightning_forge_profiling.results.analysis import Analysis
-from lightning_forge_profiling.results.memory import RunMemory
-from lightning_forge_profiling.results.timeline import Timeline
+from lightning_forge_profiling.schema import Analysis, RunMemory, Timeline
 
 if TYPE_CHECKING:
     from jinja2 import Environment

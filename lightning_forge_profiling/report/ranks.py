@@ -14,8 +14,7 @@ from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.report.blocks import Line, Text
 from lightning_forge_profiling.report.run_status import duration, rank_status, run_status, totals
 from lightning_forge_profiling.report.screen import Table
-from lightning_forge_profiling.results.analysis import Analysis, RankWork
-from lightning_forge_profiling.results.pulse import LateRank, RanksStatus, RankState, RankStatus
+from lightning_forge_profiling.schema import Analysis, LateRank, RanksStatus, RankState, RankStatus, RankWork
 
 _SHOWN: Final = 8
 _OLD_S: Final = 10.0  # rank 0 writes what it hears once a second, and a shared file system may show it seconds later

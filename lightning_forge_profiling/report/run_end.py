@@ -31,8 +31,7 @@ from lightning_forge_profiling.report.run_wording import goodput_words, recompil
 from lightning_forge_profiling.report.screen import Screen, wrap
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.report.wording import verdict
-from lightning_forge_profiling.results.analysis import Analysis, Finding, RunEvidence
-from lightning_forge_profiling.results.run_report import RunReport
+from lightning_forge_profiling.schema import Analysis, Finding, RunEvidence, RunReport
 
 _NAME: Final = re.compile(r"\((.+)\)$")  # of a device, as in `cuda:0 (NVIDIA H200)`
 _LINES: Final = 15

@@ -36,12 +36,8 @@ from lightning_forge_profiling.report.run_status import (
     totals,
 )
 from lightning_forge_profiling.report.run_table import RunTable, run_table
-from lightning_forge_profiling.results.analysis import Analysis
-from lightning_forge_profiling.results.pulse import RankStatus
-from lightning_forge_profiling.results.run_report import RunReport
-from lightning_forge_profiling.results.timeline import Timeline
-from lightning_forge_profiling.results.trace_report import TraceReport
 from lightning_forge_profiling.safe_files import read_regular, write_whole
+from lightning_forge_profiling.schema import Analysis, RankStatus, RunReport, Timeline, TraceReport
 
 _PROBLEMS: Final = frozenset({"exception", "slow-step", "recompilation", "hang", "straggler", "memory-growth"})
 _MOST_EVENTS: Final = 2000

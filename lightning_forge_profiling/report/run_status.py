@@ -14,7 +14,7 @@ from lightning_forge_profiling.names import HANG, REGIONS
 from lightning_forge_profiling.record.histogram import merged, percentile_ms
 from lightning_forge_profiling.record.lines import Begin, EventLine, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
-from lightning_forge_profiling.results.pulse import Heard
+from lightning_forge_profiling.schema import Heard
 from lightning_forge_profiling.timing.rates import Percentiles, Rates
 from lightning_forge_profiling.timing.sums import summed
 

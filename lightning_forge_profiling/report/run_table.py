@@ -33,9 +33,7 @@ from lightning_forge_profiling.report.run_wording import (
 from lightning_forge_profiling.report.screen import Screen, Table, width_of
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.report.wording import between, by_text, verdict
-from lightning_forge_profiling.results.analysis import Analysis, RunLedger
-from lightning_forge_profiling.results.run_report import RunReport
-from lightning_forge_profiling.results.trace_report import TraceReport
+from lightning_forge_profiling.schema import Analysis, RunLedger, RunReport, TraceReport
 from lightning_forge_profiling.timing.rates import Percentiles, Rates
 from lightning_forge_profiling.timing.run_totals import RunSummary
 

@@ -13,16 +13,16 @@ from lightning_forge_profiling.diagnosis.memory import ACTIVATIONS, CACHE, growt
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms
 from lightning_forge_profiling.names import BEFORE_FIT, PROFILER, STARTUP_IMPORTS, STARTUP_PROCESS, STEPS
 from lightning_forge_profiling.report.text import digits
-from lightning_forge_profiling.results.analysis import (
+from lightning_forge_profiling.schema import (
     RankWork,
     RunCompute,
     RunEvidence,
     RunLedger,
+    SlowStep,
     StepDrift,
+    TelemetrySummary,
     WindowEffect,
 )
-from lightning_forge_profiling.results.run import SlowStep
-from lightning_forge_profiling.results.telemetry import TelemetrySummary
 from lightning_forge_profiling.timing.ledger import Ledger
 
 _SHOWN: Final = 8

@@ -11,8 +11,7 @@ from lightning_forge_profiling.diagnosis.rule import in_ms
 from lightning_forge_profiling.diagnosis.verdict import order_note
 from lightning_forge_profiling.report.blocks import Text
 from lightning_forge_profiling.report.text import digits
-from lightning_forge_profiling.results.analysis import NOTHING_STANDS_OUT, Analysis, Finding
-from lightning_forge_profiling.results.rank import Distribution, RankSummary
+from lightning_forge_profiling.schema import NOTHING_STANDS_OUT, Analysis, Distribution, Finding, RankSummary
 
 # host activity while the GPU was idle, by `IDLE_CAUSES`
 IDLE_WORDS: Final = MappingProxyType(

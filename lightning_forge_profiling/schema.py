@@ -1,0 +1,1959 @@
+"""Every type that is stored or shown: of `summary.json`, the record, the ranks' messages and the pages.
+
+Names end in the unit. Percentages are of the step unless the name says otherwise.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from lightning_forge_profiling.names import OWN_WORK
+from lightning_forge_profiling.notebook import ShownInNotebook
+from lightning_forge_profiling.timing.rates import LoopRates
+from lightning_forge_profiling.timing.run_totals import RunSummary
+from lightning_forge_profiling.timing.spans import Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetrySeries:
+    """Sensor readings over a whole run, warm-up and validation included, as columns of equal length.
+
+    Attributes:
+        seconds: time since training began; the middle of a point that merges several samples.
+        samples_per_point: samples merged into one point; the last may have fewer.
+        values: mean by name, such as `power_w`; None for a point without the reading. Readings that the device lacks
+            are left out.
+        lowest: minimum within each point; only of readings that vary within a point.
+        highest: maximum within each point; likewise.
+        throttled_by_pct: share of the samples with a reduced clock, by reason; None if unknown.
+        counted_pct: share of the samples that the means of the summary include: none of warm-up, validation or steps
+            under the profiler.
+    """
+
+    seconds: tuple[float, ...] = ()
+    samples_per_point: int = 1
+    values: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    lowest: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    highest: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    throttled_by_pct: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    counted_pct: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetrySummary:
+    """The GPU of a rank over the counted steps. None if the driver does not report a value.
+
+    Attributes:
+        device: name of the GPU.
+        is_mig: whether it is a MIG slice; power, temperature, clocks and throttling are then those of the whole GPU.
+        samples: number of samples.
+        utilization_pct: mean share of the time in which any kernel runs.
+        memory_utilization_pct: mean share of the time in which memory is read or written.
+        memory_peak_gib: peak memory of all processes and the driver.
+        memory_own_peak_gib: peak memory of this process.
+        memory_total_gib: memory of the GPU.
+        power_w: mean power.
+        power_limit_w: power limit in force.
+        temperature_peak_c: peak temperature.
+        sm_mhz: mean SM clock.
+        sm_peak_mhz: peak SM clock.
+        throttled_pct: share of the samples with a reduced clock.
+        throttled_by_pct: the same by reason.
+        joules_per_sample: energy of the board per training sample of this device.
+        joules: energy of the board during the fit, warm-up and validation included.
+        allocated_peak_gib: peak memory allocated by PyTorch's tensors.
+        alloc_retries: times that PyTorch's allocator ran out of memory, freed its cached blocks and tried again.
+        device_allocs_per_step: calls of `cudaMalloc` (or `cuMemMap`) per step.
+        series: the samples over time.
+    """
+
+    device: str
+    is_mig: bool = False
+    samples: int = 0
+    utilization_pct: float | None = None
+    memory_utilization_pct: float | None = None
+    memory_peak_gib: float | None = None
+    memory_own_peak_gib: float | None = None
+    memory_total_gib: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_peak_c: float | None = None
+    sm_mhz: float | None = None
+    sm_peak_mhz: float | None = None
+    throttled_pct: float | None = None
+    throttled_by_pct: Mapping[str, float] = field(default_factory=dict)
+    joules_per_sample: float | None = None
+    joules: float | None = None
+    allocated_peak_gib: float | None = None
+    alloc_retries: int | None = None
+    device_allocs_per_step: float | None = None
+    series: TelemetrySeries = field(default_factory=TelemetrySeries)
+
+
+Status = Literal["waiting", "recording", "written", "not reached", "skipped", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceReport:
+    """Outcome of one window on one rank.
+
+    Attributes:
+        status: `waiting` and `recording` during the run, then `written`, `not reached` (the run ended before the
+            window), `skipped` (another profiler was active) or `failed`.
+        message: the reason for `skipped` and `failed`, or a remark.
+        steps: steps that were recorded, whole or in part.
+        path: the trace; None unless written.
+        plugin_path: the copy for TensorBoard; None unless written.
+        stall_ms: time that the end of the window held up the training loop.
+        start_stall_ms: time that the start of the profiler held it up.
+        attached: why CUPTI stays attached to the process after the window, which slows kernel launches, and the fix;
+            "" if it does not.
+        summary_path: `summary.json` of all ranks, on the lowest recording rank; None without an analysis.
+        report_path: `report.html` likewise.
+        memory_path: PyTorch's memory snapshot; None unless written.
+        memory_message: why there is no snapshot, if one was requested and due.
+        pending: whether the run failed before trace, copy and reports were complete; a process beside it finishes
+            them.
+        url: the remote folder that the files were copied to; "" if they were not.
+    """
+
+    status: Status = "waiting"
+    message: str = ""
+    steps: tuple[int, ...] = ()
+    path: Path | None = None
+    plugin_path: Path | None = None
+    stall_ms: float = 0.0
+    start_stall_ms: float = 0.0
+    attached: str = ""
+    summary_path: Path | None = None
+    report_path: Path | None = None
+    memory_path: Path | None = None
+    memory_message: str = ""
+    pending: bool = False
+    url: str = ""
+
+
+GIB: Final = 2**30
+MIB: Final = 2**20
+KIB: Final = 2**10
+
+Category: TypeAlias = Literal["parameters", "gradients", "optimizer", "buffers", "other tensors", "activations"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelMemory:
+    """What a rank's model keeps on its GPU, once its optimizer has stepped. A storage counts once.
+
+    Attributes:
+        parameters_bytes: of parameters.
+        gradients_bytes: of gradients that are kept to the end of a batch.
+        optimizer_bytes: of the optimizers' state.
+        buffers_bytes: of buffers.
+    """
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    buffers_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.buffers_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCurve:
+    """PyTorch's allocator over a run, read between steps, as columns of equal length. It begins after the warm-up.
+
+    Attributes:
+        seconds: time since the run began, as in the ledger.
+        steps: number of the step.
+        kept_gib: tensors that are kept from one step to the next.
+        peak_gib: the most that tensors took so far.
+        reserved_gib: what the allocator holds, its free blocks included.
+    """
+
+    seconds: tuple[float, ...] = ()
+    steps: tuple[int, ...] = ()
+    kept_gib: tuple[float, ...] = ()
+    peak_gib: tuple[float, ...] = ()
+    reserved_gib: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryGrowth:
+    """Memory that grows steadily from step to step.
+
+    Attributes:
+        category: what grows: a part of the model, `other tensors` that are kept from one step to the next, or
+            `activations`, which a step frees at its end.
+        bytes_per_step: by how much.
+        from_step: the first of the steps by which it is known.
+        to_step: the last of them.
+        full_step: the step in which the memory will be full, if it goes on.
+    """
+
+    category: Category
+    bytes_per_step: float
+    from_step: int
+    to_step: int
+    full_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMemory:
+    """What fills a rank's GPU.
+
+    Attributes:
+        model: what the model keeps.
+        limit_gib: what PyTorch may use of the GPU's memory: all but what other processes and the driver had when the
+            curve began.
+        curve: the allocator over the run.
+        growth: what grows; None if nothing does.
+        peak_known: whether the peak is known; else the process had a higher one before, and the curve's is a bound.
+        samples_per_step: mean number of samples of a batch; None if unknown.
+        tokens_per_step: mean number of its tokens; None if they are not counted.
+    """
+
+    model: ModelMemory
+    limit_gib: float
+    curve: MemoryCurve = field(default_factory=MemoryCurve)
+    growth: MemoryGrowth | None = None
+    peak_known: bool = True
+    samples_per_step: float | None = None
+    tokens_per_step: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One row of spans, in order of their start.
+
+    Attributes:
+        name: `host: regions`, `stream 7`, `communication`, ...
+        group: `host`, `path` for the critical path, `stream` or `comm`.
+        start_us: when each span begins, in microseconds from the timeline's start.
+        duration_us: duration of each span.
+        name_index: position of its name in `Timeline.names`.
+        kind_index: position of its kind in `Timeline.kinds`.
+    """
+
+    name: str
+    group: str
+    start_us: tuple[float, ...]
+    duration_us: tuple[float, ...]
+    name_index: tuple[int, ...]
+    kind_index: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """The recorded window of one rank.
+
+    Attributes:
+        rank: the global rank.
+        length_us: length of the window.
+        steps: number, begin and end of each step's window on the GPU, in microseconds.
+        left_out: begin and end of time that belongs to no step, such as validation and checkpoints.
+        names: names of spans.
+        kinds: kinds of spans: kernel kinds (`matmul`, ...), `region` for those of the host.
+        lanes: the rows, host first.
+        omitted: number of spans left out, the shortest, because there were too many.
+    """
+
+    rank: int
+    length_us: float
+    steps: tuple[tuple[int, float, float], ...]
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+    omitted: int = 0
+    left_out: tuple[tuple[float, float], ...] = ()
+
+
+MOST_STEPS: Final = 100
+"""Most steps of a window that is asked for: a trace grows with each."""
+
+_Whole = Annotated[int, Meta(ge=0, le=10**15)]
+_Steps = Annotated[int, Meta(ge=1, le=MOST_STEPS)]
+_BothParts = Annotated[int, Meta(ge=1, le=2 * MOST_STEPS)]
+MOST_TEXT: Final = 500
+"""Most characters of what a rank says of a window."""
+
+_Text = Annotated[str, Meta(max_length=MOST_TEXT)]
+_Id = Annotated[str, Meta(max_length=100)]
+Ranks = Literal["all", "slow"]
+PlanState = Literal["planned", "agreed", "recorded", "refused"]
+
+
+class WindowRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a live run is asked to record.
+
+    Attributes:
+        schema_version: version of this layout.
+        id: names the request.
+        steps: how many steps.
+        ranks: `all`, or `slow` for the straggler, a median rank and rank 0.
+        why: who asks, or what was noticed; "" for a person.
+    """
+
+    schema_version: Literal[1] = 1
+    id: _Id
+    steps: _Steps = 3
+    ranks: Ranks = "all"
+    why: _Text = ""
+
+
+class WindowPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What rank 0 tells the others of the latest window that was asked for.
+
+    Attributes:
+        schema_version: version of this layout.
+        run: id of the run.
+        number: number of the plan, counted from 1; a plan that some rank could not keep is followed by another one.
+        request: id of the request.
+        state: `planned` until every rank has said that it can keep it, then `agreed`; `recorded` when the ranks are
+            past it; `refused` if there will be no window.
+        start: the first recorded step.
+        steps: how many steps.
+        light: how many of them, the first, are recorded without operators.
+        ranks: the global ranks that record; none for all.
+        folder: the folder of its traces, on the machine of rank 0; "" before it is agreed.
+        analyzed: whether a report will be written beside them.
+        text: why it was refused, or what else there is to say.
+    """
+
+    schema_version: Literal[1] = 1
+    run: _Id
+    number: _Whole
+    request: _Id
+    state: PlanState
+    start: _Whole = 0
+    steps: _BothParts = 3
+    light: _Whole = 0
+    ranks: tuple[_Whole, ...] = ()
+    folder: Annotated[str, Meta(max_length=4096)] = ""
+    analyzed: bool = True
+    text: _Text = ""
+
+
+class WindowAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank says of the latest plan that it has read.
+
+    Attributes:
+        number: number of the plan; 0 before the first.
+        keeps: whether it can begin the recording in time.
+        text: why not, or why it did not record.
+    """
+
+    number: _Whole = 0
+    keeps: bool = False
+    text: _Text = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareInterval:
+    """A part's share of the step, in percent, with its 95 % interval by a bootstrap of blocks of consecutive steps.
+
+    Attributes:
+        pct: the part's time over the steps' time.
+        low_pct: lower end of the interval.
+        high_pct: upper end of the interval.
+        typical_pct: the median over blocks of at least eight steps, which a few slow ones do not move; None for fewer
+            than eight such blocks.
+    """
+
+    pct: float
+    low_pct: float
+    high_pct: float
+    typical_pct: float | None = None
+
+
+OTHERS: Final = 0.2  # cores that the rest of a system uses without being busy, and the resolution of the accounting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuTime:
+    """Step time on the CPU in four parts, which sum to the step.
+
+    Attributes:
+        data_ms_per_step: in the data loader.
+        optimizer_ms_per_step: in the optimizer's update, with clipping and `zero_grad` if the callbacks marked them.
+        operators_ms_per_step: in other PyTorch operators, on training threads.
+        python_ms_per_step: the rest: Python between operators, the training loop, callbacks; no communication.
+        costliest_ms_per_step: self time of the top operators outside data loader and optimizer, at most three, by name.
+        optimizer: class of the optimizer; "" if unknown.
+        update: implementation of its update: operators for each parameter (`loop`), for lists of them (`foreach`), or
+            one for all (`fused`); "" if unknown.
+        update_calls_per_step: operator calls in the update.
+        item_calls_per_step: values of tensors read in Python outside data loader and optimizer, as by `.item()`.
+        item_ms_per_step: time in these operators.
+        operator_threads: number of threads that called operators, without the intra-op threads.
+        intra_op_threads: number of threads that one operator may use; None if unknown.
+        usable_cores: number of cores that the process may use; None if unknown or shared with other ranks.
+    """
+
+    data_ms_per_step: float
+    optimizer_ms_per_step: float
+    operators_ms_per_step: float
+    python_ms_per_step: float
+    costliest_ms_per_step: Mapping[str, float]
+    optimizer: str
+    update: Literal["", "loop", "foreach", "fused"]
+    update_calls_per_step: float
+    operator_threads: int
+    intra_op_threads: int | None
+    usable_cores: int | None
+    item_calls_per_step: float = 0.0
+    item_ms_per_step: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionCpu:
+    """What the training thread did in a region of the steps that were split, hooks and loggers included.
+
+    Attributes:
+        used_pct: percentage of the region's host time in which it was on a core.
+        waits_pct: in which it could run and waited for a core.
+        blocked_pct: the rest, in which it waited for something else. Other threads may have computed then.
+    """
+
+    used_pct: float
+    waits_pct: float
+    blocked_pct: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuUse:
+    """Use of the cores over the counted steps of a run, by the kernel's accounting.
+
+    Attributes:
+        cores: cores that this rank may use: its affinity or its container's quota, divided by the ranks on the host.
+        used: cores that the training process used, on average.
+        idle: of these cores, how many no process used, on average; None if unknown.
+        threads: number of threads that one operator may use.
+        loader_busy_pct: of the time that making batches took, the share in which a core worked on them or was waited
+            for, in the loader's workers or else in the training thread. In the rest the loader waits, as for a disk or
+            a network. None if unknown.
+        workers: cores that the loader's workers used or waited for, on average.
+        waits_pct: share of the counted time in which a thread that carries the step waited for a core: the training
+            thread, autograd's, or a helper of operators, whichever waited longest; None if unknown.
+        waits: its interval; None for fewer than five readings.
+        throttled_pct: share of the time in which a CPU quota stopped the control group, summed over its cores, at most
+            100.
+        throttled_periods: in how many periods of the quota it did.
+        stolen_pct: share of the cores' time that the hypervisor gave to other machines.
+        pressure_pct: share of the time in which some process of the system waited for a core.
+        switches_per_s: how often per second the training thread had to leave its core.
+        missing: sources of these figures that the system does not have.
+        regions: what the training thread did, by built-in region.
+        gil: share of the counted time in which training waited for the interpreter lock; None if unknown.
+        gil_thread: name of the Python thread that used most CPU time meanwhile; "" if unknown.
+    """
+
+    cores: float
+    used: float
+    idle: float | None = None
+    threads: int = 1
+    loader_busy_pct: float | None = None
+    workers: float = 0.0
+    waits_pct: float | None = None
+    waits: ShareInterval | None = None
+    throttled_pct: float = 0.0
+    throttled_periods: int = 0
+    stolen_pct: float = 0.0
+    pressure_pct: float = 0.0
+    switches_per_s: float = 0.0
+    missing: tuple[str, ...] = ()
+    regions: Mapping[str, RegionCpu] = field(default_factory=dict)
+    gil: ShareInterval | None = None
+    gil_thread: str = ""
+
+    @property
+    def contended(self) -> bool | None:
+        """Whether other processes use these cores too, or the process and its loader use all of them."""
+        return None if self.idle is None else self.cores - self.used - self.idle > OTHERS
+
+    def blocked_pct(self, region: str) -> float:
+        """Share of a region's time in which the training thread neither computed nor waited for a core."""
+        return self.regions[region].blocked_pct if region in self.regions else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """The first optimizer of a fit.
+
+    Attributes:
+        kind: its class, such as `AdamW`.
+        fused: whether it was created with `fused=True`.
+        tensors: number of parameter tensors that it updates.
+        elements: number of elements of all of them.
+        median_elements: median number of elements of a tensor.
+        manual: whether the module calls it by itself (manual optimization).
+    """
+
+    kind: str
+    fused: bool
+    tensors: int
+    elements: int
+    median_elements: int
+    manual: bool = False
+
+
+WORKER_LINES: Final = "data/worker"  # the part of the step that a loader worker's lines are listed under
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledLine:
+    """A line of the user's code, with its share of the samples of one part of the step.
+
+    Attributes:
+        file: its file, relative to the working directory if it is below it.
+        line: number of the line.
+        function: name of the function.
+        pct: share of the sampled time of that part in which this was the innermost line of the user's code.
+        waiting_pct: share of this line's time in which the thread used no core.
+    """
+
+    file: str
+    line: int
+    function: str
+    pct: float
+    waiting_pct: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSettings:
+    """Settings of the DataLoader that a fit trains from or validates on, and the cores it may use.
+
+    Attributes:
+        kind: its class, such as `DataLoader`.
+        loaders: number of loaders; if several, the settings are of all of them together.
+        num_workers: number of worker processes; None if it is not a `torch.utils.data.DataLoader`.
+        persistent_workers: whether the workers are kept between epochs.
+        pin_memory: whether batches are copied to pinned memory.
+        prefetch_factor: batches that each worker prefetches; None without workers.
+        batch_size: samples per batch; None if a batch sampler or the dataset decides.
+        sampler: class of the sampler.
+        iterable: whether the dataset is an `IterableDataset`.
+        cores: cores that this rank's process may use.
+        ranks_on_host: ranks that share these cores.
+        accumulate_grad_batches: batches per optimizer step.
+        batches: batches of a validation; None if unknown, and of the loader that the fit trains from.
+    """
+
+    kind: str = ""
+    loaders: int = 1
+    num_workers: int | None = None
+    persistent_workers: bool = False
+    pin_memory: bool = False
+    prefetch_factor: int | None = None
+    batch_size: int | None = None
+    sampler: str = ""
+    iterable: bool = False
+    cores: int = 1
+    ranks_on_host: int = 1
+    accumulate_grad_batches: int = 1
+    batches: int | None = None
+
+    @property
+    def most_workers(self) -> int:
+        """Number of workers that this rank's share of the cores allows; PyTorch warns of more."""
+        return max(self.cores // max(self.ranks_on_host, 1), 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowStep:
+    """One of the slowest counted steps of a run.
+
+    Attributes:
+        step: its number, counted from 0 at the start of the fit.
+        ms: its time; `step_ms.p50` of the run is the median beside it.
+        end_s: when the host ended it, in seconds since the run began; None if unknown.
+        parts_ms: parts of the ledger that took 0.1 ms or more of it on the host, such as `callback/NAME.hook`, the
+            largest first.
+        regions_ms: its time by built-in region; empty if its regions were not timed.
+    """
+
+    step: int
+    ms: float
+    end_s: float | None = None
+    parts_ms: Mapping[str, float] = field(default_factory=dict)
+    regions_ms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompilation:
+    """What `torch.compile` compiled again during a fit, by function and line.
+
+    Attributes:
+        kind: `recompiled`; `graph break`: what follows the line is compiled by itself; or `recorded again`, as a CUDA
+            graph.
+        function: name of the function.
+        file: its file.
+        line: its first line; of a graph break the line after which the graph ends.
+        reason: PyTorch's reason for the latest time: the guard that failed; "" for a graph break, or if unknown.
+        times: how often.
+        seconds: what all of these compilations took.
+        last_step: the latest step in which it happened.
+        given_up: whether it has reached `recompile_limit`: where no compiled version fits, it runs uncompiled.
+    """
+
+    kind: Literal["recompiled", "graph break", "recorded again"]
+    function: str
+    file: str
+    line: int
+    reason: str
+    times: int
+    seconds: float
+    last_step: int
+    given_up: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switches:
+    """Settings of PyTorch and of the process on rank 0, looked up once, after the first step.
+
+    Attributes:
+        anomaly_detection: whether autograd checks each gradient and keeps a stack for each operator.
+        launch_blocking: whether `CUDA_LAUNCH_BLOCKING` makes the host wait for each kernel; False without a GPU.
+        tracer: what the training thread calls for each line or call: a debugger, a coverage tool, a profiler; "" for
+            nothing.
+        profiler: whether a torch profiler other than this package's was running.
+        deterministic: `algorithms` for `torch.use_deterministic_algorithms`, `cudnn` for cuDNN's alone, "" for neither.
+        distributed_debug: `TORCH_DISTRIBUTED_DEBUG` if the run has several processes: `INFO` or `DETAIL`; "" if off.
+        float64_pct: share of the trainable parameters that are float64.
+        tf32_off: whether matrix products are float32 on a GPU that has TF32, and do not use it.
+        pin_memory_unused: whether the DataLoader is asked to pin memory where there is no GPU.
+    """
+
+    anomaly_detection: bool = False
+    launch_blocking: bool = False
+    tracer: str = ""
+    profiler: bool = False
+    deterministic: Literal["", "algorithms", "cudnn"] = ""
+    distributed_debug: str = ""
+    float64_pct: float = 0.0
+    tf32_off: bool = False
+    pin_memory_unused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncCause:
+    """Synchronizing calls with the same cause.
+
+    Attributes:
+        cause: `.item()`, `torch.cuda.synchronize()`, `nonzero() or a boolean mask`, ...
+        where: the innermost function outside torch and Lightning, with its file and first line; "" without stacks.
+        lightning: whether Lightning's own loop makes the call, which the user cannot remove.
+        per_step: calls per step.
+        host_ms_per_step: host time in them.
+    """
+
+    cause: str
+    where: str
+    lightning: bool
+    per_step: float
+    host_ms_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Launches, synchronizations and allocations, and the idle time of the GPU that they cause.
+
+    Attributes:
+        device_syncs_per_step: calls that wait for the GPU, without those of Lightning's loop.
+        lightning_syncs_per_step: calls that wait for the GPU in Lightning's loop.
+        idle_after_sync_ms_per_step: GPU idle time caused by syncs: whole gaps that begin during a sync, and of other
+            gaps the time in syncs. Lightning's are left out.
+        idle_after_allocator_ms_per_step: likewise for cudaMalloc, cudaFree and the like.
+        idle_launching_ms_per_step: the rest of the GPU idle time caused by Python and launches.
+        launches_per_step: kernel and graph launches.
+        graph_launches_per_step: launches of CUDA graphs alone.
+        cuda_mallocs_per_step: allocations by the driver.
+        cuda_frees_per_step: frees by the driver.
+        h2d_bytes_per_step: bytes copied to the device.
+        data_wait_ms_per_step: host time in the data loader, whether or not the GPU was busy.
+        data_loader: class of PyTorch's iterator, `_SingleProcessDataLoaderIter` if num_workers is 0; "" for other
+            loaders.
+        syncs: synchronizing calls by cause, most frequent first.
+    """
+
+    device_syncs_per_step: float
+    lightning_syncs_per_step: float
+    idle_after_sync_ms_per_step: float
+    idle_after_allocator_ms_per_step: float
+    idle_launching_ms_per_step: float
+    launches_per_step: float
+    cuda_mallocs_per_step: float
+    cuda_frees_per_step: float
+    h2d_bytes_per_step: float
+    data_wait_ms_per_step: float
+    data_loader: str
+    syncs: tuple[SyncCause, ...]
+    graph_launches_per_step: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flops:
+    """FLOPs of matrix products, convolutions and attention, counted from the recorded input shapes.
+
+    Attributes:
+        per_step: floating-point operations per step; a multiply-add is two.
+        model_per_step: those that the model requires: without recomputation by activation checkpointing and without
+            the optimizer's products; None if compiled code hides which they are.
+        counted_pct: share of the time of matmul, convolution and attention kernels whose operators were counted.
+        matmul_tflops: counted operations over the time of the kernels they launched.
+        busy_tflops: counted operations over the GPU's busy time.
+        step_tflops: counted operations over the step time.
+        dtype: data type of most of the FLOPs.
+        peak_tflops: dense peak of the device for that dtype; None for a device that is not in the table.
+        matmul_pct_of_peak: `matmul_tflops` in percent of the peak; None without a peak.
+        busy_pct_of_peak: `busy_tflops` in percent of the peak; None without a peak.
+        uncounted: operators that launch such kernels but whose FLOPs are unknown.
+    """
+
+    per_step: float
+    model_per_step: float | None
+    counted_pct: float
+    matmul_tflops: float
+    busy_tflops: float
+    step_tflops: float
+    dtype: str
+    peak_tflops: float | None
+    matmul_pct_of_peak: float | None
+    busy_pct_of_peak: float | None
+    uncounted: tuple[str, ...]
+
+    @property
+    def recomputed_pct(self) -> float:
+        """Share of the operations that the model does not ask for: recomputed activations, the optimizer's own."""
+        return 0.0 if self.model_per_step is None else 100 * (1 - self.model_per_step / self.per_step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonCall:
+    """One function in the tree of calls, with all of its calls from the same stack.
+
+    Attributes:
+        caller: position of the calling function in `PythonFunctions.tree`; -1 for the outermost.
+        name: the function; of a built-in one without the address of its object.
+        where: its file and first line, `train.py:26`; "" for built-in functions and for modules.
+        kind: `user`, `library` (Python, torch, Lightning, installed packages) or `profiler` (this package).
+        ms_per_step: time in it and in what it calls.
+        self_ms_per_step: time in it alone. What its callees in the tree leave beside that is in functions left out.
+        calls_per_step: number of calls.
+    """
+
+    caller: int
+    name: str
+    where: str
+    kind: Literal["user", "library", "profiler"]
+    ms_per_step: float
+    self_ms_per_step: float
+    calls_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserFunction:
+    """A function of the user, from all stacks.
+
+    Attributes:
+        where: the function, its file and first line, as `train.py:26 call_reward_server`.
+        ms_per_step: time in it and in what it calls.
+        own_ms_per_step: the part outside other functions of the user, library functions that it calls included.
+        calls_per_step: number of calls.
+    """
+
+    where: str
+    ms_per_step: float
+    own_ms_per_step: float
+    calls_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpentIn:
+    """Time of one kind, and the innermost function of the user that holds at least half of it.
+
+    Attributes:
+        where: the function, its file and first line.
+        ms_per_step: the part in it and in what it calls.
+        of_ms_per_step: all time of the kind.
+    """
+
+    where: str
+    ms_per_step: float
+    of_ms_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonFunctions:
+    """Python functions on the thread that marks the steps.
+
+    Recording a stack adds time to each call, so functions that make many calls are overstated.
+
+    Attributes:
+        tree: calls by stack, callers first, from the innermost function that contains whole steps; at most 200, the
+            longest.
+        users: functions of the user, by their own time; at most ten.
+        spent: by kind of time the function that holds it: `data` (in the data loader), `python` (without a GPU, outside
+            operators, data loader and optimizer), `forward` and `backward` (the part of `python` in them), `launching`
+            (the GPU waits for Python and launches). Kinds without such a function are left out.
+    """
+
+    tree: tuple[PythonCall, ...]
+    users: tuple[UserFunction, ...] = ()
+    spent: Mapping[str, SpentIn] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One PyTorch operator.
+
+    Attributes:
+        name: its name.
+        calls_per_step: calls per step.
+        host_ms_per_step: total host time, child operators included.
+        self_host_ms_per_step: host time without child operators.
+        device_ms_per_step: time of the GPU work launched in it, child operators included.
+        self_device_ms_per_step: time of the GPU work it launched itself; sums over operators without double counting.
+        allocated_bytes_per_step: device memory allocated less freed, child operators included; None if memory was not
+            recorded.
+        input_shapes: input shapes, most expensive first; empty if not recorded.
+    """
+
+    name: str
+    calls_per_step: float
+    host_ms_per_step: float
+    self_host_ms_per_step: float
+    device_ms_per_step: float
+    self_device_ms_per_step: float
+    allocated_bytes_per_step: float | None
+    input_shapes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One kernel.
+
+    Attributes:
+        name: its name as in the trace.
+        kind: the kind of its work, as in `RankSummary.kinds`.
+        category: its category, one of `CATEGORIES`.
+        calls_per_step: launches per step.
+        ms_per_step: sum of its durations.
+        mean_us: mean duration of one launch.
+        pct: share of the step.
+    """
+
+    name: str
+    kind: str
+    category: str
+    calls_per_step: float
+    ms_per_step: float
+    mean_us: float
+    pct: float
+
+
+CATEGORIES: Final = ("matmul", "comm", "memory", "other")
+"""The four coarse parts of a GPU's busy time. Convolution and attention are `other`, as `kinds` shows them."""
+
+IDLE_CAUSES: Final = ("data", "launch", "allocator", "sync", "copy", "python", "gpu")
+"""What the GPU waits for, see `RankSummary.idle`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """A time per step and its share of the step."""
+
+    ms_per_step: float
+    pct: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """The kernels of one kind: `matmul`, `attention`, `elementwise`, ...
+
+    Attributes:
+        category: its category, one of `CATEGORIES`.
+        ms_per_step: its part of the busy time; the kinds sum to the busy time.
+        pct: share of the step.
+        calls_per_step: kernels, copies or fills per step.
+    """
+
+    category: str
+    ms_per_step: float
+    pct: float
+    calls_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """Distribution of a time over the steps, in milliseconds.
+
+    Attributes:
+        mean: arithmetic mean.
+        p50: median.
+        min: the shortest.
+        max: the longest.
+        p95: 95th percentile; None for fewer than 20 steps.
+    """
+
+    mean: float
+    p50: float
+    min: float
+    max: float
+    p95: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One recorded step.
+
+    Attributes:
+        number: the N of `ProfilerStep#N`; 0 if the trace marks no steps.
+        ms: length of its window on the GPU, without validation and checkpoints.
+        host_ms: length of its range on the host, without validation and checkpoints.
+        busy_ms: busy time of the GPU in the window.
+        categories_ms: the busy time by category; the categories sum to `busy_ms`.
+        whole: False for a step that the recording or the file cuts off.
+        counted: whether the figures and findings include this step.
+        light: True for a step recorded without operators. Those of other steps, with the same launches, explain it.
+    """
+
+    number: int
+    ms: float
+    host_ms: float
+    busy_ms: float
+    categories_ms: Mapping[str, float]
+    whole: bool
+    counted: bool = True
+    light: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """Busy and idle time of the GPU."""
+
+    busy_ms_per_step: float
+    busy_pct: float
+    idle_ms_per_step: float
+    idle_pct: float
+    kernels_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """Communication, total and exposed.
+
+    Attributes:
+        ms_per_step: time in which a communication kernel runs.
+        exposed_ms_per_step: the part of it in which no other kernel runs.
+        holds_up_ms_per_step: the part of that in which the next kernel waits, or the host in a synchronizing call. The
+            rest, in which the host is yet to launch that kernel, would be idle without communication.
+        hidden_pct: share of `ms_per_step` in which another kernel runs too; 0 without communication.
+        exposed_pct: exposed communication in percent of the step.
+    """
+
+    ms_per_step: float
+    exposed_ms_per_step: float
+    holds_up_ms_per_step: float
+    hidden_pct: float
+    exposed_pct: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """Copies in one direction.
+
+    Attributes:
+        direction: `HtoD`, `DtoH`, `DtoD`, `PtoP`, ...
+        memory: host memory, `pageable` or `pinned`; "" if unknown or if no host memory is involved.
+        calls_per_step: copies per step.
+        ms_per_step: sum of their durations.
+        bytes_per_step: bytes copied.
+        gb_per_s: bandwidth; 0 if the trace does not record bytes.
+        exposed_ms_per_step: time in which the GPU does nothing but such copies.
+    """
+
+    direction: str
+    memory: str
+    calls_per_step: float
+    ms_per_step: float
+    bytes_per_step: float
+    gb_per_s: float
+    exposed_ms_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Device memory of PyTorch's caching allocator, as recorded by `profile_memory`."""
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    allocations_per_step: float
+    frees_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A named part of the training step and the GPU work launched in it.
+
+    Attributes:
+        name: `forward`, `backward`, `optimizer`, ..., or the name of a custom region.
+        user: whether it is a custom region. Those overlap the built-in ones and each other.
+        calls_per_step: times entered; 0 if inferred from operators, in a trace without the callbacks' marks.
+        host_ms_per_step: time on the host.
+        gpu_ms_per_step: busy time of the GPU work launched in it.
+        idle_ms_per_step: idle time of the GPU before that work, as far as the host causes it.
+        pct: the busy time in percent of the step.
+        launches_per_step: kernel and graph launches in it.
+    """
+
+    name: str
+    user: bool
+    calls_per_step: float
+    host_ms_per_step: float
+    gpu_ms_per_step: float
+    idle_ms_per_step: float
+    pct: float
+    launches_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdlePart:
+    """Idle time of the GPU during one activity of the host.
+
+    Attributes:
+        launched: whether the next GPU work was already launched, so that the host did not delay it.
+        activity: the innermost runtime call, operator or annotated range; "" for Python outside of any.
+        operator: the operator around a runtime call; "" without one.
+        thread: id of the host thread; "" if unknown.
+        following: the GPU work that ended most of this time.
+        ms_per_step: milliseconds per step.
+    """
+
+    launched: bool
+    activity: str
+    operator: str
+    thread: str
+    following: str
+    ms_per_step: float
+
+
+_SAME_STEP: Final = 0.02
+
+
+def hosts_of(step_ms: Sequence[float], live_ms: float) -> list[int]:
+    """Positions of hosts that are faster than recorded, the first, and with which a step takes as long as a live one.
+
+    Several where the GPU sets the pace, so that the step does not show how fast the host is.
+    """
+    return [place for place, ms in enumerate(step_ms) if place and abs(ms / live_ms - 1) <= _SAME_STEP]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """Steps as they would be with a fix: the recorded ones, played again.
+
+    Attributes:
+        host: for each entry of the others what the host takes of its recorded time, from 1 down: recording slows it.
+        step_ms: the step without any fix.
+        after_ms: the step with the fix of each finding, by its code.
+        uncertain_pct: how far steps that are played unchanged are from the recorded ones, and what these scatter.
+    """
+
+    host: tuple[float, ...]
+    step_ms: tuple[float, ...]
+    after_ms: Mapping[str, tuple[float, ...]]
+    uncertain_pct: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSummary:
+    """The recorded window of one rank.
+
+    Attributes:
+        rank: the global rank; a free number if the trace has none.
+        file: name of its trace file.
+        device: name of the GPU; "" if the trace has none.
+        steps: number of recorded steps that the figures are over; `per_step` says which.
+        step_ms: step time on the GPU.
+        gpu: busy and idle time.
+        categories: the busy time by category; the categories sum to it.
+        kinds: the same in more detail. Where kernels overlap, the time counts once: to matmul, else to other
+            computation, copies, communication. So overlapped communication counts to the computation that hides it.
+        idle: the idle time by host activity: `data` in the data loader, `launch` in a launch of 0.1 ms or more,
+            `allocator` in cudaMalloc or cudaFree, `sync` waiting for the GPU, `copy` copying, `python` anything else;
+            `gpu` if the next kernel was already launched.
+        idle_parts: the idle time by runtime call, operator or annotated range on the host, longest first.
+        comm: communication, total and exposed.
+        copies: copies by direction and memory.
+        host: launches, syncs, allocations.
+        cpu: where the step time goes on the CPU; None if a GPU was used or no operators were recorded.
+        memory: device memory; None if it was not recorded.
+        regions: host and GPU time by region.
+        operators: the most expensive operators, in the chosen order.
+        top_kernels: the most expensive kernels.
+        flops: FLOPs and compute rates; None if they cannot be counted.
+        flops_note: why FLOPs cannot be counted; "" if they are.
+        per_step: all recorded steps.
+        unlinked_pct: share of the GPU time whose launch is not in the trace.
+        warnings: what could not be read or was left out.
+        loader: settings of the DataLoader; None if the trace has none.
+        python: Python functions of the steps; None if no stacks were recorded.
+        cut_off: whether its file is cut off, so that its steps may be incomplete.
+        replay: what fixes would leave of a step; None where none was looked for, or the steps cannot be played again.
+    """
+
+    rank: int
+    file: str
+    device: str
+    steps: int
+    step_ms: Distribution
+    gpu: Gpu
+    categories: Mapping[str, Share]
+    kinds: Mapping[str, Kind]
+    idle: Mapping[str, Share]
+    comm: Communication
+    copies: tuple[Copies, ...]
+    host: Host
+    memory: Memory | None
+    regions: tuple[Region, ...]
+    operators: tuple[Operator, ...]
+    top_kernels: tuple[Kernel, ...]
+    flops: Flops | None
+    flops_note: str
+    per_step: tuple[Step, ...]
+    unlinked_pct: float
+    warnings: tuple[str, ...]
+    idle_parts: tuple[IdlePart, ...] = ()
+    loader: LoaderSettings | None = None
+    cpu: CpuTime | None = None
+    python: PythonFunctions | None = None
+    cut_off: bool = False
+    replay: Replay | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """Predicted time saved by the fix of a finding.
+
+    Attributes:
+        ms_per_step: milliseconds per step; of a finding on the whole run, spread over its steps.
+        pct: the same in percent of the step.
+        at_most: whether it is an upper bound; else the expected value.
+        text: the same as a sentence.
+        low_pct: lower end of the interval of `pct`; None where the steps were not played again.
+        high_pct: its upper end.
+    """
+
+    ms_per_step: float
+    pct: float
+    at_most: bool
+    text: str
+    low_pct: float | None = None
+    high_pct: float | None = None
+
+
+SCHEMA_VERSION: Final = 1
+
+NOTHING_STANDS_OUT: Final = "nothing stands out"
+NO_VERDICT: Final = "no verdict"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWait:
+    """Time that one rank waits for the others in collectives.
+
+    Attributes:
+        rank: the global rank.
+        comm_ms_per_step: time in collectives that were matched over the ranks.
+        wait_ms_per_step: the part of it beyond the shortest duration of each collective on any rank.
+    """
+
+    rank: int
+    comm_ms_per_step: float
+    wait_ms_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One kind of collective in one process group, matched over the ranks.
+
+    Attributes:
+        name: `allreduce`, `_allgather_base`, ...
+        group: name of the process group.
+        calls_per_step: calls per step.
+        megabytes_per_step: input of one rank; 0 if the trace does not record it.
+        cost_ms_per_step: shortest duration over the ranks, summed: the communication itself.
+        wait_ms_per_step: time beyond that, mean over the ranks: waiting for the last rank to join.
+    """
+
+    name: str
+    group: str
+    calls_per_step: float
+    megabytes_per_step: float
+    cost_ms_per_step: float
+    wait_ms_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A cause of lost time, with its evidence and the fix.
+
+    Attributes:
+        code: stable identifier, such as `input-bound`.
+        share_pct: cost in percent of the step, or of the fit (see `of`); of a trace's finding the mean over the ranks.
+        rank: the rank it applies to; None for all.
+        source: `trace` for the recorded window, `run` for the regions of the whole run.
+        title: one sentence with the key numbers.
+        evidence: the numbers behind it; names end in the unit.
+        advice: the fix, with the name of the setting.
+        saves: predicted saving of the fix; None if unknown or without a fix.
+        of: what `share_pct` is a share of: the `step`, the wall time of the `run` from the start of the fit, or the
+            GPU's `memory`, for a finding that costs no time.
+        low_pct: lower end of the 95 % interval of `share_pct` by the run's own steps; None if unknown.
+        high_pct: upper end of it.
+        typical_pct: the share in typical steps, as the median over blocks of them; None if unknown.
+        fix: the fix as code or as a command to copy; "" where the advice is all there is.
+    """
+
+    code: str
+    share_pct: float
+    rank: int | None
+    source: Literal["trace", "run"]
+    title: str
+    evidence: Mapping[str, float | str]
+    advice: str
+    saves: Saving | None = None
+    of: Literal["step", "run", "memory"] = "step"
+    low_pct: float | None = None
+    high_pct: float | None = None
+    typical_pct: float | None = None
+    fix: str = ""
+
+    @property
+    def whole(self) -> str:
+        """What `share_pct` is a share of, in words."""
+        return {"step": "the step", "run": "the fit", "memory": "the GPU's memory"}[self.of]
+
+    @property
+    def remedy(self) -> str:
+        """The advice, followed by its predicted saving."""
+        return self.advice if self.saves is None else f"{self.advice} {self.saves.text}"
+
+    @property
+    def saved_pct(self) -> tuple[float, float] | None:
+        """The interval of `saves.pct`: its own, or as wide in proportion as that of the share; None if unknown."""
+        if self.saves is not None and self.saves.low_pct is not None and self.saves.high_pct is not None:
+            return self.saves.low_pct, self.saves.high_pct
+        if self.saves is None or self.low_pct is None or self.high_pct is None or self.share_pct <= 0:
+            return None
+        scale = self.saves.pct / self.share_pct
+        return scale * self.low_pct, min(scale * self.high_pct, 100.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """A rule of thumb that applies; weaker than a finding."""
+
+    code: str
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRegion:
+    """Time of one region over the counted steps of a run.
+
+    Attributes:
+        device_ms: mean per step on the GPU's timeline; of the host without a GPU.
+        host_ms: mean per step on the host.
+        p50_ms: median of what `device_ms` is the mean of, over the latest 1024 steps whose regions were timed; None if
+            unknown.
+        p95_ms: 95th percentile of the same; None for fewer than 20 steps.
+    """
+
+    device_ms: float
+    host_ms: float
+    p50_ms: float | None = None
+    p95_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCompute:
+    """Compute rate of one device over the counted steps, and the peak that it is relative to.
+
+    Attributes:
+        kind: `mfu` counts the operations that the model requires, `hfu` those that the device executed.
+        tflops: 10¹² operations per second of one device; None if unknown, for the reason in `peak_source`.
+        dtype: data type of the peak.
+        device: the device that the peak is of.
+        peak_tflops: peak of the device; None if unknown.
+        peak_source: where the peak is from, or why it is unknown.
+        pct_of_peak: MFU or HFU in percent; None without a peak.
+        measured_tflops: rate that `measure_peak` reached on the device; None if it was not measured.
+        pct_of_measured: the rate in percent of that.
+        note: caveat of the FLOP count; "" without one.
+    """
+
+    kind: Literal["mfu", "hfu"]
+    tflops: float | None
+    dtype: str
+    device: str
+    peak_tflops: float | None
+    peak_source: str
+    pct_of_peak: float | None
+    measured_tflops: float | None = None
+    pct_of_measured: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWork:
+    """Where the time of one rank went by its own clock, for a comparison with the other ranks.
+
+    Attributes:
+        rank: the global rank.
+        host: name of its machine.
+        steps: number of counted steps.
+        step_ms: mean step time.
+        leaves_ms: self time per step: of regions, and of hooks and loggers by their part of the ledger, which sum to
+            the step. Device time on a GPU. Parts outside of the step are per step of the fit.
+        errors_ms: half of the 95 % intervals of the regions' means, which may be of few steps, and of `own work` where
+            waits are measured; {} if unknown.
+        on_device: whether times are device times.
+        outside: the leaves outside of the step, such as `validation`.
+        cpu: use of the cores by the rank; None if unknown.
+        exposed_ms: by leaf, communication and waiting that nothing hides, by the rank's own events; None if that was
+            not measured.
+        unmeasured: leaves that may have further waits, which its events do not cover.
+        waits_ms: by leaf, the part in which the rank waits for other ranks; {} if no other rank is known.
+        starved_pct: share of the steps in which the GPU waited for the host; None if unknown.
+        sm_mhz: mean clock of its GPU; None if unknown.
+        throttled_pct: share of the time in which that was lowered; None if unknown.
+        clock_ms: how far the clock of its machine is ahead of that of rank 0's, in milliseconds; None if unknown, and
+            on the same machine.
+        clock_error_ms: largest error of that.
+        lines: where its training thread was in each leaf, most samples first; {} if it was not sampled.
+    """
+
+    rank: int
+    host: str
+    steps: int
+    step_ms: float
+    leaves_ms: Mapping[str, float]
+    errors_ms: Mapping[str, float] = field(default_factory=dict)
+    on_device: bool = False
+    outside: tuple[str, ...] = ()
+    cpu: CpuUse | None = None
+    exposed_ms: Mapping[str, float] | None = None
+    unmeasured: tuple[str, ...] = ()
+    waits_ms: Mapping[str, float] = field(default_factory=dict)
+    starved_pct: float | None = None
+    sm_mhz: float | None = None
+    throttled_pct: float | None = None
+    clock_ms: float | None = None
+    clock_error_ms: float | None = None
+    lines: Mapping[str, tuple[SampledLine, ...]] = field(default_factory=dict)
+
+    @property
+    def error_ms(self) -> float:
+        """Half of the 95 % interval of the rank's own work, from those of its regions."""
+        if OWN_WORK in self.errors_ms:
+            return self.errors_ms[OWN_WORK]
+        own = ((leaf, self.own_ms(leaf) / self.leaves_ms[leaf]) for leaf in self.errors_ms if self.leaves_ms.get(leaf))
+        return float(sum((self.errors_ms[leaf] * share) ** 2 for leaf, share in own) ** 0.5)
+
+    @property
+    def step_leaves_ms(self) -> dict[str, float]:
+        """The leaves of the step without waits for other ranks and for what they exchange: its own work."""
+        waited = self._waited_ms
+        return {
+            leaf: max(ms - waited.get(leaf, 0.0), 0.0)
+            for leaf, ms in self.leaves_ms.items()
+            if leaf not in self.outside
+        }
+
+    @property
+    def waited_ms(self) -> float:
+        """Those waits per step."""
+        return sum(self._waited_ms.values())
+
+    @property
+    def _waited_ms(self) -> Mapping[str, float]:
+        """Those waits by leaf: as measured, or what other ranks' times tell if that is more."""
+        measured = self.exposed_ms or {}
+        leaves = dict.fromkeys((*measured, *self.waits_ms))
+        return {leaf: max(measured.get(leaf, 0.0), self.waits_ms.get(leaf, 0.0)) for leaf in leaves}
+
+    def own_ms(self, leaf: str | None = None) -> float:
+        """Milliseconds per step without waiting for other ranks: of one leaf, or of all, those outside included."""
+        if leaf is not None:
+            return self.leaves_ms.get(leaf, 0.0) - self.waits_ms.get(leaf, 0.0)
+        return sum(self.leaves_ms.values()) - sum(self.waits_ms.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowEffect:
+    """Step time after the recorded window, compared with before it.
+
+    Attributes:
+        steps_before: number of steps compared before the window.
+        steps_after: number of steps compared after it.
+        before_ms: median step time before.
+        after_ms: median step time after.
+        change_pct: increase of the median.
+        low_pct: lower end of its 95 % interval.
+        high_pct: upper end of its 95 % interval.
+    """
+
+    steps_before: int
+    steps_after: int
+    before_ms: float
+    after_ms: float
+    change_pct: float
+    low_pct: float
+    high_pct: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDrift:
+    """Step time that still drifted when the warm-up ended.
+
+    Attributes:
+        first_ms: median of the first counted steps.
+        steady_ms: median of the later ones.
+        until_step: number of the step from which it was steady; None if it was not by the middle of the steps compared,
+            the first 512 that count.
+    """
+
+    first_ms: float
+    steady_ms: float
+    until_step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRestarts:
+    """Restarts of the DataLoader's workers between epochs, each until its first batch arrives.
+
+    Attributes:
+        count: number of restarts in the counted steps.
+        workers: processes restarted each time.
+        device_ms: GPU wait for them per step, part of the region `data`; host time without a GPU.
+        host_ms: host time per step.
+    """
+
+    count: int
+    workers: int
+    device_ms: float
+    host_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLedger:
+    """Where the wall time of the whole run went, on rank 0: parts that sum to it.
+
+    Attributes:
+        wall_s: the whole run in seconds, to the end of the fit: from the start of the process, or of the fit if the
+            process is interactive or had another fit before.
+        parts: seconds by part, the largest first; each without the parts inside it. `startup/imports`,
+            `startup/script`, `startup/process` (those two in one), `startup/trainer`, `startup/fit`,
+            `startup/module.hook`, `startup/callback.NAME.hook`, `startup/restore`, `startup/compile`,
+            `startup/first_step`, `sanity_check`, `steps`, `hang` (steps in which training stood still), `data_loader`
+            (iterators and workers), `validation`, `checkpoint`, `checkpoint/write`, `callback/NAME.hook`,
+            `module/hook`, `datamodule/hook`, `logger/NAME`, `compile`, `gc/generation_2`, `gc/generation_0_1`,
+            `profiler` (this package), `teardown`.
+        unexplained_s: `wall_s` less the sum of the parts.
+        counts: how often each part was entered.
+        first_s: seconds of the first time of each part, which may include one-time work.
+        counted_s: of the parts inside a step's regions, seconds in the steps that count; None in files of older
+            versions.
+        long_steps: in how many of these steps a part took 0.1 ms or more at once, if nearly all its time is in them.
+        goodput: productive step time as a fraction of `wall_s` less `profiler`: `steps`, and on a GPU training during
+            hooks.
+        spans: when parts of 1 ms and more took place, the epochs and the recorded window, by their beginning.
+    """
+
+    wall_s: float
+    parts: Mapping[str, float]
+    unexplained_s: float
+    counts: Mapping[str, int]
+    first_s: Mapping[str, float] = field(default_factory=dict)
+    counted_s: Mapping[str, float] | None = None
+    long_steps: Mapping[str, int] = field(default_factory=dict)
+    goodput: float | None = None
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEvidence:
+    """Measurements of the callbacks over a whole run, without a trace.
+
+    Attributes:
+        steps: number of counted steps.
+        on_device: whether device times are measured on a GPU; False on a CPU.
+        step_ms: device time of the steps.
+        regions: `data`, `transfer`, `forward`, `backward`, `optimizer` as far as they were timed apart, `other` and
+            custom regions, by name.
+        user_regions: names of the custom regions.
+        gpu_starved_pct: share of the steps in which the GPU had finished all but the optimizer's update when the host
+            finished the batch; None if not measured.
+        world_size: number of training processes.
+        telemetry: readings of the GPU's sensors; None without any.
+        compute: compute rates; empty if unknown.
+        split_steps: number of steps whose regions were timed, from which the others are estimated; None for all.
+        overhead_us: host time that timing adds to a step.
+        window_effect: step time after the recorded window compared with before; None with fewer than 20 steps on a
+            side.
+        rank: the rank whose times these are.
+        ranks: the work of each rank, this one included, as far as they are known; empty for a single rank.
+        worker_restarts: restarts of the DataLoader's workers; None with persistent workers or none.
+        typical_mean_ms: mean step time if each step took the median of its kind: with or without an optimizer update.
+            None if unknown.
+        unknown_ms: what long steps take more than the others, per step, if none of them had its regions timed: it is in
+            `other`, and nobody knows what it was.
+        unknown_steps: how many those are.
+        loader: settings of the DataLoader on rank 0; None if unknown.
+        ledger: wall time of the whole run by parts; None if unknown.
+        all_steps: number of all steps of the fit, those that do not count included; None if unknown.
+        drift: how the step time still drifted at the end of the warm-up; None if it did not, or if fewer than 100 steps
+            count.
+        continues_from: the optimizer step from which this fit continues, as one that is resumed from a checkpoint; 0
+            for a fit from the beginning. The ledger and all figures are of this fit alone.
+        slowest: the five slowest counted steps, the slowest first.
+        validation_loader: settings of the DataLoader that the fit validates on; None if unknown or without validation.
+        optimizer: the optimizer and its parameter tensors on rank 0; None if unknown.
+        cpu: use of the cores on rank 0; None if unknown, as after less than half a second of counted steps.
+        intervals: share of each region and of the ledger's parts inside the step with its interval, by name; empty for
+            fewer than five blocks of steps.
+        lines: where the training thread was in each region or part of the ledger, by samples of its stack during some
+            seconds of the run, most samples first; empty if it was not sampled, as where the GPU is behind.
+        switches: switches that slow a run down, on rank 0; None if unknown.
+        memory: what fills the GPU; None on a CPU, or if it was not looked up.
+        recompilations: what `torch.compile` compiled again, at most five, what took most time first.
+    """
+
+    steps: int
+    on_device: bool
+    step_ms: Distribution
+    regions: Mapping[str, RunRegion]
+    user_regions: tuple[str, ...] = ()
+    gpu_starved_pct: float | None = None
+    world_size: int = 1
+    telemetry: TelemetrySummary | None = None
+    compute: tuple[RunCompute, ...] = ()
+    split_steps: int | None = None
+    overhead_us: float | None = None
+    window_effect: WindowEffect | None = None
+    rank: int = 0
+    ranks: tuple[RankWork, ...] = ()
+    worker_restarts: WorkerRestarts | None = None
+    typical_mean_ms: float | None = None
+    unknown_ms: float = 0.0
+    unknown_steps: int = 0
+    loader: LoaderSettings | None = None
+    ledger: RunLedger | None = None
+    all_steps: int | None = None
+    drift: StepDrift | None = None
+    continues_from: int = 0
+    slowest: tuple[SlowStep, ...] = ()
+    validation_loader: LoaderSettings | None = None
+    optimizer: OptimizerSettings | None = None
+    cpu: CpuUse | None = None
+    intervals: Mapping[str, ShareInterval] = field(default_factory=dict)
+    lines: Mapping[str, tuple[SampledLine, ...]] = field(default_factory=dict)
+    switches: Switches | None = None
+    memory: RunMemory | None = None
+    recompilations: tuple[Recompilation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedRun:
+    """What one of the Trainer's loggers calls the run.
+
+    Attributes:
+        logger: class of the logger, such as `WandbLogger`.
+        name: its name: the project of W&B, the id of MLflow's experiment, the folder of TensorBoard; "" without one.
+        version: the run in it: the id of W&B's or MLflow's run, the number of TensorBoard's version; "" without one.
+    """
+
+    logger: str
+    name: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis(ShownInNotebook):
+    """Verdict, findings and figures of a trace, a run, or both.
+
+    Attributes:
+        schema_version: version of this layout.
+        source: the analysed file or folder, or the name of the run.
+        verdict: code of the finding whose fix gains most, `nothing stands out`, or `no verdict` if the files are cut
+            off and have no whole step.
+        verdict_text: the verdict in one or two sentences, with numbers and advice.
+        findings: causes of lost time, largest gain first.
+        findings_note: the recorded steps that the figures leave out, and why; "" for none.
+        hints: rules of thumb that apply.
+        ranks: one entry per rank, by number; of more than 16 ranks those that stand out, rank 0 and a typical one.
+            Empty for a run without a trace.
+        all_ranks: number of ranks that all figures are over.
+        missing: the other ranks that recorded, whose traces are not here.
+        spread: distribution over all of them of the mean milliseconds per step: `step`, `busy`, `idle` and `comm` of
+            the GPU, and `waits` for other ranks.
+        collectives: communication matched over the ranks, most expensive first; empty for a single rank.
+        rank_waits: time that each rank waits for the others; empty for a single rank.
+        run: measurements over the whole run; None for a trace alone.
+        differences: where the trace and the whole run disagree.
+        cut_off: for each rank whose file is cut off, where it ends and which of its steps are whole.
+        warnings: what could not be read, of all files.
+        tracked: what the Trainer's loggers call the run; empty for a trace alone.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    source: str
+    verdict: str
+    verdict_text: str
+    findings: tuple[Finding, ...]
+    findings_note: str = ""
+    hints: tuple[Hint, ...] = ()
+    ranks: tuple[RankSummary, ...] = ()
+    all_ranks: int = 0
+    missing: tuple[int, ...] = ()
+    spread: Mapping[str, Distribution] = field(default_factory=dict)
+    collectives: tuple[Collective, ...] = ()
+    rank_waits: tuple[RankWait, ...] = ()
+    run: RunEvidence | None = None
+    differences: tuple[str, ...] = ()
+    cut_off: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    tracked: tuple[TrackedRun, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What is known at the end of a run.
+
+    Attributes:
+        run: where its time went on rank 0.
+        trace: what became of the recorded window, None without one.
+        device: what it trained on, in words.
+        on_device: whether times are device times.
+        replicas: data-parallel replicas.
+        log_folder: where TensorBoard should look, None without a logger.
+        analysis: of the steps that count and of the trace, None where there is neither.
+        compute: how fast a device computed; empty if unknown.
+        gpu: the GPU's sensors, or why they could not be read; None if telemetry is off.
+        loops: what the validation runs did.
+        model: the class of the module; "" if unknown.
+    """
+
+    run: RunSummary
+    trace: TraceReport | None
+    device: str
+    on_device: bool
+    replicas: int
+    log_folder: Path | None
+    analysis: Analysis | None = None
+    compute: tuple[RunCompute, ...] = ()
+    gpu: TelemetrySummary | str | None = None
+    loops: tuple[LoopRates, ...] = ()
+    model: str = ""
+
+
+_Seconds = Annotated[float, Meta(ge=0, le=1e11)]
+Ended = Literal["", "finished", "failed"]
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank is that has ended no step for long, while nothing in it moves.
+
+    Attributes:
+        seconds: time since its last sign of progress.
+        place: the innermost line of the user's code, `collate at data.py:31`; "" if unknown.
+        call: the function that does not return, `all_reduce`, `input`, `read`; "" if unknown.
+        waits: whether it waits for other ranks, in a collective.
+        collective: the collective that it has entered and not completed, `all_reduce`; "" if unknown.
+        number: the number of that collective in its process group.
+        group: the process group of that collective.
+        shape: the sizes of its inputs.
+        entered: by process group, the number of the last collective that it entered.
+        worker: the worker of the data loader that it waits for, `loader worker 2 (pid 1234)`; "" if it waits for none.
+            `place` is then the worker's.
+    """
+
+    seconds: _Seconds
+    place: _Text = ""
+    call: _Text = ""
+    waits: bool = False
+    collective: _Text = ""
+    number: _Whole = 0
+    group: _Text = ""
+    shape: _Text = ""
+    entered: Mapping[str, _Whole] = {}
+    worker: _Text = ""
+
+
+class SilentRank(msgspec.Struct, frozen=True, kw_only=True):
+    """What the system says of a process on the same machine whose rank publishes nothing any more.
+
+    Attributes:
+        rank: the global rank.
+        pid: its process id.
+        process: `gone`, `stopped` as by SIGSTOP, `blocked` if its training thread has used no core for too long, else
+            `running`: a call may compute for long and hold Python's interpreter lock.
+        seconds: for how long it has published nothing.
+        place: the innermost line of the user's code, as in `Standing`; "" if unknown.
+        waits: whether that line waits for other ranks, in a collective.
+    """
+
+    rank: _Whole
+    pid: _Whole
+    process: Literal["gone", "stopped", "blocked", "running"]
+    seconds: _Seconds
+    place: _Text = ""
+    waits: bool = False
+
+
+class Pulse(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's state, about 1 KB.
+
+    Attributes:
+        schema_version: version of this layout.
+        run: id of the run, the same on all ranks.
+        rank: the global rank.
+        world_size: number of training processes.
+        host: name of the machine.
+        pid: process id.
+        number: number of this message, counted from 0 when the process began the fit.
+        restarts: how often the launcher had started the run anew by then.
+        at: when it was written, Unix time in seconds by the machine's clock.
+        step: number of steps that ended.
+        part: the part of the ledger that is open, such as `steps`, `validation`, `checkpoint/write`.
+        no_step_s: for how long no step has ended; 0 below 30 s.
+        place: the innermost line of the user's code then; "" if unknown.
+        ended: whether and how the fit ended.
+        work: the rank's work over its latest steps; None before enough of them.
+        cpu_pct: use of the cores by the process since the previous message, in percent of one core; None if unknown.
+        memory_gib: resident memory of the process; None if unknown.
+        sensors: the latest readings of its GPU, by name, such as `sm_mhz`; {} without one.
+        standing: where it stands; None while it moves.
+        silent: ranks of the same machine that publish nothing any more.
+        answer: what it says of the latest plan of a window.
+    """
+
+    schema_version: Literal[1] = 1
+    run: Annotated[str, Meta(max_length=100)]
+    rank: _Whole
+    world_size: Annotated[int, Meta(ge=1, le=10**9)]
+    host: _Text
+    pid: _Whole
+    number: _Whole
+    restarts: _Whole = 0
+    at: _Seconds
+    step: _Whole = 0
+    part: _Text = ""
+    no_step_s: _Seconds = 0.0
+    place: _Text = ""
+    ended: Ended = ""
+    work: RankWork | None = None
+    cpu_pct: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    memory_gib: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    sensors: Mapping[str, float] = {}
+    standing: Standing | None = None
+    silent: tuple[SilentRank, ...] = ()
+    answer: WindowAnswer = WindowAnswer()
+
+
+class Heard(msgspec.Struct, frozen=True, kw_only=True):
+    """The latest pulse of a rank, and when it came.
+
+    Attributes:
+        pulse: the pulse.
+        at: when it first was there, Unix time in seconds by the reader's clock.
+        restarts: how often the rank began anew while rank 0 listened.
+    """
+
+    pulse: Pulse
+    at: _Seconds
+    restarts: _Whole = 0
+
+
+RankState = Literal["live", "late", "stands", "waits", "gone", "stopped", "silent", "finished", "failed", "missing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus:
+    """A rank as it is now.
+
+    Attributes:
+        rank: the global rank.
+        host: name of its machine; "" if it was never heard.
+        pid: its process id; 0 if it was never heard.
+        state: `live`; `late` if its latest pulse is old, and `silent` if it is very old; `stands` or `waits` for
+            another rank; `gone` if its process has ended, `stopped` if it was stopped; how its fit ended; `missing` if
+            it was never heard.
+        age_s: age of its latest pulse, in seconds, when rank 0 last listened.
+        step: number of steps that ended.
+        own_ms: its own work per step; None if unknown.
+        waits_ms: per step, for other ranks and for what they exchange; None if unknown.
+        cause: the part of its step that is longer than the others'; "" for none.
+        restarts: how often it began anew, alone or with the whole run.
+        sensors: the latest readings of its GPU.
+    """
+
+    rank: int
+    host: str = ""
+    pid: int = 0
+    state: RankState = "missing"
+    age_s: float = 0.0
+    step: int = 0
+    own_ms: float | None = None
+    waits_ms: float | None = None
+    cause: str = ""
+    restarts: int = 0
+    sensors: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateRank:
+    """The rank that the others wait for.
+
+    Attributes:
+        rank: the global rank.
+        cause: the part of its step that is longer than the others'.
+        ms: how long the others wait for it, per step.
+    """
+
+    rank: int
+    cause: str
+    ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """Where the ranks have come to a standstill.
+
+    Attributes:
+        rank: the rank that the others wait for; None if it is not one.
+        where: what is known, in a sentence.
+        seconds: for how long.
+    """
+
+    rank: int | None
+    where: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksStatus:
+    """All ranks as they are now.
+
+    Attributes:
+        ranks: by rank, also those that were never heard.
+        straggler: the rank that the others wait for; None if there is none.
+        hang: where they stand; None while they move.
+        where: where the ranks are that have ended no step for long, whether they move or not; "" for none.
+        spread_ms: largest own work per step less the smallest; None if unknown.
+        exposed_comm_ms: mean over the ranks of communication and waiting that nothing hides, per step; None if unknown.
+    """
+
+    ranks: tuple[RankStatus, ...] = ()
+    straggler: LateRank | None = None
+    hang: Hang | None = None
+    where: str = ""
+    spread_ms: float | None = None
+    exposed_comm_ms: float | None = None
+
+
+UNKNOWN_RANK: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCall:
+    """A collective as its communication kernel describes it.
+
+    Attributes:
+        name: `allreduce`, `_allgather_base`, ...
+        group: name of the process group.
+        elements: number of elements in one rank's input.
+        dtype: its data type, as PyTorch spells it.
+    """
+
+    name: str
+    group: str
+    elements: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCollectives:
+    """The collectives of one rank's counted steps as columns, in the order they were launched.
+
+    Attributes:
+        steps: number of counted steps.
+        calls: the different collectives.
+        call: position of each one's description in `calls`.
+        sequence: its number in its process group.
+        start_ns: begin of its kernel on the rank's clock, nanoseconds from `RankResult.base_ns`.
+        end_ns: end of its kernel.
+        step: position of its step, if only a stream stands for its process group; else -1.
+    """
+
+    steps: int
+    calls: tuple[CollectiveCall, ...]
+    call: tuple[int, ...]
+    sequence: tuple[int, ...]
+    start_ns: tuple[int, ...]
+    end_ns: tuple[int, ...]
+    step: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFile:
+    """A trace that was analysed, so that it can be recognized.
+
+    Attributes:
+        name: name of the file.
+        bytes: its size.
+        blake2b: digest of its content.
+    """
+
+    name: str
+    bytes: int
+    blake2b: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankResult:
+    """The analysis of one rank's traces, without the other ranks.
+
+    Attributes:
+        schema_version: version of this layout.
+        package: version of this package, whose figures these are.
+        rank: the global rank; -1 if the trace has none.
+        world_size: number of ranks of the run; None if unknown.
+        base_ns: Unix time in nanoseconds that the times of `collectives` count from; None if unknown.
+        traces: the files.
+        cut_off: where the files are cut off; "" for complete ones.
+        summary: the figures.
+        collectives: the collectives, to be matched with those of other ranks.
+        timeline: the timeline of the reports.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    package: str
+    rank: int
+    world_size: int | None
+    base_ns: int | None
+    traces: tuple[TraceFile, ...]
+    cut_off: str
+    summary: RankSummary
+    collectives: RankCollectives
+    timeline: Timeline

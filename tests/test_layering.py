@@ -19,7 +19,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 COMMON = {
     "errors": set(),
     "forks": set(),
-    "json_layout": {"msgspec"},
+    "json_layout": {"msgspec", "plain_text"},
     "lazy": set(),
     "names": set(),
     "notebook": {"report"},

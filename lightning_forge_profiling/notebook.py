@@ -1,4 +1,7 @@
-"""HTML of results in notebooks, made by `report/notebook.py`, which is imported when one is shown."""
+"""HTML of results in notebooks. The package's `__init__` names the module that makes it: results know no reports."""
+
+from importlib import import_module
+from typing import ClassVar
 
 
 class ShownInNotebook:
@@ -6,7 +9,7 @@ class ShownInNotebook:
 
     __slots__ = ()
 
-    def _repr_html_(self) -> str:
-        from lightning_forge_profiling.report.notebook import page  # noqa: PLC0415  (results know no reports)
+    renderer: ClassVar[str]  # the module whose `page` makes HTML of a result, imported when one is shown
 
-        return page(self)
+    def _repr_html_(self) -> str:
+        return str(import_module(self.renderer).page(self))

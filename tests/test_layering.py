@@ -4,7 +4,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,14 +15,14 @@ PACKAGE = "lightning_forge_profiling"
 ROOT = Path(lightning_forge_profiling.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 
-# Any module may import these, and they import nothing of ours; `notebook` finds out how to show a result when asked to.
+# Any module may import these, and they import nothing of ours.
 COMMON = {
     "errors": set(),
     "forks": set(),
     "json_layout": {"msgspec", "plain_text"},
     "lazy": set(),
     "names": set(),
-    "notebook": {"report"},
+    "notebook": set(),
     "plain_text": set(),
     "safe_files": set(),
 }
@@ -63,7 +63,7 @@ MAY_IMPORT = {
         "bench", "comparison", "crossover", "entry_point",
     },
     "__main__": {"cli"},
-    "__init__": set(),
+    "__init__": {"report"},  # by name: `notebook` imports it when a result is shown
 }  # fmt: skip
 
 MODULE = re.compile(rf"{PACKAGE}(\.\w+)+")
@@ -132,6 +132,45 @@ def test_each_room_imports_only_what_it_may():
         for name in forbidden(module.read_text(encoding="utf-8"), module)
     ]
     assert not violations, "\n".join(["", *violations])
+
+
+def files_that(module: Path, known: Mapping[str, Path]) -> Iterator[Path]:
+    """The files that a module imports: at its top, in a function, or for types alone."""
+    package = module.parent.relative_to(ROOT.parent).parts
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else ()
+            origin = ".".join((*base, *([node.module] if node.module else [])))
+            names = [f"{origin}.{alias.name}" for alias in node.names]
+        for name in names:
+            if file := known.get(name) or known.get(name.rpartition(".")[0]):
+                yield file
+
+
+def circles(imported: Mapping[Path, set[Path]]) -> list[set[Path]]:
+    """The sets of files that import each other, by whatever way round."""
+    reached: dict[Path, set[Path]] = {}
+    for file in imported:
+        found, left = set(), [*imported[file]]
+        while left:
+            other = left.pop()
+            if other not in found:
+                found.add(other)
+                left += imported[other]
+        reached[file] = found
+    each = {frozenset(other for other in reached[file] if file in reached[other]) for file in imported}
+    return [set(circle) for circle in each if circle]
+
+
+def test_no_files_import_each_other_in_a_circle():
+    files = [module for module in MODULES if module.name != "__init__.py"]
+    known = {".".join(file.relative_to(ROOT.parent).with_suffix("").parts): file for file in files}
+    imported = {file: set(files_that(file, known)) for file in files}
+    outside = [circle for circle in circles(imported) if {room_of(file) for file in circle} != {"callbacks"}]
+    assert outside == []
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,11 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.collectives import collectives_of, match_collectives
-from lightning_forge_profiling.analysis.light_steps import prepared
+from lightning_forge_profiling.analysis.fixes import path_of, predictions
 from lightning_forge_profiling.analysis.operators import SORTS
-from lightning_forge_profiling.analysis.predictions import path_of, predictions
-from lightning_forge_profiling.analysis.rank_analysis import summarize
-from lightning_forge_profiling.analysis.recording import Recording, where_cut, with_steps
-from lightning_forge_profiling.analysis.timeline_lanes import MOST_SPANS, draw
+from lightning_forge_profiling.analysis.rank_analysis import collectives_of, match_collectives, summarize
+from lightning_forge_profiling.analysis.recording import Recording, prepared, where_cut, with_steps
+from lightning_forge_profiling.analysis.timeline import MOST_SPANS, draw
 from lightning_forge_profiling.diagnosis.combine import judge, naming_missing
 from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN, shown, spread
 from lightning_forge_profiling.errors import ConfigurationError, TraceError

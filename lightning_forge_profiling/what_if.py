@@ -4,26 +4,82 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Final
+from typing import Any, Final, TypeVar
 
-from lightning_forge_profiling.analysis.collectives import collectives_of
-from lightning_forge_profiling.analysis.fixes import Change, ReplaySteps
-from lightning_forge_profiling.analysis.light_steps import prepared
-from lightning_forge_profiling.analysis.predictions import MOST_ERROR_PCT, can_be_played, scatter_pct
-from lightning_forge_profiling.analysis.rank_analysis import summarize
-from lightning_forge_profiling.analysis.recording import with_steps
-from lightning_forge_profiling.analysis.replay import Graph, error_pct, live_hosts, play, step_ns, together
-from lightning_forge_profiling.analysis.replayed_trace import replayed_trace
-from lightning_forge_profiling.analysis.timeline_lanes import draw
+import numpy as np
+
+from lightning_forge_profiling.analysis.fixes import MOST_ERROR_PCT, Change, ReplaySteps, can_be_played, scatter_pct
+from lightning_forge_profiling.analysis.intervals import ascending
+from lightning_forge_profiling.analysis.rank_analysis import collectives_of, summarize
+from lightning_forge_profiling.analysis.recording import prepared, with_steps
+from lightning_forge_profiling.analysis.replay import Graph, Played, error_pct, live_hosts, play, step_ns, together
+from lightning_forge_profiling.analysis.timeline import draw
 from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
 from lightning_forge_profiling.kineto.join import join_traces
 from lightning_forge_profiling.kineto.rank_result import PACKAGE
 from lightning_forge_profiling.kineto.reader import read_trace
-from lightning_forge_profiling.kineto.trace import Trace
+from lightning_forge_profiling.kineto.trace import Ints, Table, Trace
 from lightning_forge_profiling.pipeline import conclude, counted_steps
 from lightning_forge_profiling.schema import UNKNOWN_RANK, Analysis, RankResult
+
+_T = TypeVar("_T", bound=Table)
+
+
+def replayed_trace(steps: ReplaySteps, played: Played) -> Trace:
+    """The trace of the last round: all times moved, without what is gone."""
+    trace, graph, of = steps.recording.trace, steps.graph, steps.recording.steps
+    recorded, now = _anchors(steps, played)
+    base = int(now[0])
+
+    def moved(table: _T) -> _T:
+        rows = (of.host.at(table.start) >= 0) & ~steps.gone.contains(table.start)
+        columns: dict[str, Any] = {name: column[rows] for name, column in table.columns().items()}
+        for side in {"start", "end"} & columns.keys():
+            columns[side] = np.rint(np.interp(columns[side], recorded, now)).astype(np.int64) - base
+        return _in_order(type(table)(**columns))
+
+    stays = ~steps.gone.contains(trace.calls.start[graph.call])[graph.launched_by]
+    start, end = played.work_start[stays] - base, played.work_end[stays] - base
+    gpu = replace(trace.gpu.at(graph.work[stays]), start=start, end=end)
+    return replace(
+        trace,
+        gpu=_in_order(gpu),
+        calls=moved(trace.calls),
+        operators=moved(trace.operators),
+        annotations=moved(trace.annotations),
+        frames=moved(trace.frames),
+        allocations=moved(trace.allocations),
+        base_ns=None,
+        begins=(min(0, int(start.min(initial=0))),),
+        cuts=(None,),
+        light_steps=(),
+    )
+
+
+def _anchors(steps: ReplaySteps, played: Played) -> tuple[Ints, Ints]:
+    """Instants on the host as recorded, in order, and when they come now."""
+    graph, of, calls = steps.graph, steps.recording.steps, steps.recording.trace.calls
+    first = np.searchsorted(graph.call_step, np.arange(graph.steps))
+    last = np.searchsorted(graph.call_step, np.arange(graph.steps), side="right") - 1
+    some = last >= first  # steps with calls
+    first, last = first[some], last[some]
+    recorded = (of.host_start[some], calls.start[graph.call], calls.end[graph.call], of.host_end[some] - 1)
+    now = (
+        played.call_start[first] - graph.before[first],
+        played.call_start,
+        played.call_end,
+        played.call_end[last] + graph.rest[some] - 1,
+    )
+    return ascending(np.concatenate(recorded), np.concatenate(now))
+
+
+def _in_order(table: _T) -> _T:
+    columns = table.columns()
+    end = columns.get("end", columns["start"])
+    return table.at(np.lexsort((-end, columns["start"])))
+
 
 _NOTHING: Final = 0.0005
 

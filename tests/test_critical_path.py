@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_forge_profiling.analysis.critical_path import HOST, by_region, critical_path
 from lightning_forge_profiling.analysis.kernels import KINDS
 from lightning_forge_profiling.analysis.replay import Graph
+from lightning_forge_profiling.analysis.timeline import HOST, by_region, critical_path
 from lightning_forge_profiling.pipeline import analyze
 from tests.synthetic import Synthetic
 from tests.test_what_if import ranks_of, recorded

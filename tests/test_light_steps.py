@@ -12,11 +12,9 @@ import pytest
 import torch
 from torch.profiler import record_function
 
-from lightning_forge_profiling.analysis.launches import named
-from lightning_forge_profiling.analysis.light_steps import explain
 from lightning_forge_profiling.analysis.rank_analysis import summarize
-from lightning_forge_profiling.analysis.recording import prepare
-from lightning_forge_profiling.analysis.steps import step_marks
+from lightning_forge_profiling.analysis.recording import explain, prepare
+from lightning_forge_profiling.analysis.steps import named, step_marks
 from lightning_forge_profiling.kineto.reader import read_trace
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.profiler import ProfilingConfig

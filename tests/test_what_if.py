@@ -8,15 +8,13 @@ import pytest
 
 from lightning_forge_profiling.analysis import fixes
 from lightning_forge_profiling.analysis.fixes import ReplaySteps
-from lightning_forge_profiling.analysis.light_steps import prepared
-from lightning_forge_profiling.analysis.recording import with_steps
+from lightning_forge_profiling.analysis.recording import prepared, with_steps
 from lightning_forge_profiling.analysis.replay import error_pct, play, step_ns, together
-from lightning_forge_profiling.analysis.replayed_trace import replayed_trace
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.kineto.reader import read_trace
 from lightning_forge_profiling.pipeline import analyze, counted_steps
-from lightning_forge_profiling.what_if import MOST_ERROR_PCT, predict
+from lightning_forge_profiling.what_if import MOST_ERROR_PCT, predict, replayed_trace
 from tests.synthetic import Synthetic
 
 TRACES = Path(__file__).parent / "data/traces"

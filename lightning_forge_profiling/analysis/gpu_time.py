@@ -9,9 +9,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_forge_profiling.analysis.host import is_lightning_call
 from lightning_forge_profiling.analysis.intervals import Intervals, Nesting, take
 from lightning_forge_profiling.analysis.kernels import CATEGORY_OF, KINDS
-from lightning_forge_profiling.analysis.launches import (
+from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.analysis.steps import (
     ALLOCATES,
     COPIES,
     FREES,
@@ -21,10 +23,8 @@ from lightning_forge_profiling.analysis.launches import (
     WAITS,
     named,
     spans_of,
+    step_marks,
 )
-from lightning_forge_profiling.analysis.recording import Recording
-from lightning_forge_profiling.analysis.steps import step_marks
-from lightning_forge_profiling.analysis.syncs import is_lightning_call
 from lightning_forge_profiling.kineto.trace import ACTIVITIES, Ints, Spans
 from lightning_forge_profiling.schema import CATEGORIES, IDLE_CAUSES, IdlePart
 

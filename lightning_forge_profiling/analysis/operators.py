@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.kernels import KINDS
-from lightning_forge_profiling.analysis.launches import named
 from lightning_forge_profiling.analysis.recording import Recording, by_optimizer
+from lightning_forge_profiling.analysis.steps import named
 from lightning_forge_profiling.flops.operator import COUNTED, PRODUCTS, OperatorFlops, operator_flops
 from lightning_forge_profiling.flops.peaks import find_peak
 from lightning_forge_profiling.kineto.trace import Ints, Signature

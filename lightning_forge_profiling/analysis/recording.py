@@ -1,18 +1,29 @@
-"""A trace prepared for measuring: launches, steps, and the kind of each kernel."""
+"""A trace prepared for measuring: launches, steps, the kind of each kernel, and the operators of light steps."""
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.intervals import Nesting, take
+from lightning_forge_profiling.analysis.intervals import Nesting, ascending, take
 from lightning_forge_profiling.analysis.kernels import KINDS, classify
-from lightning_forge_profiling.analysis.launches import Links, launched_before, link, named, spans_of
-from lightning_forge_profiling.analysis.steps import Steps, find_steps, region_marks
-from lightning_forge_profiling.kineto.trace import ACTIVITIES, Cut, Ints, Trace
+from lightning_forge_profiling.analysis.steps import (
+    WAITS,
+    Links,
+    Steps,
+    find_steps,
+    launched_before,
+    link,
+    named,
+    region_marks,
+    spans_of,
+    step_marks,
+)
+from lightning_forge_profiling.kineto.trace import ACTIVITIES, Cut, Ints, Spans, Table, Trace
 from lightning_forge_profiling.names import MARK_PREFIX
 
 
@@ -123,3 +134,161 @@ def _ascending(trace: Trace, cut: Cut) -> bool:
     table = getattr(trace, cut.table)
     of_thread = np.array([thread == cut.thread for thread in trace.threads])[table.thread]
     return bool((table.start[of_thread] <= cut.time).all())
+
+
+_MARK: Final = re.compile(rf"{re.escape(MARK_PREFIX)}.*")
+_T = TypeVar("_T", bound=Table)
+
+
+def prepared(trace: Trace) -> Recording:
+    """Launches, steps and kinds of a trace, with operators in its light steps."""
+    recording = prepare(trace)
+    return explain(recording) if recording.steps.light.any() else recording
+
+
+def explain(recording: Recording) -> Recording:
+    """The recording with operators in those light steps whose launches agree with those of a step that has them.
+
+    Recording operators slows the host, so a window begins with light steps, whose GPU work, runtime calls and marks
+    alone are recorded. Where one made the same launches and waits in the same order on each thread as a step with
+    operators, and each launch ran kernels of the same names, the operators of that step are laid over it: the same
+    calls are the anchors, and between two of them time is stretched or shrunk evenly.
+    """
+    steps, trace = recording.steps, recording.trace
+    works = _Work.of(recording)
+    donors: dict[bytes, list[int]] = defaultdict(list)
+    for step in np.flatnonzero(~steps.light & steps.whole).tolist():
+        donors[works.key(step)].append(step)
+    done, collective = np.zeros_like(steps.light), trace.gpu.collective.copy()
+    operators, annotations = [trace.operators], [trace.annotations]
+    sequences = int(trace.operators.sequence.max(initial=0)) + 1
+    marks = step_marks(trace) | named(trace, trace.annotations, _MARK)
+    annotated = steps.host.at(trace.annotations.start)
+    for step in np.flatnonzero(steps.light).tolist():
+        same = donors[works.key(step)]
+        if not same:
+            continue
+        donor, done[step] = same[len(operators) % len(same)], True
+        clock = _Clock(recording, works, donor, step)
+        moved = clock.moved(trace.operators, np.ones(len(trace.operators), bool))
+        sequence = np.where(moved.sequence >= 0, moved.sequence + len(operators) * sequences, moved.sequence)
+        operators.append(replace(moved, external=np.full(len(moved), -1), sequence=sequence))
+        # the callbacks' marks and the user's regions are shown in light steps, too
+        own = np.isin(trace.annotations.name, trace.annotations.name[annotated == step])
+        annotations.append(clock.moved(trace.annotations, ~(marks | own)))
+        collective[works.gpu_rows(step)] = collective[works.gpu_rows(donor)]
+    if not done.any():
+        return recording
+    gpu = replace(trace.gpu, collective=collective)
+    again = prepare(replace(trace, operators=_joined(operators), annotations=_joined(annotations), gpu=gpu))
+    return replace(again, steps=replace(again.steps, light=steps.light, explained=done))
+
+
+def _joined(parts: list[_T]) -> _T:
+    """Tables as one, in order of time, and of ranges that begin together the longest first."""
+    columns: dict[str, Any] = {
+        name: np.concatenate([part.columns()[name] for part in parts]) for name in parts[0].columns()
+    }
+    order = np.lexsort((-columns["end"], columns["start"]))
+    return type(parts[0])(**{name: column[order] for name, column in columns.items()})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Work:
+    """The launches and waits of all steps, and the GPU work of each launch."""
+
+    trace: Trace
+    rows: Ints  # of `Trace.calls`, by step, thread and time
+    first: Ints  # for each step its first position in `rows`, and one past the last
+    gpu: Ints  # rows of `Trace.gpu`, by step, launch and name
+    gpu_first: Ints  # for each step its first position in `gpu`, and one past the last
+    gpu_call: Ints  # for each of `gpu` the position of its launch among those of its step
+
+    @classmethod
+    def of(cls, recording: Recording) -> "_Work":
+        trace, links, steps = recording.trace, recording.links, recording.steps
+        calls = trace.calls
+        launched = np.zeros(len(calls) + 1, bool)
+        launched[links.call] = True
+        threads = np.unique(calls.thread[launched[:-1]])
+        chosen = launched[:-1] | (named(trace, calls, WAITS) & np.isin(calls.thread, threads))
+        rows = np.flatnonzero(chosen)
+        at = steps.host.at(calls.start[rows])
+        rows, at = rows[at >= 0], at[at >= 0]
+        order = np.lexsort((calls.start[rows], calls.thread[rows], at))
+        rows, at = rows[order], at[order]
+        first = np.searchsorted(at, np.arange(len(steps) + 1))
+        position = np.full(len(calls) + 1, -1)
+        position[rows] = np.arange(len(rows)) - first[at]
+        gpu = np.flatnonzero(position[links.call] >= 0)
+        step = steps.host.at(links.time[gpu])
+        order = np.lexsort((trace.gpu.start[gpu], trace.gpu.name[gpu], position[links.call[gpu]], step))
+        gpu = gpu[order]
+        bounds = np.searchsorted(step[order], np.arange(len(steps) + 1))
+        return cls(trace, rows, first, gpu, bounds, position[links.call[gpu]])
+
+    def calls(self, step: int) -> Ints:
+        """Rows of `Trace.calls`."""
+        return self.rows[self.first[step] : self.first[step + 1]]
+
+    def gpu_rows(self, step: int) -> Ints:
+        """Rows of `Trace.gpu`."""
+        return self.gpu[self.gpu_first[step] : self.gpu_first[step + 1]]
+
+    def key(self, step: int) -> bytes:
+        """What two steps share that do the same."""
+        calls, gpu = self.calls(step), self.gpu_rows(step)
+        of_gpu = self.gpu_call[self.gpu_first[step] : self.gpu_first[step + 1]]
+        columns = (self.trace.calls.thread[calls], self.trace.calls.name[calls], of_gpu, self.trace.gpu.name[gpu])
+        return b"".join((len(calls).to_bytes(8), *(np.ascontiguousarray(column).tobytes() for column in columns)))
+
+
+class _Clock:
+    """When a light step did what a step with operators did."""
+
+    def __init__(self, recording: Recording, works: _Work, donor: int, step: int) -> None:
+        self._steps, self._donor = recording.steps, donor
+        trace = recording.trace
+        bounds = recording.steps.host_start, recording.steps.host_end
+        self._bounds = tuple(np.array([int(side[each]) for side in bounds]) for each in (donor, step))
+        theirs, own = works.calls(donor), works.calls(step)
+        marks = _paired_marks(recording, donor, step)
+        main = int(trace.annotations.thread[recording.steps.marks[0]]) if len(recording.steps.marks) else -1
+        self._anchors: dict[int, tuple[Ints, Ints]] = {}
+        calls = trace.calls
+        for thread in {main, *np.unique(calls.thread[theirs]).tolist()}:
+            of_thread = calls.thread[theirs] == thread
+            pairs = [(_both(calls, theirs[of_thread]), _both(calls, own[of_thread]))]
+            if thread == main:
+                pairs.append(marks)
+            self._anchors[thread] = ascending(
+                np.concatenate((self._bounds[0], *(pair[0] for pair in pairs))),
+                np.concatenate((self._bounds[1], *(pair[1] for pair in pairs))),
+            )
+
+    def moved(self, table: _T, wanted: NDArray[np.bool_]) -> _T:
+        """The wanted rows that begin in the step with operators, at their times in the light step."""
+        inside = wanted & (self._steps.host.at(table.start) == self._donor)
+        rows = np.flatnonzero(inside)
+        columns: dict[str, Any] = {name: column[rows] for name, column in table.columns().items()}
+        for thread in np.unique(columns["thread"]).tolist():
+            own = columns["thread"] == thread
+            theirs, here = self._anchors.get(thread, self._bounds)
+            for side in ("start", "end"):
+                columns[side][own] = np.rint(np.interp(columns[side][own], theirs, here))
+        return type(table)(**columns)
+
+
+def _both(spans: Spans, rows: Ints) -> Ints:
+    return np.concatenate((spans.start[rows], spans.end[rows]))
+
+
+def _paired_marks(recording: Recording, donor: int, step: int) -> tuple[Ints, Ints]:
+    """Both ends of the callbacks' marks in two steps; empty if they are not the same marks."""
+    marks = region_marks(recording.trace)
+    at = recording.steps.host.at(marks.start)
+    theirs, own = marks.at(at == donor), marks.at(at == step)
+    if not np.array_equal(theirs.name, own.name):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    every = np.arange(len(own))
+    return _both(theirs, every), _both(own, every)

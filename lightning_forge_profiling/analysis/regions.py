@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.gpu_time import IdleTime
 from lightning_forge_profiling.analysis.intervals import Intervals, Nesting, take
-from lightning_forge_profiling.analysis.launches import LAUNCHES, LOADS_DATA, named, spans_of
 from lightning_forge_profiling.analysis.operators import self_time
 from lightning_forge_profiling.analysis.recording import Recording, by_optimizer
-from lightning_forge_profiling.analysis.steps import region_marks
+from lightning_forge_profiling.analysis.steps import LAUNCHES, LOADS_DATA, named, region_marks, spans_of
 from lightning_forge_profiling.kineto.trace import Ints
 from lightning_forge_profiling.names import MARK_PREFIX, REGIONS
 from lightning_forge_profiling.schema import CpuTime, Region

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.gpu_time import launch_latency
 from lightning_forge_profiling.analysis.intervals import take
 from lightning_forge_profiling.analysis.kernels import KINDS
-from lightning_forge_profiling.analysis.launches import ALLOCATES, FREES, WAITS, named
 from lightning_forge_profiling.analysis.recording import Recording
+from lightning_forge_profiling.analysis.steps import ALLOCATES, FREES, WAITS, named
 from lightning_forge_profiling.kineto.trace import Ints
 from lightning_forge_profiling.schema import hosts_of
 

@@ -12,11 +12,11 @@ def test_figures_and_findings_are_those_that_were_kept(case):
 
 
 def test_a_figure_that_changes_is_named(monkeypatch):
-    before = outputs.kept("ddp")
+    before = outputs.kept("traces/ddp")
     steps = before["figures"]["ranks/0/steps"]
     changed = {**before["figures"], "ranks/0/steps": 2 * steps}
     monkeypatch.setattr(outputs, "kept", lambda _: {**before, "verdict": "gpu-idle", "figures": changed})
-    assert outputs.differences("ddp") == [
+    assert outputs.differences("traces/ddp") == [
         f"verdict: gpu-idle before, {before['verdict']} now",
         f"ranks/0/steps: {2 * steps} before, {steps} now",
     ]

@@ -1,4 +1,4 @@
-"""The figures and findings of the golden traces, beside what was kept: `python -m tests.golden.outputs`.
+"""Figures and findings of the golden traces, records and boundaries, beside what was kept.
 
     python -m tests.golden.outputs           # prints what differs
     python -m tests.golden.outputs --keep    # and keeps what is read now
@@ -16,28 +16,67 @@ from typing import Any, Final
 
 import msgspec
 
+from lightning_forge_profiling.names import RECORD_FOLDER
 from lightning_forge_profiling.pipeline import analyze
+from lightning_forge_profiling.record.reader import read_run
+from lightning_forge_profiling.report.live_view import run_summary
+from lightning_forge_profiling.schema import Analysis
+from tests.golden import boundaries
 
 HERE = Path(__file__).parent
-TRACES = HERE.parent / "data" / "traces"
+TRACES, RUNS = HERE.parent / "data" / "traces", HERE / "runs"
 TOLERANCE: Final = 1e-6  # of a figure: the same bytes are read each time; a sum may be in another order
 
 _LONGEST: Final = 12  # of a list, such as the steps of a trace
 
 
 def cases() -> list[str]:
-    """All traces, by the names of their folders."""
-    return sorted(path.name for path in TRACES.iterdir())
+    """All of them, by kind and name."""
+    traces = [f"traces/{path.name}" for path in TRACES.iterdir()]
+    runs = [f"runs/{path.parent.relative_to(RUNS)}" for path in RUNS.rglob(RECORD_FOLDER)]
+    return sorted((*traces, *runs, *(f"boundaries/{case}" for case in boundaries.cases())))
 
 
 def read(case: str) -> dict[str, Any]:
     """Verdict, findings and figures of a case."""
-    analysis = analyze(TRACES / case, processes=1).analysis
-    return {
-        "verdict": analysis.verdict,
-        "findings": [finding.code for finding in analysis.findings],
-        "figures": dict(_figures(msgspec.to_builtins(analysis), "")),
-    }
+    kind, _, name = case.partition("/")
+    return _READ[kind](name)
+
+
+def _of_trace(name: str) -> dict[str, Any]:
+    analysis = analyze(TRACES / name, processes=1).analysis
+    return {**_findings(analysis), "figures": dict(_figures(msgspec.to_builtins(analysis), ""))}
+
+
+def _of_run(name: str) -> dict[str, Any]:
+    """What does not depend on the layout of a record: the names of metrics and findings are public."""
+    record = read_run(RUNS / name / RECORD_FOLDER)
+    latest = max(line.at for rank in record.ranks for line in rank.lines)
+    run = run_summary(record, latest + 1.0)
+    figures = {
+        "metrics": run.metrics,
+        "shares": {each.code: each.share_pct for each in run.analysis.findings} if run.analysis else {},
+        "saves": {
+            each.code: each.saves.ms_per_step for each in run.analysis.findings if each.saves
+        } if run.analysis else {},
+        "step": run.step,
+    }  # fmt: skip
+    states = [f"{each.rank} {each.state}" for each in run.ranks.ranks]
+    return {**_findings(run.analysis), "said": [run.outcome, *states], "figures": dict(_figures(figures, ""))}
+
+
+def _of_boundaries(name: str) -> dict[str, Any]:
+    played = {where: boundaries.play(name, on_gpu=where == "gpu") for where in ("host", "gpu")}
+    return {"figures": dict(_figures(played, ""))}
+
+
+_READ: Final = {"traces": _of_trace, "runs": _of_run, "boundaries": _of_boundaries}
+
+
+def _findings(analysis: Analysis | None) -> dict[str, Any]:
+    if analysis is None:
+        return {}
+    return {"verdict": analysis.verdict, "findings": [finding.code for finding in analysis.findings]}
 
 
 def _figures(value: Any, key: str) -> Iterator[tuple[str, float]]:
@@ -67,9 +106,9 @@ def differences(case: str) -> list[str]:
     """What differs from what was kept, a line each."""
     before, now = kept(case), read(case)
     lines = [
-        f"{what}: {before.get(what)} before, {now[what]} now"
-        for what in ("verdict", "findings")
-        if before.get(what) != now[what]
+        f"{what}: {before.get(what)} before, {now.get(what)} now"
+        for what in ("verdict", "findings", "said")
+        if before.get(what) != now.get(what)
     ]
     old, new = before.get("figures", {}), now["figures"]
     for key in sorted(old.keys() | new.keys()):
@@ -82,14 +121,14 @@ def differences(case: str) -> list[str]:
 def main() -> None:
     """Print what differs, and keep it if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help="such as ddp; all by default")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="such as traces/ddp; all by default")
     parser.add_argument("--keep", action="store_true", help="keep what is read now")
     arguments = parser.parse_args()
     for case in arguments.cases or cases():
         found = differences(case)
         sys.stdout.writelines(f"{case}: {line}\n" for line in found)
         if found and arguments.keep:
-            _path(case).parent.mkdir(exist_ok=True)
+            _path(case).parent.mkdir(exist_ok=True, parents=True)
             _path(case).write_text(json.dumps(read(case), indent=0, ensure_ascii=False) + "\n")
 
 

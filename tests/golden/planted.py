@@ -382,9 +382,9 @@ def record(case: str, *, of_boundaries: bool) -> None:
         if not found:
             raise SystemExit(f"{case} left no record:\n{errors[0][-2000:]}")
         for number, path in enumerate(found):
-            kept = RUNS / case / (str(number) if len(found) > 1 else "") / "forge_record"
-            shutil.copytree(path, kept, ignore=shutil.ignore_patterns("*.stacks.txt"))
-            for file in kept.iterdir():
+            copy = RUNS / case / (str(number) if len(found) > 1 else "") / "forge_record"
+            shutil.copytree(path, copy, ignore=shutil.ignore_patterns("*.stacks.txt"))
+            for file in copy.iterdir():
                 file.write_text(file.read_text().replace(str(CHECKOUT), "/checkout"))
 
 

@@ -219,7 +219,7 @@ def analyze(
         time.sleep(0.05)
     # of few ranks, the trace of one that is too slow itself is analysed here
     many, processes = len(ranks) > MOST_SHOWN, 1 if wait_s == inf else None
-    result = pipeline.analyze(own.parent, processes=processes, reduce=many, expected=ranks)
+    result = pipeline.analyze(own.parent, processes=processes, reduce=many, expected=ranks, with_run=False)
     analysis = result.analysis if record is None or many else _with_run(result.analysis, record)
     write_reports(analysis, result.timelines, own.parent)
 

@@ -22,7 +22,7 @@ from lightning_forge_profiling.analysis.operators import SORTS
 from lightning_forge_profiling.analysis.rank_analysis import collectives_of, match_collectives, summarize
 from lightning_forge_profiling.analysis.recording import Recording, prepared, where_cut, with_steps
 from lightning_forge_profiling.analysis.timeline import MOST_SPANS, draw
-from lightning_forge_profiling.diagnosis.combine import judge, naming_missing
+from lightning_forge_profiling.diagnosis.combine import combine, judge, naming_missing
 from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN, shown, spread
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.host import usable_cores
@@ -41,11 +41,12 @@ from lightning_forge_profiling.kineto.rank_result import (
     described,
     is_of,
     read_rank_result,
+    read_summary,
     write_rank_result,
 )
 from lightning_forge_profiling.kineto.reader import read_trace
 from lightning_forge_profiling.kineto.trace import Trace
-from lightning_forge_profiling.names import rank_summary_path
+from lightning_forge_profiling.names import SUMMARY_JSON, rank_summary_path
 from lightning_forge_profiling.plain_text import encodable
 from lightning_forge_profiling.processes import WorkerDiedError, run_in_processes
 from lightning_forge_profiling.schema import UNKNOWN_RANK, Analysis, RankResult, RankSummary, Step, Timeline
@@ -87,10 +88,13 @@ def analyze(
     processes: int | None = None,
     reduce: bool = False,
     expected: Collection[int] = (),
+    with_run: bool = True,
 ) -> AnalysisResult:
     """Analyse a trace, or a folder with one trace per rank.
 
-    What an earlier analysis of a rank left, `rankN.summary.json`, is taken where it is of the same file and version.
+    The callbacks' measurements of the whole run count, too, if they lie beside the traces and no rank or steps are
+    asked for. What an earlier analysis of a rank left, `rankN.summary.json`, is taken where it is of the same file and
+    version.
 
     Args:
         path: a trace that `torch.profiler` exported, or a folder of traces.
@@ -102,6 +106,7 @@ def analyze(
         progress: called with a description of each stage.
         processes: number of ranks that are read at a time; None for one on each usable core.
         reduce: take what earlier analyses of the ranks left, without a look at the traces.
+        with_run: whether the callbacks' measurements count.
         expected: ranks of which it is said if they are missing; by default, with `reduce`, those of the run.
 
     Returns:
@@ -144,7 +149,22 @@ def analyze(
     of_run = range(max((one.world_size or 0 for one in results), default=0)) if reduce else ()
     missing = sorted({*(expected or of_run)} - {one.rank for one in results})
     warnings = tuple(map(encodable, (*notes, *problems)))
-    return conclude(results, source=encodable(path), warnings=warnings, missing=missing)
+    result = conclude(results, source=encodable(path), warnings=warnings, missing=missing)
+    if not with_run or rank is not None or steps is not None:
+        return result
+    return replace(result, analysis=_with_run(result.analysis, {file.parent for file in files}))
+
+
+def _with_run(analysis: Analysis, folders: set[Path]) -> Analysis:
+    """The analysis combined with the callbacks' measurements of the whole run, if they lie beside the traces."""
+    summary = folders.pop() / SUMMARY_JSON
+    if folders or not summary.is_file():
+        return analysis
+    try:
+        run = read_summary(summary).run
+    except (OSError, ValueError) as exc:  # written by another program, or by another version of this one
+        return replace(analysis, warnings=(*analysis.warnings, f"{summary} cannot be read: {exc}"))
+    return combine(analysis, run)
 
 
 def write_rank_results(path: Path, *, progress: Callable[[str], None] | None = None) -> tuple[list[Path], list[str]]:

@@ -19,10 +19,15 @@ from lightning_forge_profiling.analysis import operators
 from lightning_forge_profiling.bench.result import BenchmarkResult
 from lightning_forge_profiling.cli import analyze, main
 from lightning_forge_profiling.cli.output import Progress
-from lightning_forge_profiling.report.page import record_of, report_page
+from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.kineto.rank_result import summary_json
+from lightning_forge_profiling.pipeline import analyze as analyze_in_python
+from lightning_forge_profiling.report.files import write_reports
+from lightning_forge_profiling.report.page import block_of, record_of, report_page
 from tests.outcomes import HANGS_S
 from tests.record_builder import MadeRun
 from tests.samples import sample_analysis
+from tests.test_combine import evidence as run_evidence
 
 CHECKOUT = Path(__file__).parents[1]
 TRACES = CHECKOUT / "tests" / "data" / "traces"
@@ -111,6 +116,24 @@ def test_json_is_alone_on_stdout_and_follows_the_schema():
     jsonschema.validate(summary, json.loads(forge("schema").stdout))
     assert summary["verdict"] == "input-bound"
     assert summary["ranks"][0]["steps"] == 2
+
+
+def test_python_and_the_command_count_the_whole_run_alike(tmp_path):
+    """What the callbacks measured lies beside the traces, and the step of a finding is the live one in both."""
+    shutil.copy(INPUT_BOUND, tmp_path)
+    of_trace = analyze_in_python(tmp_path).analysis
+    evidence = run_evidence(2 * of_trace.ranks[0].step_ms.mean, data=0.1 * of_trace.ranks[0].step_ms.mean)
+    write_reports(combine(of_trace, evidence), (), tmp_path)
+    both = analyze_in_python(tmp_path).analysis
+    assert both.run == evidence
+    assert both.findings != of_trace.findings
+    assert forge("analyze", tmp_path, "--json").stdout.encode() == summary_json(both)
+    forge("report", tmp_path)
+    assert json.loads(block_of((tmp_path / "report.html").read_text(), "summary"))["analysis"] == json.loads(
+        summary_json(both)
+    )
+    for options in ({"rank": 0}, {"steps": (0, 100)}, {"with_run": False}):
+        assert analyze_in_python(tmp_path, **options).analysis.run is None
 
 
 def test_reports_are_written_beside_what_is_printed(tmp_path):

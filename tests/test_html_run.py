@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from lightning_forge_profiling.report.markdown import markdown
+from lightning_forge_profiling.report.run_wording import goodput_words
 from lightning_forge_profiling.schema import RunLedger, SlowStep
 from lightning_forge_profiling.timing.spans import Span
 from tests.test_html_report import HOSTILE, RUN, run_only
@@ -23,7 +25,8 @@ SPANS = (
 )
 PARTS = {"steps": 55.4, "startup/process": 20.0, "startup/fit": 10.0, "callback/EMA.hook": 10.0, "validation": 10.0,
          "teardown": 0.5, "module/hook": 0.1}  # fmt: skip
-LEDGER = RunLedger(wall_s=110.0, parts=PARTS, unexplained_s=4.0, counts={}, spans=SPANS)
+COUNTS = {"startup/process": 1, "startup/fit": 1, "validation": 1, "callback/EMA.hook": 100}
+LEDGER = RunLedger(wall_s=110.0, parts=PARTS, unexplained_s=4.0, counts=COUNTS, spans=SPANS)
 SLOWEST = (
     SlowStep(step=120, ms=812.0, end_s=40.0, parts_ms={"callback/EMA.hook": 640.0}),
     SlowStep(step=121, ms=80.0, end_s=41.0),
@@ -80,9 +83,26 @@ def test_lanes_show_when_the_parts_took_place_on_the_axis_of_the_fit(show):
     assert seen["callback/EMA.hook"][0][0] == "callback/EMA.hook: 100 times, 10.0 s together, at 11.00 s, step 90"
 
 
-def test_spans_that_lie_in_others_count_once(show):
-    page = show(analysis())
-    assert page.texts("#course .chart-row.state .reading")[0] == "1 \N{MULTIPLICATION SIGN}, 10.0 s"
+def test_a_lane_has_the_seconds_that_the_bar_has(show):
+    """What ran inside a part, as data_loader in validation, is drawn in its span, and counts for itself."""
+    parts = {**PARTS, "validation": 9.3, "data_loader": 0.7}
+    spans = (*SPANS, Span(part="sanity_check", start_s=29.0, end_s=29.5, seconds=0.5))
+    page = show(analysis(replace(LEDGER, parts=parts, spans=spans)))
+    readings = dict(zip(lanes(page), page.texts("#course .chart-row.state .reading"), strict=True))
+    assert readings["startup"] == "2 \N{MULTIPLICATION SIGN}, 30.0 s", "with what was before the axis"
+    assert readings["validation"] == "1 \N{MULTIPLICATION SIGN}, 9.30 s", "without the sanity check"
+    assert readings["epochs"] == "2 \N{MULTIPLICATION SIGN}, 80.0 s"
+    legend = [text.replace("\N{NO-BREAK SPACE}", " ") for text in page.texts("#course .legend li")]
+    assert "validation 9.30 s, 8.5 %" in legend
+
+
+def test_goodput_is_the_one_of_the_other_reports(show):
+    ledger = replace(LEDGER, goodput=55.4 / 110)
+    words = goodput_words(ledger)
+    assert words == "62 % of the fit was training (50 % of the process, with imports)"
+    page = show(analysis(ledger))
+    assert words in page.texts("#run dd")
+    assert words in markdown(analysis(ledger))
 
 
 def test_the_slowest_steps_and_the_spans_are_in_tables(show):

@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "pipeline": {"numpy", "host", "processes", "schema", "kineto", "analysis", "diagnosis"},
     "what_if": {"numpy", "schema", "kineto", "analysis", "diagnosis", "pipeline"},
     "record": {"msgspec", "schema"},
-    "report": {"msgspec", "jinja2", "timing", "schema", "diagnosis", "record"},
+    "report": {"msgspec", "jinja2", "timing", "schema", "kineto", "diagnosis", "record"},
     "ranks": {"torch", "msgspec", "host", "schema"},
     "bench": {"torch", "numpy", "msgspec", "host", "timing", "gpu", "diagnosis"},
     "comparison": {"numpy", "timing", "schema", "diagnosis", "record", "report", "bench"},
@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "profiler": {"torch", "schema", "pipeline", "report", "finish"},
     "callbacks": {
         "torch", "msgspec", "fsspec", "lightning", "pytorch_lightning",
-        "host", "timing", "gpu", "flops", "schema", "diagnosis", "report", "record", "ranks",
+        "host", "timing", "gpu", "flops", "schema", "kineto", "diagnosis", "report", "record", "ranks",
         "profiler",
     },
     "entry_point": {"callbacks"},

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from lightning_forge_profiling.kineto.rank_result import read_summary
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.console import print_analysis
-from lightning_forge_profiling.report.files import read_summary
 from lightning_forge_profiling.report.markdown import markdown
 from tests.outcomes import HANGS_S, SCRIPTS
 from tests.synthetic import Synthetic

@@ -14,11 +14,9 @@ from lightning_forge_profiling.cli.output import Progress, say, warn, write_json
 from lightning_forge_profiling.cli.remote import each_trace, fetched, is_remote
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.kineto.files import find_rank_summaries, find_ranks, find_traces
-from lightning_forge_profiling.names import SUMMARY_JSON
 
 if TYPE_CHECKING:
     from lightning_forge_profiling.pipeline import AnalysisResult
-    from lightning_forge_profiling.schema import Analysis
 
 # the keys of `analysis.operators.SORTS`, repeated so that `--help` does not import it
 SORTS = ("self_device", "device", "self_host", "host", "calls", "memory")
@@ -138,7 +136,7 @@ def _analyze(args: argparse.Namespace, path: Path, named: str) -> int:
             result = replace(result, analysis=replace(result.analysis, source=named))
         _write_files(args, result)
     if args.json:
-        from lightning_forge_profiling.report.files import summary_json  # noqa: PLC0415
+        from lightning_forge_profiling.kineto.rank_result import summary_json  # noqa: PLC0415
 
         write_json(summary_json(result.analysis))
     else:
@@ -152,26 +150,7 @@ def _analyzed(args: argparse.Namespace, path: Path, progress: Progress) -> "Anal
     from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
 
     options = {"rank": args.rank, "steps": args.steps, "top": args.top or _TOP, "sort": args.sort}
-    result = analyze(path, **options, progress=progress, reduce=args.reduce)
-    if args.rank is not None or args.steps is not None:
-        return result
-    return replace(result, analysis=_with_run(path, result.analysis))
-
-
-def _with_run(path: Path, analysis: "Analysis") -> "Analysis":
-    """The analysis combined with the callbacks' measurements of the whole run, if they lie beside the traces."""
-    from lightning_forge_profiling.diagnosis.combine import combine  # noqa: PLC0415  (loads NumPy)
-    from lightning_forge_profiling.report.files import read_summary  # noqa: PLC0415
-
-    folders = {file.parent for file in find_ranks(path)[0]}
-    summary = folders.pop() / SUMMARY_JSON
-    if folders or not summary.is_file():
-        return analysis
-    try:
-        run = read_summary(summary).run
-    except (OSError, ValueError) as exc:  # written by another program, or by another version of this one
-        return replace(analysis, warnings=(*analysis.warnings, f"{summary} cannot be read: {exc}"))
-    return analysis if run is None else combine(analysis, run)
+    return analyze(path, **options, progress=progress, reduce=args.reduce)
 
 
 def _analyzed_anonymously(args: argparse.Namespace, path: Path, progress: Progress) -> "AnalysisResult":

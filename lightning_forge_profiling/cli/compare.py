@@ -240,4 +240,4 @@ def _read_trace(path: Path, progress: Progress) -> "Source":
     from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415
 
     # all kernels, so that one that dropped out of the top does not look removed
-    return trace_source(analyze(path, top=sys.maxsize, progress=progress).analysis)
+    return trace_source(analyze(path, top=sys.maxsize, progress=progress, with_run=False).analysis)

@@ -1,4 +1,4 @@
-"""A rank's summary on disk, beside the trace that it is of."""
+"""Summaries on disk, beside the traces that they are of: of one rank, and of all with the run around them."""
 
 import hashlib
 import sys
@@ -11,11 +11,12 @@ import msgspec
 from lightning_forge_profiling.json_layout import decoded
 from lightning_forge_profiling.plain_text import encodable
 from lightning_forge_profiling.safe_files import open_regular, read_regular, write_whole
-from lightning_forge_profiling.schema import SCHEMA_VERSION, RankResult, TraceFile
+from lightning_forge_profiling.schema import SCHEMA_VERSION, Analysis, RankResult, TraceFile
 
 PACKAGE: Final = str(vars(sys.modules[__name__.partition(".")[0]])["__version__"])
 
 _decoder = msgspec.json.Decoder(RankResult)
+_of_all = msgspec.json.Decoder(Analysis)
 
 
 def write_rank_result(result: RankResult, path: Path) -> None:
@@ -26,6 +27,17 @@ def write_rank_result(result: RankResult, path: Path) -> None:
 def read_rank_result(path: Path) -> RankResult:
     """Read a result. Raises OSError, or ValueError if it is damaged or has another layout."""
     return decoded(read_regular(path), _decoder, SCHEMA_VERSION)
+
+
+def summary_json(analysis: Analysis) -> bytes:
+    """The content of `summary.json`: indented, with a final newline."""
+    encoded = msgspec.json.encode(analysis, enc_hook=dict)  # the hook is for mappings that are no dict
+    return msgspec.json.format(encoded, indent=2) + b"\n"
+
+
+def read_summary(path: Path) -> Analysis:
+    """Read a `summary.json`. Raises OSError, or ValueError if it is damaged or has another layout."""
+    return decoded(read_regular(path), _of_all, SCHEMA_VERSION)
 
 
 def described(files: Sequence[Path]) -> tuple[TraceFile, ...]:

@@ -6,15 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from lightning_forge_profiling.json_layout import decoded
+from lightning_forge_profiling.kineto.rank_result import summary_json
 from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.safe_files import read_regular, write_whole
-from lightning_forge_profiling.schema import SCHEMA_VERSION, Analysis, Timeline
-
-_decoder = msgspec.json.Decoder(Analysis)
+from lightning_forge_profiling.schema import Analysis, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +67,3 @@ def write_reports(
     write_whole(paths.summary_markdown, markdown(analysis).encode(errors="replace"))
     write_whole(paths.html, report_page(analysis, timelines, record).encode(errors="replace"))
     return paths
-
-
-def summary_json(analysis: Analysis) -> bytes:
-    """The content of `summary.json`: indented, with a final newline."""
-    encoded = msgspec.json.encode(analysis, enc_hook=dict)  # the hook is for mappings that are no dict
-    return msgspec.json.format(encoded, indent=2) + b"\n"
-
-
-def read_summary(path: Path) -> Analysis:
-    """Read a `summary.json`. Raises OSError, or ValueError if it is damaged or has another layout."""
-    return decoded(read_regular(path), _decoder, SCHEMA_VERSION)

@@ -14,7 +14,13 @@ import msgspec
 from lightning_forge_profiling.diagnosis.memory import growth_words, memory_layers
 from lightning_forge_profiling.names import docs_url
 from lightning_forge_profiling.plain_text import LONGEST_KERNEL, all_plain, plain
-from lightning_forge_profiling.report.run_wording import compute_lines, ledger_rows, run_notes, slowest_rows
+from lightning_forge_profiling.report.run_wording import (
+    compute_lines,
+    goodput_words,
+    ledger_rows,
+    run_notes,
+    slowest_rows,
+)
 from lightning_forge_profiling.report.text import kernel_labels
 from lightning_forge_profiling.report.wording import cpu_threads, findings_note, findings_remarks, ranks_note, share_of
 from lightning_forge_profiling.schema import Analysis, RunMemory, Timeline
@@ -152,6 +158,7 @@ def _words(analysis: Analysis) -> dict[str, Any]:
         ],
         "labels": _labels(analysis),
         "docs": {finding.code: docs_url(finding.code) for finding in analysis.findings},
+        "goodput": goodput_words(run.ledger) if run and run.ledger else "",
         "run": list(run_notes(run) if run else ()),
         "remarks": list(findings_remarks(analysis)),
         "shares": [share_of(analysis, finding) for finding in analysis.findings],

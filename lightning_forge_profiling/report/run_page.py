@@ -9,11 +9,11 @@ from typing import Final
 from msgspec import structs
 
 from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.kineto.rank_result import read_summary
 from lightning_forge_profiling.names import MFU, REPORT_HTML, SUMMARY_JSON, TFLOPS, per_second
 from lightning_forge_profiling.record.lines import End, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord, read_run
 from lightning_forge_profiling.report.blocks import Line
-from lightning_forge_profiling.report.files import read_summary
 from lightning_forge_profiling.report.live_view import latest_regions, setting_words
 from lightning_forge_profiling.report.page import report_page, timelines_of
 from lightning_forge_profiling.report.ranks import (

@@ -84,11 +84,11 @@ def fit_shares(ledger: RunLedger) -> dict[str, float]:
 
 def goodput_words(ledger: RunLedger) -> str:
     """How much of the fit and of its process was training, this package's own time left out; "" if unknown."""
-    shares = fit_shares(ledger)
-    own_pct = shares.pop(PROFILER, 0.0)
-    if ledger.goodput is None or STEPS not in shares or own_pct >= _ALL_PCT:
+    own_s = ledger.parts.get(PROFILER, 0.0)
+    fit_s = ledger.wall_s - own_s - sum(ledger.parts.get(part, 0.0) for part in BEFORE_FIT)
+    if ledger.goodput is None or STEPS not in ledger.parts or fit_s <= 0:
         return ""
-    words = f"{_ALL_PCT * shares[STEPS] / (_ALL_PCT - own_pct):.0f} % of the fit was training"
+    words = f"{_ALL_PCT * ledger.goodput * (ledger.wall_s - own_s) / fit_s:.0f} % of the fit was training"
     if not {STARTUP_IMPORTS, STARTUP_PROCESS} & ledger.parts.keys():  # a further fit of its process
         return words
     goodput_pct = _ALL_PCT * ledger.goodput

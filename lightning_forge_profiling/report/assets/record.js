@@ -102,7 +102,7 @@ function eventsSection({ events, events_left_out: leftOut }) {
         column.text("Event", (event) => event.kind),
         column.count("step", (event) => event.step),
         column.number("after, s", (event) => event.end_s, 1, "since the run began"),
-        column.number("seconds", (event) => (event.end_s > event.start_s ? event.end_s - event.start_s : null), 2),
+        column.number("seconds", (event) => (event.end_s > event.start_s ? event.end_s - event.start_s : null), 2, "with what ran inside it"),
         column.text("What", (event) => event.text, (text) => element("span", null, breakable(text))),
       ],
     }).element,

@@ -75,7 +75,8 @@ function runAxis({ ledger, telemetry }) {
   return Object.assign(new TimeAxis(Math.max(ledger.wall_s - origin, training + last, 1e-3)), { origin, training });
 }
 
-// The lanes: each has a name, a colour, and spans that are drawn as dense as what they stand for.
+// The lanes: each has a name, a colour, and spans that are drawn as dense as what they stand for. The seconds and times of
+// a part of the ledger are those of the bar.
 function lanesOf(run, { length }, colours, causes) {
   const named = (...parts) => run.ledger.spans.filter((span) => parts.includes(span.part));
   const starting = (prefix) => run.ledger.spans.filter((span) => span.part.startsWith(prefix) && !BEFORE_FIT.has(span.part));
@@ -84,10 +85,11 @@ function lanesOf(run, { length }, colours, causes) {
     says: `step ${step.step}: ${milliseconds(step.ms)}${causes.get(step.step) ? `, ${causes.get(step.step)}` : ""}`,
   })).sort((a, b) => a.start_s - b.start_s);
   const lanes = [
-    ["startup", "--slate", starting("startup/")],
+    ["startup", "--slate", starting("startup/"), Object.keys(run.ledger.parts).filter((part) => part.startsWith("startup/"))],
     ["epochs", "--sky", named("epoch")],
-    ["validation", "--plum", named("validation", "sanity_check")],
-    ["checkpoint", "--brown", named("checkpoint")],
+    ["sanity_check", "--pink", named("sanity_check"), ["sanity_check"]],
+    ["validation", "--plum", named("validation"), ["validation"]],
+    ["checkpoint", "--brown", named("checkpoint"), ["checkpoint"]],
     ["recorded window", "--green", named("window")],
     ["slow steps", "--hot", slow],
   ];
@@ -99,18 +101,14 @@ function lanesOf(run, { length }, colours, causes) {
   }
   const own_s = ([part]) => run.ledger.parts[part] ?? 0; // without what is a part itself
   const longest = [...others].filter((other) => 100 * own_s(other) >= LANE_PCT * length).sort((a, b) => own_s(b) - own_s(a)).slice(0, OTHER_LANES);
-  return [...lanes, ...longest.map(([part, spans]) => [part, colours.get(part) ?? "--grey", spans])]
+  const sum = (values) => values.reduce((before, value) => before + (value ?? 0), 0);
+  return [...lanes, ...longest.map(([part, spans]) => [part, colours.get(part) ?? "--grey", spans, [part]])]
     .filter(([, , spans]) => spans.length > 0)
-    .map(([name, colour, spans]) => {
-      const sum = (key) => outermost(spans).reduce((before, span) => before + span[key], 0);
-      return { name, colour, spans, seconds: sum("seconds"), count: sum("count") };
-    });
-}
-
-// The spans that lie in no other of them; all are in the order in which they begin.
-function outermost(spans) {
-  let until = -Infinity;
-  return spans.filter((span) => span.start_s >= until && ((until = span.end_s), true));
+    .map(([name, colour, spans, parts]) => ({
+      name, colour, spans,
+      seconds: sum(parts ? parts.map((part) => run.ledger.parts[part]) : spans.map((span) => span.seconds)),
+      count: sum(parts ? parts.map((part) => run.ledger.counts[part]) : spans.map((span) => span.count)),
+    }));
 }
 
 function spanText(span, name, axis) {
@@ -140,7 +138,7 @@ function laneRow(lane, axis) {
 }
 
 function runLanes(run, axis, colours, causes) {
-  const heading = element("span", { class: "muted reading" }, "as drawn: times, seconds");
+  const heading = element("span", { class: "muted reading" }, "times, seconds");
   return element("div", { class: "telemetry course" }, axisRow(axis, heading),
     lanesOf(run, axis, colours, causes).map((lane) => laneRow(lane, axis)));
 }
@@ -174,7 +172,7 @@ function courseSection(run, words) {
   return [
     ...runBar(ledger, words.parts, colours),
     axis && runLanes(run, axis, colours, causes),
-    axis && element("p", { class: "muted help-text" }, `A span includes what ran inside it; paler ones stand for several.${before}`),
+    axis && element("p", { class: "muted help-text" }, `A span includes what ran inside it, the seconds of a part do not; paler spans stand for several.${before}`),
     words.slowest.length > 0 && slowestTable(run, words.slowest),
     axis && table,
   ];

@@ -263,7 +263,7 @@ function runSection(run, words) {
     facts([
       ["Steps measured", number(run.steps)], ["Step time", stepTime(run.step_ms)], ["Processes", count(run.world_size)],
       ...words.compute.map((line) => ["Compute", line]),
-      ...(run.ledger?.goodput == null ? [] : [["Goodput", `${percent(100 * run.ledger.goodput)} of the run's wall time without profiling`]]),
+      ...(words.goodput ? [["Goodput", words.goodput]] : []),
       ...(run.gpu_starved_pct === null ? [] : [["GPU had caught up at the batch's end", `${percent(run.gpu_starved_pct)} of the steps`]]),
     ]),
     ...words.run.map((line) => element("p", { class: "muted" }, `${line}.`)),

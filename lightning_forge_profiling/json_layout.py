@@ -27,7 +27,7 @@ _layout = msgspec.json.Decoder(_Layout)
 
 
 def decoded(content: bytes, decoder: msgspec.json.Decoder[_T], version: int, *, untrusted: bool = False) -> _T:
-    """Decode JSON of a layout. Raises ValueError if it is damaged or has another layout, and says if that is newer."""
+    """Decode JSON of a layout. Raises ValueError if it is damaged or has another layout, and says which."""
     try:
         found = decoder.decode(content)
         if not untrusted or _is_short(data := msgspec.json.decode(content)):
@@ -41,6 +41,9 @@ def decoded(content: bytes, decoder: msgspec.json.Decoder[_T], version: int, *, 
         layout = 0
     if layout > version:
         problem = f"written by a newer version of forge-profiling (layout {layout}, this reads {version}): upgrade"
+    elif 0 < layout < version:
+        old = f"written by an older version of forge-profiling (layout {layout}, this reads {version})"
+        problem = f"{old}: read it with that version, which the file names, or record the run again"
     raise ValueError(problem)
 
 

@@ -13,6 +13,20 @@ EXCLUDED: Final = ("validation", "checkpoint", "profiler")
 """What happens between the batches of a fit but is no part of a step. `profiler` is this package's own: starting,
 stopping and exporting a trace, and its rows for the loggers and the record."""
 
+WHOLE: Final = "step"
+"""A step of which only the end is timed, in one piece."""
+
+LOADER_START: Final = "loader start"
+"""The part of `data` between two epochs: the loop makes its loader's iterator anew, which ends workers and starts
+others, and waits for the first batch."""
+
+LOADER_END: Final = "loader end"
+"""The part of `data` at the end of an iterator of unknown length: the fetch that finds out, which may end workers."""
+
+BETWEEN_EPOCHS: Final = (LOADER_START, LOADER_END)
+
+RESERVED: Final = frozenset((*REGIONS, *EXCLUDED, *BETWEEN_EPOCHS, WHOLE))
+
 PROFILER: Final = "profiler"
 """The part of the ledger for this package's own work: recording a window, timing steps, rows, the record."""
 

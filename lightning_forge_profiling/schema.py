@@ -4,18 +4,26 @@ Names end in the unit. Percentages are of the step unless the name says otherwis
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from lightning_forge_profiling.names import OWN_WORK
+from lightning_forge_profiling.names import (
+    MFU,
+    OWN_WORK,
+    REGIONS,
+    RESERVED,
+    TFLOPS,
+    WAIT_PREFIX,
+    WHOLE,
+    hook_region,
+    per_second,
+    region_ms,
+)
 from lightning_forge_profiling.notebook import ShownInNotebook
-from lightning_forge_profiling.timing.rates import LoopRates
-from lightning_forge_profiling.timing.run_totals import RunSummary
-from lightning_forge_profiling.timing.spans import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -900,13 +908,13 @@ class Distribution:
         p50: median.
         min: the shortest.
         max: the longest.
-        p95: 95th percentile; None for fewer than 20 steps.
+        p95: 95th percentile, interpolated between neighbours; None for fewer than 20 steps.
     """
 
-    mean: float
-    p50: float
-    min: float
-    max: float
+    mean: float = 0.0
+    p50: float = 0.0
+    min: float = 0.0
+    max: float = 0.0
     p95: float | None = None
 
 
@@ -1455,6 +1463,27 @@ class WorkerRestarts:
     host_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a part of the ledger took place, with what ran inside it.
+
+    Attributes:
+        part: the part of the ledger; `epoch` or `window`, the recorded one, are no parts.
+        start_s: when it began, in seconds since the run began.
+        end_s: when it ended. Of over 128 spans of one part, those near each other are merged into one.
+        seconds: time in it; of a merged span less than `end_s - start_s`.
+        count: number of spans merged into it; 1 for one that stands for itself.
+        step: number of the step under way when it ended; None before the first.
+    """
+
+    part: str
+    start_s: float
+    end_s: float
+    seconds: float
+    count: int = 1
+    step: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLedger:
     """Where the wall time of the whole run went, on rank 0: parts that sum to it.
@@ -1634,6 +1663,250 @@ class Analysis(ShownInNotebook):
     cut_off: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     tracked: tuple[TrackedRun, ...] = ()
+
+
+def step_ms(by_region: Mapping[str, float]) -> float:
+    """The time of the step: the sum of the built-in regions, or the whole if they were not timed."""
+    return sum(by_region.get(region, 0.0) for region in (*REGIONS, WHOLE))
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Sums over some steps of one rank, and the rates that follow from them.
+
+    Attributes:
+        steps: how many steps.
+        optimizer_steps: in how many of them the weights changed.
+        samples: their samples; None if unknown.
+        tokens: their tokens; None if not counted.
+        device_ms: device time by region (host time where there is no GPU), the user's regions included. Where the
+            regions were timed in some of the steps only, it is estimated from those, and sums to the time of all steps.
+        host_ms: host time by region, likewise.
+        flops: their floating-point operations; None if unknown.
+        regions: the built-in regions that are timed; the others' time is in `other`.
+        split_steps: in how many of the steps the regions were timed.
+        timing_us: host time in microseconds that timing took inside the steps.
+        log_entries_us: host time in microseconds that log entries and the record took between the steps.
+        before_fetch_ms: in the split steps, host time from a step's beginning to its fetch, which is in `other`. In a
+            run of several processes Lightning synchronizes them there.
+        atypical: whether the regions of most steps are estimated from steps unlike them, because there are no others.
+        unknown_ms: what long steps take more than the others, if none of them had its regions timed; in `other`.
+        unknown_steps: how many those are.
+        loader_starts: in how many of the steps the loop created a new iterator of its loader.
+        loader_start_ms: device time of that, of the wait for its first batch, and of the ends of iterators of unknown
+            length, which is in `data`.
+        loader_start_host_ms: host time of the same.
+    """
+
+    steps: int = 0
+    optimizer_steps: int = 0
+    samples: float | None = 0.0
+    tokens: float | None = 0.0
+    device_ms: Mapping[str, float] = field(default_factory=dict)
+    host_ms: Mapping[str, float] = field(default_factory=dict)
+    flops: float | None = 0.0
+    regions: tuple[str, ...] = REGIONS
+    split_steps: int = 0
+    timing_us: float = 0.0
+    log_entries_us: float = 0.0
+    before_fetch_ms: float = 0.0
+    atypical: bool = False
+    unknown_ms: float = 0.0
+    unknown_steps: int = 0
+    loader_starts: int = 0
+    loader_start_ms: float = 0.0
+    loader_start_host_ms: float = 0.0
+
+    @property
+    def overhead_us(self) -> float:
+        """Host time in microseconds per step that this package took."""
+        return (self.timing_us + self.log_entries_us) / self.steps if self.steps else 0.0
+
+    @property
+    def total_ms(self) -> float:
+        """Device time of the steps: the sum of the built-in regions."""
+        return step_ms(self.device_ms)
+
+    def mean_ms(self, region: str) -> float:
+        """Mean device milliseconds of a region per step; `"step"` is the whole step."""
+        total = self.total_ms if region == "step" else self.device_ms.get(region, 0.0)
+        return total / self.steps if self.steps else 0.0
+
+    def mean_host_ms(self, region: str) -> float:
+        """Mean host milliseconds of a region per step; `"step"` is the whole step."""
+        total = step_ms(self.host_ms) if region == "step" else self.host_ms.get(region, 0.0)
+        return total / self.steps if self.steps else 0.0
+
+    @property
+    def user_regions(self) -> tuple[str, ...]:
+        """The user's own regions, in order of first appearance."""
+        return tuple(name for name in self.device_ms if name not in RESERVED and not name.startswith(WAIT_PREFIX))
+
+    @property
+    def waits_ms(self) -> dict[str, float]:
+        """Device time per step in which the rank waits for others and for what they exchange, by leaf."""
+        waits = (name for name in self.device_ms if name.startswith(WAIT_PREFIX))
+        return {
+            # hooks are timed by the host
+            (leaf := name.removeprefix(WAIT_PREFIX)): self.mean_host_ms(name)
+            if hook_region(leaf)
+            else self.mean_ms(name)
+            for name in waits
+        }
+
+    def per_second(self, amount: float | None) -> float | None:
+        """`amount` per second of the steps' device time; None if unknown, or if no time passed."""
+        total_ms = self.total_ms
+        return None if amount is None or total_ms <= 0 else amount / total_ms * 1e3
+
+    def metrics(
+        self, *, replicas: int = 1, on_device: bool = False, devices_per_batch: int = 1, peak_flops: float | None = None
+    ) -> dict[str, float]:
+        """The rates as metrics."""
+        metrics: dict[str, float] = {}
+        for name in ("samples", "tokens", "steps", "optimizer_steps"):
+            rate = self.per_second(getattr(self, name))
+            if rate is not None:
+                # every replica works on its own samples; the steps are the same steps
+                of_device = name in {"samples", "tokens"}
+                metrics[per_second(name)] = rate * (replicas if of_device else 1)
+                if of_device and replicas * devices_per_batch > 1:
+                    metrics[per_second(name, device=True)] = rate
+        flops_per_second = self.per_second(self.flops)
+        if flops_per_second is not None:
+            metrics[TFLOPS] = flops_per_second / devices_per_batch / 1e12
+            if peak_flops is not None:
+                metrics[MFU] = flops_per_second / devices_per_batch / peak_flops
+        known = self.split_steps and not self.atypical
+        for region in ("step", *((*self.regions, *self.user_regions) if known else ())):
+            metrics[region_ms(region)] = self.mean_ms(region)
+            if on_device:
+                metrics[f"time_host/{region}_ms"] = self.mean_host_ms(region)
+        if self.steps:
+            metrics["profiling/overhead_us"] = self.overhead_us
+        return metrics
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRates:
+    """Sums over runs of a loop without training on this rank, by the host's clock, and the rates that follow.
+
+    The first batch of each loader in a run does not count: workers start, and libraries are loaded.
+
+    Attributes:
+        loop: `validation`, `test` or `predict`.
+        runs: how many runs.
+        steps: how many batches count.
+        seconds: wall time from the end of each loader's first batch to that of its last, or to the end of the run,
+            hooks and metrics included.
+        samples: samples of the batches that count; None if unknown.
+        tokens: their tokens; None if not counted.
+        replicas: data-parallel replicas, each with samples of its own.
+    """
+
+    loop: str
+    runs: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    samples: float | None = 0.0
+    tokens: float | None = 0.0
+    replicas: int = 1
+
+    def plus(self, other: "LoopRates") -> "LoopRates":
+        """The sums over the runs of both."""
+        return replace(
+            other,
+            runs=self.runs + other.runs,
+            steps=self.steps + other.steps,
+            seconds=self.seconds + other.seconds,
+            samples=None if self.samples is None or other.samples is None else self.samples + other.samples,
+            tokens=None if self.tokens is None or other.tokens is None else self.tokens + other.tokens,
+        )
+
+    def per_second(self) -> dict[str, float]:
+        """Samples, tokens and steps per second of the whole job, as far as they are known."""
+        if not self.steps or self.seconds <= 0:
+            return {}
+        amounts = {"samples": self.samples, "tokens": self.tokens}
+        rates = {unit: amount * self.replicas / self.seconds for unit, amount in amounts.items() if amount is not None}
+        return {**rates, "steps": self.steps / self.seconds}
+
+    def metrics(self) -> dict[str, float]:
+        """The rates as metrics: `throughput/LOOP/NAME_per_sec`."""
+        return {per_second(unit, loop=self.loop): rate for unit, rate in self.per_second().items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """A step and its time.
+
+    Attributes:
+        ms: device time; host time without a GPU.
+        step: its number.
+        ended_ns: its end by the host's clock; 0 if unknown.
+        device_ms: its time by region, for the regions that were timed.
+    """
+
+    ms: float
+    step: int
+    ended_ns: int
+    device_ms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """The totals of a whole run on this rank.
+
+    Attributes:
+        steps: training batches of this fit.
+        steady: the steps that count; in a run of warm-up steps only, all but the very first of them; in a run of one
+            step, that step.
+        only_warmup: whether the run had warm-up steps only.
+        step_ms: the distribution of the steps' times, with percentiles over the latest 4096; all 0 without a step.
+        typical_mean_ms: the mean, if each step took the median time of those like it: that change the weights, or that
+            only accumulate gradients.
+        regions: each region, the user's included; empty if none were timed. Medians of regions do not sum to that of
+            the step; means do.
+        gpu_starved_pct: percentage of steps at whose end the GPU had finished all but the optimizer's update: it had
+            nothing queued and waited for the host. None if unknown.
+        warmup_steps: how many steps were left out as warm-up.
+        recorded_steps: how many were left out because the profiler ran.
+        stood_steps: how many were left out because training stood still in them.
+        untimed_steps: how many were left out because something in them could not be timed.
+        excluded_ms: time between batches that is no part of a step, by `validation`, `checkpoint`, `profiler`.
+        samples: samples of all steps; None if unknown.
+        first_step_s: from the start of fit to the end of its first step, None when there was none.
+        wall_s: from the start of fit to its end.
+        recorded_tokens: tokens of each step that was left out because the profiler ran, where they are counted.
+        before_window_ms: times of the latest steps before the recorded window, without the first of the fit.
+        after_window_ms: times of the first steps after it, once they are settled.
+        first_ms: times of the first 512 counted steps by number, on one side of a recorded window; with accumulation
+            those of the more frequent kind, with or without an optimizer update.
+        slowest: the slowest steps that count, the slowest first.
+        stood: a sentence for each of the latest steps in which training stood still, also for one that did not end.
+    """
+
+    steps: int
+    steady: Rates
+    only_warmup: bool
+    step_ms: Distribution
+    typical_mean_ms: float
+    regions: Mapping[str, RunRegion]
+    gpu_starved_pct: float | None
+    warmup_steps: int
+    recorded_steps: int
+    untimed_steps: int
+    excluded_ms: Mapping[str, float]
+    samples: float | None
+    first_step_s: float | None
+    wall_s: float
+    recorded_tokens: Mapping[int, float] = field(default_factory=dict)
+    before_window_ms: tuple[float, ...] = ()
+    after_window_ms: tuple[float, ...] = ()
+    first_ms: Mapping[int, float] = field(default_factory=dict)
+    slowest: tuple[TimedStep, ...] = ()
+    stood_steps: int = 0
+    stood: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

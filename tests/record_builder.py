@@ -13,9 +13,9 @@ from lightning_forge_profiling.names import record_name
 from lightning_forge_profiling.record.histogram import histogram, merged
 from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, Line, State, encode_line
 from lightning_forge_profiling.record.pulses import write_heard
-from lightning_forge_profiling.schema import Heard, Pulse, RankWork, RunReport, TelemetrySummary
+from lightning_forge_profiling.schema import Heard, Pulse, RankWork, Rates, RunReport, TelemetrySummary
 from lightning_forge_profiling.timing.ledger import Ledger
-from lightning_forge_profiling.timing.rates import Rates, StepWork
+from lightning_forge_profiling.timing.rates import StepWork
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes
 

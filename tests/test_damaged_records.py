@@ -199,10 +199,10 @@ def _other_bytes(content, dice):
 
 
 def test_a_record_of_a_newer_version_says_so(tmp_path):
-    newer = changed(RUN.write(tmp_path), "rank0.jsonl", lambda content: content.replace(b'version":1', b'version":2'))
+    newer = changed(RUN.write(tmp_path), "rank0.jsonl", lambda content: content.replace(b'version":2', b'version":3'))
     for command in (["summary"], ["watch", "--once"], ["report", "--html", tmp_path / "run.html"]):
         done = forge(command[0], newer, *command[1:])
-        assert fails(done, "written by a newer version of forge-profiling (layout 2, this reads 1): upgrade")
+        assert fails(done, "written by a newer version of forge-profiling (layout 3, this reads 2): upgrade")
 
 
 def test_a_planted_rank_of_another_run_does_not_hide_the_run(tmp_path):

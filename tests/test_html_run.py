@@ -6,8 +6,7 @@ import pytest
 
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.run_wording import goodput_words
-from lightning_forge_profiling.schema import RunLedger, SlowStep
-from lightning_forge_profiling.timing.spans import Span
+from lightning_forge_profiling.schema import RunLedger, SlowStep, Span
 from tests.test_html_report import HOSTILE, RUN, run_only
 
 pytestmark = pytest.mark.browser

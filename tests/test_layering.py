@@ -30,10 +30,10 @@ COMMON = {
 # What each room may import besides the standard library, COMMON and itself, lowest first: no room imports a later one.
 MAY_IMPORT = {
     "host": set(),
-    "timing": {"torch"},
+    "schema": {"msgspec"},
+    "timing": {"torch", "schema"},
     "gpu": {"torch"},
     "flops": {"torch"},
-    "schema": {"msgspec", "timing"},
     "kineto": {"numpy", "msgspec", "schema"},
     "analysis": {"numpy", "msgspec", "flops", "schema", "kineto"},
     "diagnosis": {"numpy", "flops", "schema", "analysis"},

@@ -23,8 +23,8 @@ from lightning_forge_profiling.flops.count import count_flops
 from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32
 from lightning_forge_profiling.report.run_wording import compute_lines
-from lightning_forge_profiling.schema import Flops, Kind, RunCompute
-from lightning_forge_profiling.timing.rates import Peak, Rates, StepWork
+from lightning_forge_profiling.schema import Flops, Kind, Rates, RunCompute
+from lightning_forge_profiling.timing.rates import Peak, StepWork
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes
 from tests.fake_nvml import FakeBoard, FakeNvml

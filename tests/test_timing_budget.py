@@ -9,12 +9,12 @@ from lightning_forge_profiling.callbacks.run_report import run_evidence
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.names import REGIONS, WHOLE
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import StepTiming, StepWork
 from lightning_forge_profiling.timing.run_totals import RunTotals
-from lightning_forge_profiling.timing.steps import WHOLE, StepTimes
+from lightning_forge_profiling.timing.steps import StepTimes
 from tests.entered_steps import watch
 from tests.fakes import FakeDevice
 from tests.models import Classifier, loader

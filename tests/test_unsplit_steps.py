@@ -5,11 +5,10 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.names import REGIONS, STEP_MS
+from lightning_forge_profiling.names import LOADER_START, REGIONS, STEP_MS, WHOLE
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.rates import StepWork
-from lightning_forge_profiling.timing.steps import LOADER_START, WHOLE
 from tests.entered_steps import watch
 from tests.fakes import FakeDevice
 from tests.models import Classifier, Manual, loader

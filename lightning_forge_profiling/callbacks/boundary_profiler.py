@@ -13,10 +13,9 @@ from typing import Any, Final, NamedTuple
 
 from lightning_forge_profiling.callbacks.lightning_api import Actions, Trainer
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.names import CHECKPOINT_WRITE, EPOCH
+from lightning_forge_profiling.names import CHECKPOINT_WRITE, EPOCH, LOADER_START
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.ledger import LedgerClock
-from lightning_forge_profiling.timing.steps import LOADER_START
 
 _log = plain_logger(__name__)
 

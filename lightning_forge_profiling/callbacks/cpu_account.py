@@ -10,10 +10,9 @@ import torch
 
 from lightning_forge_profiling.diagnosis.bootstrap import share_interval
 from lightning_forge_profiling.host import CpuTimes, ThreadClock, cpu_times, usable_cores, waited_s
-from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.names import BETWEEN_EPOCHS, REGIONS
 from lightning_forge_profiling.schema import CpuUse, RegionCpu, ShareInterval
 from lightning_forge_profiling.timing.run_totals import StepBlocks
-from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS
 
 # a reading takes 0.6 to 1 ms (two CPU cores, and H100 hosts of 16), and workers that ended cannot be read
 ACCOUNT_PERIOD_S: Final = 0.5

@@ -47,10 +47,19 @@ from lightning_forge_profiling.ranks.hang_watch import HangWatch
 from lightning_forge_profiling.record.ranks import read_works
 from lightning_forge_profiling.record.reader import RecordError
 from lightning_forge_profiling.report.run_page import write_run_page
-from lightning_forge_profiling.schema import Analysis, RanksStatus, RankWork, RunReport, TelemetrySummary, TraceReport
+from lightning_forge_profiling.schema import (
+    Analysis,
+    LoopRates,
+    RanksStatus,
+    RankWork,
+    Rates,
+    RunReport,
+    RunSummary,
+    TelemetrySummary,
+    TraceReport,
+)
 from lightning_forge_profiling.timing.ledger import ledger_metrics
-from lightning_forge_profiling.timing.rates import Compute, LoopRates, Peak, Rates
-from lightning_forge_profiling.timing.run_totals import RunSummary
+from lightning_forge_profiling.timing.rates import Compute, Peak
 
 if TYPE_CHECKING:  # which make the log
     from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor

@@ -19,9 +19,9 @@ from lightning_forge_profiling.callbacks.loop_watch import LoopWatch
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, taking_part
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.forks import OWNED
+from lightning_forge_profiling.names import RESERVED
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.region import region_sink, set_region_sink
-from lightning_forge_profiling.timing.steps import RESERVED
 
 _log = plain_logger(__name__)
 

@@ -15,7 +15,7 @@ from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.wrapped_methods import Around, WrappedMethod
 from lightning_forge_profiling.names import SIGTERM_LEAF
-from lightning_forge_profiling.timing.rates import Rates
+from lightning_forge_profiling.schema import Rates
 
 # with these set, the host waits for each collective all the same, but not for DDP's
 _BLOCKING: Final = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")

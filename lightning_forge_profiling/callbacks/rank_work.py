@@ -17,12 +17,12 @@ from lightning_forge_profiling.schema import (
     CpuUse,
     Distribution,
     RankWork,
+    Rates,
     RunEvidence,
     RunLedger,
     RunRegion,
     ShareInterval,
 )
-from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.steps import StepTimes
 from lightning_forge_profiling.timing.sums import summed
 

@@ -33,8 +33,7 @@ from lightning_forge_profiling.profiler.paths import numbered_folders
 from lightning_forge_profiling.record.lines import Begin, Block, End, EventLine, IntervalLine, State
 from lightning_forge_profiling.record.origin import command_line, git_commit, record_of_checkpoint
 from lightning_forge_profiling.record.writer import RecordWriter, Segments
-from lightning_forge_profiling.schema import RunReport, TelemetrySeries, TelemetrySummary, TraceReport
-from lightning_forge_profiling.timing.rates import Rates, step_ms
+from lightning_forge_profiling.schema import Rates, RunReport, TelemetrySeries, TelemetrySummary, TraceReport, step_ms
 from lightning_forge_profiling.timing.run_totals import StepBlock
 
 _log = plain_logger(__name__)

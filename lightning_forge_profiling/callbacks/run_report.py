@@ -16,29 +16,29 @@ from lightning_forge_profiling.diagnosis.drift import step_drift, window_effect
 from lightning_forge_profiling.diagnosis.ledger_costs import NOTICED_S
 from lightning_forge_profiling.diagnosis.ranks import rank_work
 from lightning_forge_profiling.kineto.rank_result import read_summary
-from lightning_forge_profiling.names import OWN_WORK, PROFILER, REGIONS, WAIT_PREFIX
+from lightning_forge_profiling.names import BETWEEN_EPOCHS, OWN_WORK, PROFILER, REGIONS, WAIT_PREFIX
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.schema import (
     Analysis,
-    Distribution,
     RankWork,
+    Rates,
     RunCompute,
     RunEvidence,
     RunLedger,
-    RunRegion,
     RunReport,
+    RunSummary,
     ShareInterval,
     SlowStep,
     TelemetrySummary,
+    TimedStep,
     TraceReport,
     TrackedRun,
     WorkerRestarts,
 )
 from lightning_forge_profiling.timing.ledger import Ledger, goodput
-from lightning_forge_profiling.timing.rates import Compute, Rates
-from lightning_forge_profiling.timing.run_totals import RunSummary, StepBlock, TimedStep
-from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS
+from lightning_forge_profiling.timing.rates import Compute
+from lightning_forge_profiling.timing.run_totals import StepBlock
 
 if TYPE_CHECKING:  # which makes the reports
     from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor
@@ -67,22 +67,20 @@ def run_compute(compute: Compute) -> RunCompute:
 
 def run_evidence(run: RunSummary, *, on_device: bool, ledger: Ledger | None = None) -> RunEvidence | None:
     """The figures of timer and ledger for rules and reports; None if no step counts."""
-    steady, spread = run.steady, run.step_ms
+    steady = run.steady
     if run.only_warmup or not steady.steps:
         return None
     return RunEvidence(
         steps=steady.steps,
         on_device=on_device,
-        step_ms=Distribution(
-            mean=steady.mean_ms("step"), p50=spread.p50, min=spread.min, max=spread.max, p95=spread.p95
-        ),
-        regions={name: _region(run, name) for name in (*steady.regions, *steady.user_regions) if steady.split_steps},
+        step_ms=run.step_ms,
+        regions=run.regions,
         user_regions=steady.user_regions,
         gpu_starved_pct=run.gpu_starved_pct,
         split_steps=steady.split_steps if steady.split_steps < steady.steps else None,
         overhead_us=steady.overhead_us,
         window_effect=window_effect(run.before_window_ms, run.after_window_ms),
-        typical_mean_ms=spread.typical_mean_ms,
+        typical_mean_ms=run.typical_mean_ms,
         unknown_ms=steady.unknown_ms / steady.steps,
         unknown_steps=steady.unknown_steps,
         ledger=None if ledger is None else run_ledger(ledger, steady if on_device else None),
@@ -156,16 +154,6 @@ def run_ledger(ledger: Ledger, on_device: Rates | None = None) -> RunLedger:
         long_steps=ledger.long_steps,
         goodput=goodput(ledger, on_device),
         spans=ledger.spans,
-    )
-
-
-def _region(run: RunSummary, name: str) -> RunRegion:
-    typical = run.region_ms.get(name)
-    return RunRegion(
-        device_ms=run.steady.mean_ms(name),
-        host_ms=run.steady.mean_host_ms(name),
-        p50_ms=None if typical is None else typical.p50,
-        p95_ms=None if typical is None else typical.p95,
     )
 
 

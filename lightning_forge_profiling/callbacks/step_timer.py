@@ -14,20 +14,25 @@ from lightning_forge_profiling.names import (
     DATA_LOADER,
     EXCLUDED,
     FIRST_STEP,
+    LOADER_END,
+    LOADER_START,
     MARK_PREFIX,
     PROFILER,
     REGIONS,
+    RESERVED,
     WAIT_PREFIX,
+    WHOLE,
     hook_region,
 )
 from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.schema import RunSummary
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEvent, Mark
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import StepTiming, StepWork
-from lightning_forge_profiling.timing.run_totals import LeftOut, RunSummary, RunTotals
-from lightning_forge_profiling.timing.steps import HOST_BEHIND, LOADER_END, LOADER_START, RESERVED, WHOLE
+from lightning_forge_profiling.timing.run_totals import LeftOut, RunTotals
+from lightning_forge_profiling.timing.steps import HOST_BEHIND
 
 _log = plain_logger(__name__)
 

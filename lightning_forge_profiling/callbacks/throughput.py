@@ -21,9 +21,9 @@ from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, ta
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
 from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
+from lightning_forge_profiling.schema import LoopRates
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
 from lightning_forge_profiling.timing.ledger import LedgerClock
-from lightning_forge_profiling.timing.rates import LoopRates
 from lightning_forge_profiling.timing.sums import added
 
 _SHORTEST_PERIOD_S: Final = 0.01  # NVML needs 1 ms or more per sample; a shorter period adds cost, not information

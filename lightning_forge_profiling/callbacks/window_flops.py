@@ -12,9 +12,8 @@ from lightning_forge_profiling.flops.peaks import find_peak, power_may_tell
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf32
 from lightning_forge_profiling.gpu.nvml import find_device, open_nvml
 from lightning_forge_profiling.names import MFU_MEASURED
-from lightning_forge_profiling.schema import Flops, RankSummary
+from lightning_forge_profiling.schema import Flops, RankSummary, RunSummary
 from lightning_forge_profiling.timing.rates import Compute, Peak
-from lightning_forge_profiling.timing.run_totals import RunSummary
 
 
 def run_peak(trainer: Trainer, given: float | None, *, asks_power: bool = True) -> Peak:

@@ -16,7 +16,7 @@ from lightning_forge_profiling.json_layout import decoded
 from lightning_forge_profiling.plain_text import LONGEST_FILE, all_plain
 from lightning_forge_profiling.schema import LoaderSettings, RunReport
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 _LONG: Final = 1 << 18  # bytes of a line; most have less than a third of it
 
@@ -54,7 +54,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="be
         continues: record of the run that wrote the checkpoint; "" if unknown.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     run: str
     rank: _Whole
     world_size: Annotated[int, Meta(ge=1, le=10**9)]

@@ -47,8 +47,7 @@ from lightning_forge_profiling.report.run_table import (
 )
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.text import digits
-from lightning_forge_profiling.schema import Analysis, RanksStatus, RankStatus
-from lightning_forge_profiling.timing.rates import Rates
+from lightning_forge_profiling.schema import Analysis, RanksStatus, RankStatus, Rates
 from lightning_forge_profiling.timing.sums import summed
 
 _STYLES: Final[Mapping[Outcome, str]] = {
@@ -164,14 +163,14 @@ def print_pace(rank: RankRecord, now: float, screen: Screen) -> None:
         waiting = "no counted step on record yet" if rank.end is None else "only warm-up steps"
         print_lines([Line("step", Text(waiting))], screen)
         return
-    rates, spread = rates_of(stretch.intervals), spread_of(stretch.intervals)
+    rates, (p50, p95) = rates_of(stretch.intervals), spread_of(stretch.intervals)
     of_rank = f" of rank {rank.begin.rank}" if rank.begin.world_size > 1 else ""
     written = f"written {duration(now - stretch.at)} ago"
     screen.line(Text(f"{_steps(stretch).capitalize()}{of_rank}, {written}", "bold"))
     mean_ms = rates.mean_ms("step")
     times = [f"{_ms(mean_ms, mean_ms):>{_MS}} ms mean"]
-    if spread.p50:
-        times += [f"{_ms(spread.p50, mean_ms):>{_MS}} median", f"{_ms(spread.p95 or 0.0, mean_ms):>{_MS}} p95"]
+    if p50:
+        times += [f"{_ms(p50, mean_ms):>{_MS}} median", f"{_ms(p95, mean_ms):>{_MS}} p95"]
     print_lines([Line("step", Text(",".join(times)))], screen)
     if split(stretch.intervals):
         screen.table(step_table(latest_regions(stretch.intervals), screen.width, fixed=True))

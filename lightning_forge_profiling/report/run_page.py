@@ -246,9 +246,7 @@ def points_of(intervals: Sequence[IntervalLine], began: float, most: int = _MOST
     points = []
     for start in range(0, len(intervals), each):
         part = intervals[start : start + each]
-        spread = spread_of(part)
-        p95 = spread.p95 or spread.p50 or 0.0
-        points.append(Point(part[-1].at - began, spread.p50 or 0.0, p95, mean_metrics(part)))
+        points.append(Point(part[-1].at - began, *spread_of(part), mean_metrics(part)))
     return points
 
 

@@ -14,8 +14,7 @@ from lightning_forge_profiling.names import HANG, REGIONS
 from lightning_forge_profiling.record.histogram import merged, percentile_ms
 from lightning_forge_profiling.record.lines import Begin, EventLine, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
-from lightning_forge_profiling.schema import Heard
-from lightning_forge_profiling.timing.rates import Percentiles, Rates
+from lightning_forge_profiling.schema import Heard, Rates
 from lightning_forge_profiling.timing.sums import summed
 
 Outcome = Literal["running", "finished", "failed", "silent"]
@@ -215,10 +214,10 @@ def _sum(amounts: Iterable[float | None]) -> float | None:
     return None if None in known else sum(amount for amount in known if amount is not None)
 
 
-def spread_of(intervals: Iterable[IntervalLine]) -> Percentiles:
+def spread_of(intervals: Iterable[IntervalLine]) -> tuple[float, float]:
     """Median and 95th percentile of the step times; 0 without a step."""
     steps = merged(interval.steps_us for interval in intervals)
-    return Percentiles(percentile_ms(steps, 50), percentile_ms(steps, 95)) if steps else Percentiles()
+    return (percentile_ms(steps, 50), percentile_ms(steps, 95)) if steps else (0.0, 0.0)
 
 
 def events_once(record: RunRecord) -> list[tuple[EventLine, list[int]]]:

@@ -33,9 +33,7 @@ from lightning_forge_profiling.report.run_wording import (
 from lightning_forge_profiling.report.screen import Screen, Table, width_of
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.report.wording import between, by_text, verdict
-from lightning_forge_profiling.schema import Analysis, RunLedger, RunReport, TraceReport
-from lightning_forge_profiling.timing.rates import Percentiles, Rates
-from lightning_forge_profiling.timing.run_totals import RunSummary
+from lightning_forge_profiling.schema import Analysis, Rates, RunLedger, RunRegion, RunReport, RunSummary, TraceReport
 
 _SHOWN_PCT: Final = 0.05  # what is shorter shows as 0.0 %
 _SMALL_PCT: Final = 1.0  # regions that take less share a row
@@ -157,8 +155,8 @@ def _rows(report: RunReport) -> tuple[tuple[str, ...], tuple[RegionRow, ...]]:
     def share(region: str) -> float:
         return 100 * rates.mean_ms(region) / step_ms if step_ms else 0.0
 
-    def row(name: str, pct: float | None, typical: Percentiles, host_ms: float | None = None) -> RegionRow:
-        return RegionRow(name, pct, (written(typical.p50), written(typical.p95), written(host_ms)))
+    def row(name: str, pct: float | None, of: RunRegion, host_ms: float | None = None) -> RegionRow:
+        return RegionRow(name, pct, (written(of.p50_ms), written(of.p95_ms), written(host_ms)))
 
     # mean host times that say something beside the device's
     least = _HOST_DIFFERS_PCT / 100 * step_ms
@@ -170,14 +168,14 @@ def _rows(report: RunReport) -> tuple[tuple[str, ...], tuple[RegionRow, ...]]:
     rest_pct = sum(map(share, small))
     merged = len([name for name in small if share(name) >= _SHOWN_PCT]) > 1
     rows = [
-        row(name, share(name), run.region_ms.get(name, Percentiles()), host.get(name))
+        row(name, share(name), run.regions[name], host.get(name))
         for name in regions
         if name in host or (share(name) >= _SHOWN_PCT and not (merged and name in small))
     ]
     rows += [RegionRow(_REST, rest_pct, ("", "", ""))] if merged else []
-    rows.append(row("step", None, Percentiles(run.step_ms.p50, run.step_ms.p95)))
+    rows.append(RegionRow("step", None, (written(run.step_ms.p50), written(run.step_ms.p95), "")))
     rows += [
-        row(f"your {name}", share(name), run.region_ms.get(name, Percentiles()))
+        row(f"your {name}", share(name), run.regions[name])
         for name in (rates.user_regions if rates.split_steps else ())
     ]
     headings = ("median ms", "p95 ms", "host mean")

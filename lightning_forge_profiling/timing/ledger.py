@@ -25,10 +25,10 @@ from lightning_forge_profiling.names import (
     part_pct,
 )
 from lightning_forge_profiling.notebook import ShownInNotebook
+from lightning_forge_profiling.schema import Rates, Span
 from lightning_forge_profiling.timing.garbage import FULL, GarbageTimer
-from lightning_forge_profiling.timing.rates import Rates
 from lightning_forge_profiling.timing.run_totals import PartMarks
-from lightning_forge_profiling.timing.spans import Span, SpanLog
+from lightning_forge_profiling.timing.spans import SpanLog
 
 _LONG_NS: Final = 100_000  # shorter parts do not explain a slow step
 _SPAN_NS: Final = 1_000_000  # shorter parts have no span

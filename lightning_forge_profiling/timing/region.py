@@ -12,8 +12,9 @@ from typing import Final, ParamSpec, Protocol, Self, TypeVar
 import torch
 
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.names import RESERVED
 from lightning_forge_profiling.plain_text import name_of
-from lightning_forge_profiling.timing.steps import NAMED_BY_LOOP, RESERVED
+from lightning_forge_profiling.timing.steps import NAMED_BY_LOOP
 
 P = ParamSpec("P")
 R = TypeVar("R")

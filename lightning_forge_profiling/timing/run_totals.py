@@ -6,31 +6,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Literal
 
-from lightning_forge_profiling.names import EXCLUDED, REGIONS
-from lightning_forge_profiling.timing.rates import Percentiles, Rates, Spread, StepTiming, StepWork
-from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS, WHOLE, StepTimes
+from lightning_forge_profiling.names import BETWEEN_EPOCHS, EXCLUDED, REGIONS, WHOLE
+from lightning_forge_profiling.schema import Rates, RunRegion, RunSummary, TimedStep
+from lightning_forge_profiling.timing.rates import StepTiming, StepWork
+from lightning_forge_profiling.timing.steps import StepTimes
 from lightning_forge_profiling.timing.sums import StepSums, Typical, added
 
 _MOST: Final = 5
 _SHOWN: Final = 3
 _LATEST: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class TimedStep:
-    """A step and its time.
-
-    Attributes:
-        ms: device time; host time without a GPU.
-        step: its number.
-        ended_ns: its end by the host's clock; 0 if unknown.
-        device_ms: its time by region, for the regions that were timed.
-    """
-
-    ms: float
-    step: int
-    ended_ns: int
-    device_ms: Mapping[str, float] = field(default_factory=dict)
 
 
 class SlowestSteps:
@@ -156,59 +140,6 @@ SETTLING_STEPS: Final = 5
 _BESIDE_WINDOW: Final = 256  # how many steps before a window and after it are kept, to compare them
 _FIRST: Final = 512  # how many of the first counted steps are kept, to see whether their time drifts
 _FIRST_ENOUGH: Final = 128  # a window ends that; if there were fewer, it begins anew behind the window
-
-
-@dataclass(frozen=True, slots=True)
-class RunSummary:
-    """The totals of a whole run on this rank.
-
-    Attributes:
-        steps: training batches of this fit.
-        steady: the steps that count; in a run of warm-up steps only, all but the very first of them; in a run of one
-            step, that step.
-        only_warmup: whether the run had warm-up steps only.
-        step_ms: the spread of the steps' times.
-        region_ms: median and 95th percentile of each region, over the latest 1024 of those steps whose regions were
-            timed. Medians of regions do not sum to that of the step; means do.
-        gpu_starved_pct: percentage of steps at whose end the GPU had finished all but the optimizer's update: it had
-            nothing queued and waited for the host. None if unknown.
-        warmup_steps: how many steps were left out as warm-up.
-        recorded_steps: how many were left out because the profiler ran.
-        stood_steps: how many were left out because training stood still in them.
-        untimed_steps: how many were left out because something in them could not be timed.
-        excluded_ms: time between batches that is no part of a step, by `validation`, `checkpoint`, `profiler`.
-        samples: samples of all steps; None if unknown.
-        first_step_s: from the start of fit to the end of its first step, None when there was none.
-        wall_s: from the start of fit to its end.
-        recorded_tokens: tokens of each step that was left out because the profiler ran, where they are counted.
-        before_window_ms: times of the latest steps before the recorded window, without the first of the fit.
-        after_window_ms: times of the first steps after it, once they are settled.
-        first_ms: times of the first 512 counted steps by number, on one side of a recorded window; with accumulation
-            those of the more frequent kind, with or without an optimizer update.
-        slowest: the slowest steps that count, the slowest first.
-        stood: a sentence for each of the latest steps in which training stood still, also for one that did not end.
-    """
-
-    steps: int
-    steady: Rates
-    only_warmup: bool
-    step_ms: Spread
-    region_ms: Mapping[str, Percentiles]
-    gpu_starved_pct: float | None
-    warmup_steps: int
-    recorded_steps: int
-    untimed_steps: int
-    excluded_ms: Mapping[str, float]
-    samples: float | None
-    first_step_s: float | None
-    wall_s: float
-    recorded_tokens: Mapping[int, float] = field(default_factory=dict)
-    before_window_ms: tuple[float, ...] = ()
-    after_window_ms: tuple[float, ...] = ()
-    first_ms: Mapping[int, float] = field(default_factory=dict)
-    slowest: tuple[TimedStep, ...] = ()
-    stood_steps: int = 0
-    stood: tuple[str, ...] = ()
 
 
 class RunTotals:
@@ -371,12 +302,19 @@ class RunTotals:
         warmup, recorded, stood = self._left_out.values()
         shown = next((sums for sums in (steady, self._warmup) if sums.steps), self._first)
         accumulating, changing = self._first_ms
+        rates, percentiles = shown.read(), shown.region_percentiles()
+        step_ms, typical_mean_ms = shown.distribution(rates.mean_ms("step"))
         return RunSummary(
             steps=steps,
-            steady=shown.read(),
+            steady=rates,
             only_warmup=only_warmup,
-            step_ms=shown.spread(),
-            region_ms=shown.region_percentiles(),
+            step_ms=step_ms,
+            typical_mean_ms=typical_mean_ms,
+            regions={
+                name: _run_region(rates, name, percentiles.get(name))
+                for name in (*rates.regions, *rates.user_regions)
+                if rates.split_steps
+            },
             gpu_starved_pct=shown.gpu_starved_pct,
             warmup_steps=warmup,
             recorded_steps=recorded,
@@ -393,3 +331,8 @@ class RunTotals:
             first_ms=dict(accumulating if len(accumulating) > len(changing) else changing),
             slowest=self._slowest.steps,
         )
+
+
+def _run_region(rates: Rates, name: str, of_latest: tuple[float, float | None] | None) -> RunRegion:
+    p50, p95 = of_latest or (None, None)
+    return RunRegion(device_ms=rates.mean_ms(name), host_ms=rates.mean_host_ms(name), p50_ms=p50, p95_ms=p95)

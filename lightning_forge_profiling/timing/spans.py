@@ -2,35 +2,16 @@
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Final
+
+from lightning_forge_profiling.schema import Span
 
 _MAX_SPANS: Final = 128  # most spans of one name. A timeline of the run is about ten times as many pixels wide.
 _MAX_SPAN_NAMES: Final = 32
 _FINEST_S: Final = 1e-3
 _LATEST: Final = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """When a part of the ledger took place, with what ran inside it.
-
-    Attributes:
-        part: the part of the ledger; `epoch` or `window`, the recorded one, are no parts.
-        start_s: when it began, in seconds since the run began.
-        end_s: when it ended. Of over 128 spans of one part, those near each other are merged into one.
-        seconds: time in it; of a merged span less than `end_s - start_s`.
-        count: number of spans merged into it; 1 for one that stands for itself.
-        step: number of the step under way when it ended; None before the first.
-    """
-
-    part: str
-    start_s: float
-    end_s: float
-    seconds: float
-    count: int = 1
-    step: int | None = None
 
 
 class SpanLog:

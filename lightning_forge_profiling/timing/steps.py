@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from lightning_forge_profiling.names import EXCLUDED, REGIONS
+from lightning_forge_profiling.names import BETWEEN_EPOCHS, EXCLUDED, REGIONS, WHOLE
 
 
 class Interval(NamedTuple):
@@ -22,20 +22,7 @@ class Interval(NamedTuple):
 # begins the name of an interval in which the host is behind: only what the GPU takes longer than the host counts
 HOST_BEHIND: Final = "host behind/"
 
-WHOLE: Final = "step"  # a step of which only the end is timed, in one piece
-
-# the part of `data` between two epochs: the loop makes its loader's iterator anew, which ends workers and starts
-# others, and waits for the first batch
-LOADER_START: Final = "loader start"
-
-# the part of `data` at the end of an iterator of unknown length: the fetch that finds out, which may end workers
-LOADER_END: Final = "loader end"
-
-BETWEEN_EPOCHS: Final = (LOADER_START, LOADER_END)
-
 _WITHIN_STEP: Final = frozenset((*REGIONS, *BETWEEN_EPOCHS, WHOLE))
-
-RESERVED: Final = frozenset((*REGIONS, *EXCLUDED, *BETWEEN_EPOCHS, WHOLE))
 
 NAMED_BY_LOOP: Final = (*(region for region in REGIONS if region != "other"), "validation", "checkpoint")
 """The reserved names that a plain loop may give its regions, as nothing else announces them there."""

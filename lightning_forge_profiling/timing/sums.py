@@ -7,17 +7,10 @@ from math import inf
 from statistics import median
 from typing import Final
 
-from lightning_forge_profiling.names import EXCLUDED
-from lightning_forge_profiling.timing.rates import (
-    Percentiles,
-    Rates,
-    Spread,
-    StepTiming,
-    StepWork,
-    percentiles,
-    step_ms,
-)
-from lightning_forge_profiling.timing.steps import BETWEEN_EPOCHS, LOADER_START, WHOLE, StepTimes
+from lightning_forge_profiling.names import BETWEEN_EPOCHS, EXCLUDED, LOADER_START, WHOLE
+from lightning_forge_profiling.schema import Distribution, Rates, step_ms
+from lightning_forge_profiling.timing.rates import StepTiming, StepWork, percentiles
+from lightning_forge_profiling.timing.steps import StepTimes
 
 MEDIAN_OVER: Final = 4096  # the median covers at most this many recent steps, which is what is kept of them
 
@@ -214,19 +207,19 @@ class StepSums:
             **{name: getattr(self, name) for name in _ADDED if name not in {"starved", "asked"}},
         )
 
-    def spread(self) -> Spread:
-        """The spread of the steps' times."""
+    def distribution(self, mean_ms: float) -> tuple[Distribution, float]:
+        """The distribution of the steps' times, and the mean of typical ones (see `RunSummary.typical_mean_ms`)."""
         if not self.latest:
-            return Spread()
+            return Distribution(), 0.0
         latest = [*zip(self.latest, self.latest_changed, strict=True)]
         kinds = [[ms for ms, changes in latest if changes is kind] for kind in (False, True)]
         counts = (self.steps - self.optimizer_steps, self.optimizer_steps)
         known = [(count, median(times)) for count, times in zip(counts, kinds, strict=True) if times]
         typical_mean_ms = sum(count * ms for count, ms in known) / max(sum(count for count, _ in known), 1)
-        of_all = percentiles(list(self.latest))
-        return Spread(of_all.p50, of_all.p95, self.shortest_ms, self.longest_ms, typical_mean_ms)
+        p50, p95 = percentiles(list(self.latest))
+        return Distribution(mean=mean_ms, p50=p50, min=self.shortest_ms, max=self.longest_ms, p95=p95), typical_mean_ms
 
-    def region_percentiles(self) -> dict[str, Percentiles]:
+    def region_percentiles(self) -> dict[str, tuple[float, float | None]]:
         """Percentiles of each region, the user's included, per step: 0 in a step without it."""
         # if some steps are unsplit, the forced ones are left out: they would count too often.
         only_chosen = self.unsplit_steps > 0 and any(chosen for _, chosen in self.latest_split)

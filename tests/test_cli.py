@@ -18,7 +18,7 @@ import pytest
 from lightning_forge_profiling.analysis import operators
 from lightning_forge_profiling.bench.result import BenchmarkResult
 from lightning_forge_profiling.cli import analyze, main
-from lightning_forge_profiling.cli.output import Progress
+from lightning_forge_profiling.cli.shared import Progress
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.kineto.rank_result import summary_json
 from lightning_forge_profiling.pipeline import analyze as analyze_in_python

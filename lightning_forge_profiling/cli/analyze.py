@@ -1,19 +1,35 @@
-"""`forge-profiling analyze`: verdict and tables on the terminal, and reports as files."""
+"""`forge-profiling analyze`: verdict and tables on the terminal, and reports; of traces here or where fsspec reads."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lightning_forge_profiling.cli.anonymize import write_copies
-from lightning_forge_profiling.cli.arguments import at_least, step_range
-from lightning_forge_profiling.cli.files import refuse_bad_outputs, write_output
-from lightning_forge_profiling.cli.output import Progress, say, warn, write_json
-from lightning_forge_profiling.cli.remote import each_trace, fetched, is_remote
+from lightning_forge_profiling.cli.copies import write_copies
+from lightning_forge_profiling.cli.shared import (
+    Progress,
+    at_least,
+    refuse_bad_outputs,
+    say,
+    step_range,
+    warn,
+    write_json,
+    write_output,
+)
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
-from lightning_forge_profiling.kineto.files import find_rank_summaries, find_ranks, find_traces
+from lightning_forge_profiling.kineto.files import (
+    find_rank_summaries,
+    find_ranks,
+    find_traces,
+    is_rank_summary,
+    rank_summaries_among,
+    ranks_among,
+    traces_among,
+)
+from lightning_forge_profiling.names import rank_summary_path
 
 if TYPE_CHECKING:
     from lightning_forge_profiling.pipeline import AnalysisResult
@@ -79,14 +95,14 @@ def _run(args: argparse.Namespace) -> int:
     chosen = {"--rank": args.rank, "--steps": args.steps, "--sort": args.sort, "--top": args.top}
     _refuse(args, "--map", {**outputs, **chosen, "--json": args.json, "--anonymize": args.anonymize})
     _refuse(args, "--reduce", {**chosen, "--anonymize": args.anonymize})
-    if not is_remote(args.path):
+    if not _is_remote(args.path):
         args.path = Path(args.path)
         return _map(args.path) if args.map else _analyze(args, args.path, str(args.path))
     with TemporaryDirectory(prefix="forge-profiling-") as folder:
         if args.map:
             return _map_remote(args.path, Path(folder))
         with Progress() as progress:
-            path = fetched(args.path, Path(folder), reduce=args.reduce, progress=progress)
+            path = _fetched(args.path, Path(folder), reduce=args.reduce, progress=progress)
         return _analyze(args, path, args.path)
 
 
@@ -114,7 +130,7 @@ def _map_remote(url: str, folder: Path) -> int:
     from lightning_forge_profiling.pipeline import write_rank_results  # noqa: PLC0415  (loads NumPy)
 
     problems = []
-    for trace, put in each_trace(url, folder):
+    for trace, put in _each_trace(url, folder):
         try:
             [file], _ = write_rank_results(trace)
             put(file)
@@ -190,3 +206,69 @@ def _print(args: argparse.Namespace, result: "AnalysisResult") -> None:
     for written in (args.markdown, args.html):
         if written:
             say(f"report     {written}")
+
+
+def _is_remote(place: str) -> bool:
+    """Whether a place is a URL."""
+    return "://" in place
+
+
+def _fetched(url: str, folder: Path, *, reduce: bool, progress: Callable[[str], None]) -> Path:
+    """Copy a remote file, or the files of a folder; returns where the copy lies.
+
+    Args:
+        url: a file, or the folder that the files are in.
+        folder: an empty folder for the copies.
+        reduce: whether to leave out the traces, and copy only what analyses of single ranks left.
+        progress: called with the name of each file.
+
+    Raises:
+        TraceError: there are none, or the place cannot be read.
+    """
+    system, place, names = _listed(url)
+    both = {*ranks_among(place, names), *rank_summaries_among(place, names)}
+    files = sorted(file for file in both if is_rank_summary(file) or not reduce)
+    if not files:
+        raise TraceError(f"{url}: no {'result of a rank' if reduce else 'trace'} in this folder")
+    for file in files:
+        progress(f"fetching {file}")
+        _get(system, file, folder / file.name)
+    return folder / files[0].name if names == [Path(url).name] else folder
+
+
+def _each_trace(url: str, folder: Path) -> Iterator[tuple[Path, Callable[[Path], None]]]:
+    """A copy of each trace in turn, one at a time, and what puts a file beside the trace."""
+    system, place, names = _listed(url)
+    for file in traces_among(place, names):
+        copy = folder / file.name
+        _get(system, file, copy)
+        yield copy, partial(_put, system, place)
+        for used in (copy, rank_summary_path(copy)):
+            used.unlink(missing_ok=True)
+
+
+def _listed(url: str) -> tuple[Any, Path, list[str]]:
+    """The file system of a place, the folder in it, and the names of the files there."""
+    from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # noqa: PLC0415  (only for a URL)
+
+    try:
+        system, root = url_to_fs(url)
+        if system.isfile(root):
+            return system, Path(root).parent, [Path(root).name]
+        return system, Path(root), [Path(name).name for name in system.ls(root, detail=False)]
+    except Exception as exc:  # each kind of storage has its own
+        raise TraceError(f"{url}: cannot be read: {type(exc).__name__}: {exc}") from exc
+
+
+def _put(system: Any, place: Path, made: Path) -> None:
+    try:
+        system.put_file(str(made), str(place / made.name))
+    except Exception as exc:
+        raise TraceError(f"{place}: cannot be written to: {type(exc).__name__}: {exc}") from exc
+
+
+def _get(system: Any, file: Path, target: Path) -> None:
+    try:
+        system.get_file(str(file), str(target))
+    except Exception as exc:
+        raise TraceError(f"{file}: cannot be read: {type(exc).__name__}: {exc}") from exc

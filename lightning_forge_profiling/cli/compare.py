@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_forge_profiling.cli.arguments import percentage
-from lightning_forge_profiling.cli.output import Progress, write_as_json
+from lightning_forge_profiling.cli.shared import Progress, percentage, write_as_json
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.safe_files import open_regular, read_regular
 

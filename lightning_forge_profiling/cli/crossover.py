@@ -7,9 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from lightning_forge_profiling.cli.arguments import checked, number
-from lightning_forge_profiling.cli.files import refuse_bad_outputs, write_output
-from lightning_forge_profiling.cli.output import Progress, say, write_json
+from lightning_forge_profiling.cli.shared import (
+    Progress,
+    checked,
+    number,
+    refuse_bad_outputs,
+    say,
+    write_json,
+    write_output,
+)
 from lightning_forge_profiling.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -15,20 +15,17 @@ from typing import Any, NoReturn, TextIO
 
 from lightning_forge_profiling.cli import (
     analyze,
-    anonymize,
     compare,
+    copies,
     crossover,
     report,
     run,
     schema,
-    summary,
-    tensorboard,
     trace,
-    view,
     watch,
     what_if,
 )
-from lightning_forge_profiling.cli.output import warn
+from lightning_forge_profiling.cli.shared import warn
 from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.plain_text import plain
 
@@ -160,23 +157,23 @@ def _parser() -> tuple[_Parser, Sequence[str]]:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {_VERSION}")
     parser.set_defaults(parser=parser)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (
-        run,
-        summary,
-        watch,
-        trace,
-        report,
-        analyze,
-        what_if,
-        compare,
-        tensorboard,
-        view,
-        anonymize,
-        crossover,
-        schema,
+    commands: argparse._SubParsersAction[Any] = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for add_to in (
+        run.add_to,
+        watch.add_summary_to,
+        watch.add_watch_to,
+        trace.add_to,
+        report.add_report_to,
+        analyze.add_to,
+        what_if.add_to,
+        compare.add_to,
+        copies.add_tensorboard_to,
+        report.add_view_to,
+        copies.add_anonymize_to,
+        crossover.add_to,
+        schema.add_to,
     ):
-        command.add_to(commands)
+        add_to(commands)
     for command_parser in commands.choices.values():
         command_parser.set_defaults(parser=command_parser)
     return parser, tuple(commands.choices)

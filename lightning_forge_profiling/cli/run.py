@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_forge_profiling import entry_point
-from lightning_forge_profiling.cli.arguments import at_least, share, step_range
-from lightning_forge_profiling.cli.output import warn
+from lightning_forge_profiling.cli.shared import at_least, share, step_range, warn
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import KINETO_LOG_LEVEL, OWN_KINETO_LEVEL, SWITCHED_OFF, switched_off
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from lightning_forge_profiling.cli.output import write_json
+from lightning_forge_profiling.cli.shared import write_json
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

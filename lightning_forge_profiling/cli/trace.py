@@ -7,9 +7,7 @@ from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from lightning_forge_profiling.cli.arguments import checked
-from lightning_forge_profiling.cli.files import find_record
-from lightning_forge_profiling.cli.output import Progress, say
+from lightning_forge_profiling.cli.shared import Progress, checked, find_record, say
 from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.names import REPORT_HTML, trace_name
 

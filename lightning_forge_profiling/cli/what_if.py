@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_forge_profiling.cli.arguments import at_least, checked, number, positive
-from lightning_forge_profiling.cli.output import Progress, say, warn, write_as_json
+from lightning_forge_profiling.cli.shared import Progress, at_least, checked, number, positive, say, warn, write_as_json
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.kineto.files import find_traces
 from lightning_forge_profiling.names import SUMMARY_JSON

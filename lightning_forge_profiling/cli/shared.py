@@ -1,0 +1,250 @@
+"""What the commands share: types of arguments, what goes to the terminal, files that the user names."""
+
+import argparse
+import json
+import math
+import os
+import re
+import shutil
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from itertools import chain, combinations, product
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Self, TextIO, TypeVar
+
+from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.plain_text import plain
+from lightning_forge_profiling.safe_files import write_whole
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from lightning_forge_profiling.record.reader import RunRecord
+
+_T = TypeVar("_T")
+
+_LAST_PORT = 65_535
+_SHORTEST_S = 0.1
+
+
+def at_least(lowest: int) -> Callable[[str], int]:
+    """A whole number of at least `lowest`."""
+
+    def whole(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = lowest - 1
+        return checked(text, value, value >= lowest, f"a whole number of at least {lowest}")
+
+    return whole
+
+
+def checked(text: str, value: _T, is_valid: bool, what: str) -> _T:
+    """The value of an argument, refused if it is not valid."""
+    if not is_valid:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+    return value
+
+
+def number(text: str) -> float:
+    """A number; NaN for a text that is none, which lies in no range."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def positive(text: str) -> float:
+    """A number above zero."""
+    value = number(text)
+    return checked(text, value, 0 < value < math.inf, "a number above zero")
+
+
+def percentage(text: str) -> float:
+    """A number that is not negative, with or without a percent sign."""
+    value = number(text.removesuffix("%"))
+    return checked(text, value, 0 <= value < math.inf, "a percentage")
+
+
+def share(text: str) -> float:
+    """A share between 0 and 1, neither included."""
+    value = number(text)
+    return checked(text, value, 0 < value < 1, "a share above 0 and below 1, as 0.005 for half a percent")
+
+
+def port(text: str) -> int:
+    """A TCP port; 0 for any free one."""
+    value = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_LAST_PORT)) else -1
+    return checked(text, value, 0 <= value <= _LAST_PORT, f"a port from 0 to {_LAST_PORT}")
+
+
+def seconds(text: str) -> float:
+    """A number of seconds, at least 0.1."""
+    value = number(text)
+    return checked(text, value, _SHORTEST_S <= value < math.inf, f"a number of seconds of at least {_SHORTEST_S}")
+
+
+def step_range(text: str) -> tuple[int, int]:
+    """A half-open range A:B of steps."""
+    first, colon, end = text.partition(":")
+    if not (colon and first.isdecimal() and end.isdecimal() and int(first) < int(end)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of steps such as 5:8")
+    return int(first), int(end)
+
+
+class Progress:
+    """Context manager that, once work takes a while, shows the latest text on a terminal, or a line each in a file."""
+
+    def __init__(self, stream: TextIO | None = None, *, after_s: float = 1.0) -> None:
+        self._stream = stream or sys.stderr
+        self._lock = threading.Lock()
+        self._silent = after_s > 0
+        self._redraws = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._latest = ""
+        self._timer = threading.Timer(after_s, self._speak)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        if self._silent:
+            self._timer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: "TracebackType | None"
+    ) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._latest = ""
+            if self._redraws:
+                self._write()
+            self._silent = True
+
+    def __call__(self, text: str) -> None:
+        """Set the text of the current stage."""
+        with self._lock:
+            self._latest = plain(text)
+            self._write()
+
+    def _speak(self) -> None:
+        with self._lock:
+            self._silent = False
+            self._write()
+
+    def _write(self) -> None:
+        if self._silent:
+            return
+        with suppress(OSError):  # a closed stream must not stop the work
+            if self._redraws:
+                self._stream.write(f"\r{self._latest[: shutil.get_terminal_size().columns - 1]}\x1b[K")
+            elif self._latest:
+                self._stream.write(f"{self._latest}\n")
+            self._stream.flush()
+
+
+def wraps() -> bool:
+    """Whether sentences on standard output are wrapped: on a terminal, or to a width that `COLUMNS` asks for."""
+    columns = os.environ.get("COLUMNS", "")
+    return sys.stdout.isatty() or (columns.isdecimal() and int(columns) > 0)
+
+
+def say(text: str) -> None:
+    """Write a line on standard output."""
+    sys.stdout.write(f"{plain(text)}\n")
+
+
+def warn(text: str) -> None:
+    """Write a line on standard error."""
+    sys.stderr.write(f"forge-profiling: {plain(text)}\n")
+
+
+def write_json(content: bytes) -> None:
+    """Write JSON on standard output, with control and invisible characters escaped."""
+    text = re.sub(r"[^\n -~]", _escaped, content.decode())
+    sys.stdout.buffer.write(text.removesuffix("\n").encode() + b"\n")
+
+
+def write_as_json(result: object) -> None:
+    """Write a result as indented JSON on standard output."""
+    import msgspec  # noqa: PLC0415  (start fast)
+
+    write_json(msgspec.json.format(msgspec.json.encode(result, enc_hook=dict), indent=2))
+
+
+def _escaped(character: re.Match[str]) -> str:
+    return character[0] if plain(character[0]) == character[0] else json.dumps(character[0])[1:-1]
+
+
+def refuse_bad_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[tuple[str, Path]]) -> None:
+    """Refuse outputs that would fail after the work is done, or would overwrite an input."""
+    given = [(name, path) for name, path in outputs.items() if path is not None]
+    for _, path in given:
+        _refuse_unwritable(path)
+    for (first, path), (second, other) in chain(product(inputs, given), combinations(given, 2)):
+        if _is_replaced(other) and same_file(path, other):
+            raise ConfigurationError(f"{first} and {second} both name {path}: one would overwrite the other")
+
+
+def same_file(path: Path, other: Path) -> bool:
+    """Whether two paths lead to the same file, which need not exist."""
+    return _target(path) == _target(other) or (path.exists() and other.exists() and path.samefile(other))
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Write a file that the user named, whole or not at all; through a link, and straight to a pipe or a device."""
+    if _is_replaced(path):
+        write_whole(_target(path), content)
+    else:
+        path.write_bytes(content)
+
+
+def _refuse_unwritable(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"{path}: there is no folder {path.parent}")
+    if _may_be_planted(path):
+        raise ConfigurationError(f"{path}: is a link or a pipe of another user in a world-writable folder")
+    if path.is_dir():
+        raise ConfigurationError(f"{path}: is a folder")
+    if _is_replaced(path):
+        folder = _target(path).parent
+        try:
+            TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise ConfigurationError(f"{path}: cannot create a file in {folder}: {error.strerror}") from error
+
+
+def _may_be_planted(path: Path) -> bool:
+    """Whether it is a link or a pipe that belongs neither to this user nor to the folder's owner."""
+    if not os.path.lexists(path):
+        return False
+    status, folder = path.lstat(), path.parent.stat()
+    public = folder.st_mode & stat.S_IWOTH and not stat.S_ISREG(status.st_mode)
+    return bool(public) and status.st_uid not in {os.geteuid(), folder.st_uid}
+
+
+def _target(path: Path) -> Path:
+    """The path with links resolved; unlike `Path.resolve`, it accepts circular links."""
+    return Path(os.path.realpath(path))
+
+
+def _is_replaced(path: Path) -> bool:
+    """Whether a new file takes this path; False for a pipe or a device, which is written to."""
+    return path.is_file() or not path.exists()
+
+
+def find_record(path: Path) -> tuple[Path, str]:
+    """Folder of the newest record at a path, and its name for messages."""
+    from lightning_forge_profiling.record.reader import records_at  # noqa: PLC0415  (loads msgspec)
+
+    newest, *others = records_at(path)
+    return newest, f"{newest} (newest of {len(others) + 1} records)" if others else str(newest)
+
+
+def warn_of_problems(record: "RunRecord") -> None:
+    """Print what could not be read, as one line on standard error."""
+    if record.problems:
+        warn("; ".join(record.problems))

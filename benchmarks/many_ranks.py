@@ -39,7 +39,7 @@ def pulse(rank: int, world_size: int) -> Pulse:
         step_ms=100.123456789,
         leaves_ms={leaf: 1.123456789 * (at + 1) for at, leaf in enumerate(LEAVES)},
         exposed_ms={"backward": 5.123456789},
-        errors_ms=dict.fromkeys(LEAVES, 0.123456789),
+        error_ms=0.123456789,
     )
     return Pulse(
         run=RUN,

@@ -13,7 +13,6 @@ from msgspec import Meta
 
 from lightning_forge_profiling.names import (
     MFU,
-    OWN_WORK,
     REGIONS,
     RESERVED,
     TFLOPS,
@@ -1333,15 +1332,16 @@ class RankWork:
         step_ms: mean step time.
         leaves_ms: self time per step: of regions, and of hooks and loggers by their part of the ledger, which sum to
             the step. Device time on a GPU. Parts outside of the step are per step of the fit.
-        errors_ms: half of the 95 % intervals of the regions' means, which may be of few steps, and of `own work` where
-            waits are measured; {} if unknown.
+        error_ms: half of the 95 % interval of its own work, which may be of few steps; 0 if unknown.
         on_device: whether times are device times.
         outside: the leaves outside of the step, such as `validation`.
         cpu: use of the cores by the rank; None if unknown.
         exposed_ms: by leaf, communication and waiting that nothing hides, by the rank's own events; None if that was
             not measured.
         unmeasured: leaves that may have further waits, which its events do not cover.
-        waits_ms: by leaf, the part in which the rank waits for other ranks; {} if no other rank is known.
+        unmeasured_because: why there are such leaves, or nothing was measured; "" if its events cover all waits.
+        waits_ms: by leaf, the part in which the rank waits for other ranks; {} if that was not measured, and if no
+            other rank is known.
         starved_pct: share of the steps in which the GPU waited for the host; None if unknown.
         sm_mhz: mean clock of its GPU; None if unknown.
         throttled_pct: share of the time in which that was lowered; None if unknown.
@@ -1356,12 +1356,13 @@ class RankWork:
     steps: int
     step_ms: float
     leaves_ms: Mapping[str, float]
-    errors_ms: Mapping[str, float] = field(default_factory=dict)
+    error_ms: float = 0.0
     on_device: bool = False
     outside: tuple[str, ...] = ()
     cpu: CpuUse | None = None
     exposed_ms: Mapping[str, float] | None = None
     unmeasured: tuple[str, ...] = ()
+    unmeasured_because: str = ""
     waits_ms: Mapping[str, float] = field(default_factory=dict)
     starved_pct: float | None = None
     sm_mhz: float | None = None
@@ -1371,19 +1372,11 @@ class RankWork:
     lines: Mapping[str, tuple[SampledLine, ...]] = field(default_factory=dict)
 
     @property
-    def error_ms(self) -> float:
-        """Half of the 95 % interval of the rank's own work, from those of its regions."""
-        if OWN_WORK in self.errors_ms:
-            return self.errors_ms[OWN_WORK]
-        own = ((leaf, self.own_ms(leaf) / self.leaves_ms[leaf]) for leaf in self.errors_ms if self.leaves_ms.get(leaf))
-        return float(sum((self.errors_ms[leaf] * share) ** 2 for leaf, share in own) ** 0.5)
-
-    @property
     def step_leaves_ms(self) -> dict[str, float]:
         """The leaves of the step without waits for other ranks and for what they exchange: its own work."""
-        waited = self._waited_ms
+        exposed = self.exposed_ms or {}
         return {
-            leaf: max(ms - waited.get(leaf, 0.0), 0.0)
+            leaf: max(ms - exposed.get(leaf, 0.0), 0.0)
             for leaf, ms in self.leaves_ms.items()
             if leaf not in self.outside
         }
@@ -1391,20 +1384,13 @@ class RankWork:
     @property
     def waited_ms(self) -> float:
         """Those waits per step."""
-        return sum(self._waited_ms.values())
-
-    @property
-    def _waited_ms(self) -> Mapping[str, float]:
-        """Those waits by leaf: as measured, or what other ranks' times tell if that is more."""
-        measured = self.exposed_ms or {}
-        leaves = dict.fromkeys((*measured, *self.waits_ms))
-        return {leaf: max(measured.get(leaf, 0.0), self.waits_ms.get(leaf, 0.0)) for leaf in leaves}
+        return sum((self.exposed_ms or {}).values())
 
     def own_ms(self, leaf: str | None = None) -> float:
-        """Milliseconds per step without waiting for other ranks: of one leaf, or of all, those outside included."""
-        if leaf is not None:
-            return self.leaves_ms.get(leaf, 0.0) - self.waits_ms.get(leaf, 0.0)
-        return sum(self.leaves_ms.values()) - sum(self.waits_ms.values())
+        """Time of a leaf without waits for other ranks; of all leaves in which those are measured without a leaf."""
+        if leaf is None:
+            return sum(self.own_ms(leaf) for leaf in self.leaves_ms if leaf not in self.unmeasured)
+        return self.leaves_ms.get(leaf, 0.0) - self.waits_ms.get(leaf, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -2131,6 +2117,7 @@ class RanksStatus:
     Attributes:
         ranks: by rank, also those that were never heard.
         straggler: the rank that the others wait for; None if there is none.
+        unmeasured: why it is not known which rank is late, although the ranks differ; "" if it is.
         hang: where they stand; None while they move.
         where: where the ranks are that have ended no step for long, whether they move or not; "" for none.
         spread_ms: largest own work per step less the smallest; None if unknown.
@@ -2139,6 +2126,7 @@ class RanksStatus:
 
     ranks: tuple[RankStatus, ...] = ()
     straggler: LateRank | None = None
+    unmeasured: str = ""
     hang: Hang | None = None
     where: str = ""
     spread_ms: float | None = None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_forge_profiling.callbacks.run_report import analysis_of, run_evidence
-from lightning_forge_profiling.diagnosis.ranks import rank_work
+from lightning_forge_profiling.diagnosis.ranks import Waits, rank_work
 from lightning_forge_profiling.names import record_name
 from lightning_forge_profiling.record.histogram import histogram, merged
 from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, Line, State, encode_line
@@ -205,7 +205,8 @@ def _state(  # noqa: PLR0917
         evidence = replace(evidence, world_size=run.ranks, telemetry=gpu)
     if evidence is not None and run.ranks > 1:
         evidence = replace(evidence, rank=rank)
-        evidence = replace(evidence, ranks=(rank_work(evidence, host=f"node{rank // 8}"),))
+        waits = Waits({"backward": LATE_MS if run.late not in {None, rank} else 0.0})
+        evidence = replace(evidence, ranks=(rank_work(evidence, host=f"node{rank // 8}", waits=waits),))
     report = RunReport(
         summary,
         None,
@@ -227,7 +228,7 @@ def made_pulse(rank: int, ranks: int, at: float, *, own_ms: float | None = None,
         waits_ms = max(12.2 - own_ms, 0.0) + 2.0
         leaves_ms = {"data": 1.0, "forward": own_ms - 4.0, "backward": 3.0 + waits_ms}
         fields["work"] = RankWork(rank=rank, host=host, steps=50, step_ms=own_ms + waits_ms, leaves_ms=leaves_ms,
-            exposed_ms={"backward": waits_ms}, errors_ms={"own work": 2.0})  # fmt: skip
+            exposed_ms={"backward": waits_ms}, error_ms=2.0)  # fmt: skip
     return Pulse(**{"run": "made-up", "pid": 1000 + rank, "number": 9, "step": 1200, "part": "steps", **fields},
         rank=rank, world_size=ranks, at=at)  # fmt: skip
 

@@ -319,7 +319,7 @@ def test_after_the_run_the_straggler_is_that_of_its_analysis_and_no_rank_grows_o
     run = MadeRun(ranks=3, late=1, began=began, outcome="finished")
     record = run.write(tmp_path)
     end = next(line for line in run.lines() if isinstance(line, End))
-    write_ranks(record, [made_pulse(rank, 3, end.at, own_ms=6.05) for rank in range(3)])  # 6 ms less than rank 1's
+    write_ranks(record, [made_pulse(rank, 3, end.at, own_ms=8.2) for rank in range(3)])  # so each waits 6 ms
     (record / "rank2.jsonl").unlink()  # on another machine's disk: what was heard of it counts, which was not its end
     content = summary_json(record, capsys)
     assert content["ranks"]["straggler"] == {"rank": 1, "cause": "data", "ms": pytest.approx(6.0, abs=0.5)}

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_forge_profiling.callbacks.rank_work import mean_interval
 from lightning_forge_profiling.diagnosis.combine import combine
-from lightning_forge_profiling.diagnosis.ranks import late_rank, rank_work, with_waits
+from lightning_forge_profiling.diagnosis.ranks import Waits, late_rank, not_measured, rank_work, with_waits
 from lightning_forge_profiling.names import GC_FULL, SELF_LOG
 from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.schema import (
@@ -130,7 +130,7 @@ def rank(number, *, exposed, error=0.1, **more):
         step_ms=sum(leaves.values()),
         leaves_ms=leaves,
         exposed_ms=exposed,
-        errors_ms={"own work": error},
+        error_ms=error,
         on_device=True,
         starved_pct=0.0,
     )
@@ -182,12 +182,24 @@ def test_the_cause_says_what_makes_the_leaf_longer(changes, cause):
     assert late_of([early, replace(late, **changes)]).cause == cause
 
 
-def test_waits_that_no_event_is_around_are_inferred_in_their_leaves_alone():
-    """With SyncBatchNorm forward has collectives: what a rank takes longer there is no work if it came early."""
-    early, late = rank(0, exposed={}, forward=5.0), rank(1, exposed={}, data=5.0)
-    assert late_of([early, late]) is None
-    unmeasured = [replace(work, unmeasured=("forward", "backward")) for work in (early, late)]
-    assert (late_of(unmeasured).rank, late_of(unmeasured).cause) == (1, "data")
+SYNC_BATCH_NORM = {"unmeasured": ("forward", "backward"), "unmeasured_because": "SyncBatchNorm waits inside forward"}
+
+
+def test_of_leaves_that_no_event_covers_nobody_is_blamed_and_the_reason_is_given():
+    """With SyncBatchNorm forward has collectives: what a rank takes longer there may be waiting for the other one."""
+    works = [
+        replace(work, **SYNC_BATCH_NORM) for work in (rank(0, exposed={}, forward=5.0), rank(1, exposed={}, data=5.0))
+    ]
+    assert late_of(works) is None
+    assert not_measured(with_waits(works)) == SYNC_BATCH_NORM["unmeasured_because"]
+    alike = [replace(work, **SYNC_BATCH_NORM) for work in (rank(0, exposed={}), rank(1, exposed={}))]
+    assert not_measured(with_waits(alike)) == "", "they do not differ"
+
+
+def test_a_leaf_that_is_covered_is_named_beside_one_that_is_not():
+    works = [rank(0, exposed={"backward": 7.0}), rank(1, exposed={"backward": 2.0}, data=5.0)]
+    late = late_of([replace(work, **SYNC_BATCH_NORM) for work in works])
+    assert (late.rank, late.cause, late.ms) == (1, "data", pytest.approx(5.0))
 
 
 def test_a_collection_counts_once_and_not_to_the_region_that_it_lies_in():
@@ -202,7 +214,7 @@ def test_a_collection_counts_once_and_not_to_the_region_that_it_lies_in():
             wall_s=0.0, parts={GC_FULL: 6.4}, unexplained_s=0.0, counts={GC_FULL: 64}, counted_s={GC_FULL: 6.4}
         ),
     )
-    work = rank_work(evidence, host="node0", exposed_ms={})
+    work = rank_work(evidence, host="node0", waits=Waits({}))
     assert sum(work.leaves_ms.values()) == pytest.approx(120)
     assert max(work.leaves_ms, key=work.leaves_ms.__getitem__) == GC_FULL
 

@@ -4,10 +4,12 @@ import io
 import json
 import os
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 
+import msgspec
 import pytest
 
 from lightning_forge_profiling.cli.main import main
@@ -19,6 +21,7 @@ from lightning_forge_profiling.record.ranks import read_works
 from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.report.run_table import run_table
+from lightning_forge_profiling.report.run_wording import rank_notes
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.schema import (
     CpuUse,
@@ -26,7 +29,6 @@ from lightning_forge_profiling.schema import (
     Heard,
     Pulse,
     RankWork,
-    RegionCpu,
     RunEvidence,
     RunLedger,
     RunRegion,
@@ -35,7 +37,7 @@ from lightning_forge_profiling.schema import (
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from tests.outcomes import HANGS_S, script, summary_of, unwrapped
 from tests.ports import free_port
-from tests.record_builder import MadeRun
+from tests.record_builder import MadeRun, made_pulse, write_ranks
 from tests.synthetic import Synthetic
 
 CASE = Path(__file__).parent / "data/traces/slow_rank_host"  # two H200s, rank 1 is busy in Python for 15 ms a step
@@ -135,23 +137,18 @@ def test_equal_ranks_have_no_straggler(tmp_path):
 # -- summaries -------------------------------------------------------------------------------------------------------
 
 
-def rank(number, *, blocked=None, host="node0", **leaves):
-    """A rank's step, in milliseconds: 10 of work and 2 in backward, and what is given on top of that."""
+def rank(number, *, waits=None, host="node0", **leaves):
+    """A rank's step, in milliseconds: 10 of work, and what it works and waits on top of that."""
     usual = {"data": 1.0, "transfer": 0.5, "forward": 4.0, "backward": 2.0, "optimizer": 1.5, "other": 1.0}
-    all_leaves = {name: usual.get(name, 0.0) + leaves.get(name, 0.0) for name in {**usual, **leaves}}
+    more, waits = (Counter(each or {}) for each in (leaves, waits))
+    all_leaves = {name: usual.get(name, 0.0) + more[name] + waits[name] for name in {**usual, **leaves}}
     return RankWork(
         rank=number,
         host=host,
         steps=100,
         step_ms=sum(all_leaves.values()),
         leaves_ms=all_leaves,
-        cpu=None
-        if blocked is None
-        else CpuUse(
-            cores=1.0,
-            used=0.5,
-            regions={"backward": RegionCpu(used_pct=100.0 - blocked, waits_pct=0.0, blocked_pct=blocked)},
-        ),
+        exposed_ms=waits,
     )
 
 
@@ -175,7 +172,7 @@ def found_in(*works, on_device=False):
 
 
 def test_a_gpu_that_takes_longer_in_forward_is_named():
-    found = found_in(rank(0, backward=5.7), rank(1, forward=5.7), on_device=True)
+    found = found_in(rank(0, waits={"backward": 5.7}), rank(1, forward=5.7), on_device=True)
     assert found.title == (
         "the other ranks wait 5.70 ms of each 15.7 ms step for rank 1: its forward takes 9.70 ms a step, the others' "
         "4.00 ms"
@@ -184,19 +181,40 @@ def test_a_gpu_that_takes_longer_in_forward_is_named():
 
 
 def test_waiting_in_a_collective_of_forward_is_no_work():
-    found = found_in(rank(0, forward=20), rank(1, data=20), rank(2, forward=20))
+    found = found_in(*(rank(number, waits={"forward": 20}) for number in (0, 2)), rank(1, data=20))
     assert (found.rank, found.evidence["leaf"]) == (1, "data")
 
 
-def test_time_without_a_core_tells_waiting_in_backward_from_work_there():
+def test_events_tell_waiting_in_backward_from_work_there():
     assert found_in(rank(0, backward=20), rank(1, backward=20)) is None
-    found = found_in(rank(0, backward=20, blocked=95.0), rank(1, backward=20, blocked=2.0))
+    found = found_in(rank(0, waits={"backward": 20}), rank(1, backward=20))
     assert (found.rank, found.evidence["leaf"]) == (1, "backward")
 
 
-def test_a_difference_between_two_collectives_is_not_taken_for_work():
-    """Rank 1 may wait between batches for rank 0, which is late in backward, or rank 0 there for rank 1."""
-    assert found_in(rank(0, backward=3), rank(1, other=3)) is None
+def test_a_late_rank_is_not_measured_where_no_events_are_around_waits(recorded):
+    """As in strategies other than DDP and FSDP2; the trace, whose collectives are matched, still says who is late."""
+    because = "the waits of FSDPStrategy have no events around them"
+    works = [
+        replace(work, exposed_ms=None, unmeasured_because=because) for work in (rank(0, backward=20), rank(1, data=20))
+    ]
+    assert found_in(*works) is None
+    alone = combine(None, evidence_of(works))
+    assert "straggler" not in {found.code for found in alone.findings}
+    [note] = rank_notes(alone.run)
+    assert note == f"the ranks differ, and which of them is late is not measured: {because}"
+    both = combine(recorded, replace(live(), ranks=tuple(works)))
+    assert [(found.rank, found.source) for found in both.findings if found.code == "straggler"] == [(1, "trace")]
+
+
+def test_watch_says_that_a_late_rank_is_not_measured(tmp_path, capsys):
+    at, record = time() - 1, MadeRun(ranks=2).write(tmp_path)
+    pulses = [made_pulse(number, 2, at, own_ms=own_ms) for number, own_ms in enumerate((7.0, 12.0))]
+    more = {"exposed_ms": None, "unmeasured_because": "no events"}
+    write_ranks(record, [msgspec.structs.replace(pulse, work=replace(pulse.work, **more)) for pulse in pulses])
+    assert "straggler not measured: no events" in shown(["watch", "--once"], record, capsys)
+    status = json.loads(shown(["summary", "--json"], record, capsys))["ranks"]
+    assert (status["straggler"], status["unmeasured"]) == (None, "no events")
+    assert {one["own_ms"] for one in status["ranks"]} == {None}
 
 
 def test_ranks_that_do_not_wait_for_each_other_have_no_straggler():
@@ -209,14 +227,14 @@ def test_ranks_that_are_late_in_different_places_do_not_wait():
 
 def test_the_advice_for_a_late_rank_that_waits_for_a_core_says_so():
     late = replace(rank(1, forward=5), cpu=CpuUse(cores=1.0, used=0.5, waits_pct=30.0))
-    advice = found_in(rank(0, backward=5), late).advice
+    advice = found_in(rank(0, waits={"backward": 5}), late).advice
     assert advice.startswith("Compare rank 1 with the others: ")
     assert advice.endswith(" Rank 1 waited for a core in 30 % of its time, which lengthens any part of a step.")
 
 
 def test_waiting_for_what_a_rank_does_between_steps_is_of_the_fit():
     validates = replace(rank(1, validation=30.0), outside=("validation",), step_ms=10.0)
-    works = with_waits([rank(0, other=30), validates])
+    works = with_waits([rank(0, waits={"other": 30}), validates])
     parts = {"steps": 4.0, "validation": 0.1}
     ledger = RunLedger(wall_s=4.1, parts=parts, unexplained_s=0.0, counts={"validation": 10})
     found = straggler(replace(evidence_of(works), ledger=ledger))
@@ -228,25 +246,25 @@ def test_waiting_for_what_a_rank_does_between_steps_is_of_the_fit():
 
 def test_several_late_ranks_are_all_named_and_a_fix_of_one_promises_nothing():
     late = [rank(number, data=20) for number in (2, 3)]
-    found = found_in(*[rank(number, backward=20) for number in (0, 1, 4, 5)], *late)
+    found = found_in(*[rank(number, waits={"backward": 20}) for number in (0, 1, 4, 5)], *late)
     assert "for ranks 2, 3: its data takes 21.0 ms a step" in found.title
     assert found.saves.at_most
 
 
 def test_few_timed_steps_are_not_enough_to_name_a_rank():
-    sure, scattered = (replace(rank(1, forward=2), errors_ms={"forward": error}) for error in (0.2, 1.8))
-    assert combine(None, evidence_of([rank(0, backward=2), sure])).verdict == "straggler"
-    found = combine(None, evidence_of([rank(0, backward=2), scattered]))
+    sure, scattered = (replace(rank(1, forward=2), error_ms=error) for error in (0.2, 1.8))
+    assert combine(None, evidence_of([rank(0, waits={"backward": 2}), sure])).verdict == "straggler"
+    found = combine(None, evidence_of([rank(0, waits={"backward": 2}), scattered]))
     [late] = [each for each in found.findings if each.code == "straggler"]
     assert found.verdict != "straggler"
     assert (late.low_pct, late.high_pct) == (pytest.approx(100 * 0.2 / 12, abs=2), pytest.approx(100 * 3.8 / 12, abs=2))
 
 
 def test_a_waiting_rank_has_no_finding_for_its_wait_and_a_late_one_only_the_straggler():
-    works = [rank(0, other=20), rank(1, **{"callback/A.on_train_batch_end": 20.0})]
+    works = [rank(0, waits={"other": 20}), rank(1, **{"callback/A.on_train_batch_end": 20.0})]
     of_waiting = combine(None, evidence_of(works))
     assert [found.code for found in of_waiting.findings if found.code != "compute-bound"] == ["straggler"]
-    works = [rank(0, data=20), rank(1, backward=20)]
+    works = [rank(0, data=20), rank(1, waits={"backward": 20})]
     assert {found.code for found in combine(None, evidence_of(works)).findings} == {"straggler", "compute-bound"}
 
 
@@ -287,7 +305,9 @@ def live(late=None):
         more = {"backward": least, "forward": of_rank["forward"] + 15.0} if number == late else {}
         more = {"backward": least} if late is None else more
         leaves = of_rank | more
-        works.append(RankWork(rank=number, host="node0", steps=60, step_ms=sum(leaves.values()), leaves_ms=leaves))
+        step_ms, waits = sum(leaves.values()), {} if late in {None, number} else {"backward": 15.0}
+        work = RankWork(rank=number, host="node0", steps=60, step_ms=step_ms, leaves_ms=leaves, exposed_ms=waits)
+        works.append(work)
     return replace(evidence_of(works, on_device=True), gpu_starved_pct=0.0)
 
 
@@ -325,7 +345,7 @@ def test_what_recording_added_to_a_wait_for_the_host_is_taken_off(recorded, late
     [launching] = [found for found in recorded.findings if found.code == "launch-bound"]
     live_ms = 27.26 / 1.5
     rest = {"backward": live_ms - 10.0 - late_ms}
-    works = [rank(0, backward=rest["backward"] + late_ms), rank(1, forward=late_ms, **rest)]
+    works = [rank(0, waits={"backward": late_ms}, **rest), rank(1, forward=late_ms, **rest)]
     evidence = replace(evidence_of(works, on_device=True), gpu_starved_pct=100.0)
     both = combine(replace(recorded, findings=(launching,)), evidence)
     busy, comm = recorded.spread["busy"], recorded.spread["comm"]

@@ -14,6 +14,7 @@ from torch import nn
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.wrapped_methods import Around, WrappedMethod
+from lightning_forge_profiling.diagnosis.ranks import Waits
 from lightning_forge_profiling.names import SIGTERM_LEAF
 from lightning_forge_profiling.schema import Rates
 
@@ -41,12 +42,15 @@ class RankWaits:
         self.measures = _is_ddp(model) or bool(sharded)
         # at the end of backward DDP's host waits for nothing but what others have used, if it has to find that out
         self._host_goes_on = _is_ddp(model) and not model.find_unused_parameters and _has_nccl()
-        # leaves with collectives that no event is around: FSDP2 waits for earlier reduce-scatters in backward
-        self.unmeasured: tuple[str, ...] = ("backward",) if sharded else ()
-        if _has_sync_batch_norm(model):
-            self.unmeasured = ("forward", "backward")
+        self.unmeasured: tuple[str, ...] = ()  # leaves with collectives that no event is around
+        self.because = ""
         if not self.measures:
+            self.because = f"the waits of {type(strategy).__name__} have no events around them"
             return
+        if sharded:
+            self.unmeasured, self.because = ("backward",), "FSDP2 waits for reduce-scatters inside backward"
+        if _has_sync_batch_norm(model):
+            self.unmeasured, self.because = ("forward", "backward"), "SyncBatchNorm waits inside forward and backward"
         self._wrapped.append(
             WrappedMethod(loop, "_broadcast_sigterm_tensor", self._in_broadcast, lambda: step_timer.is_split)
         )
@@ -58,12 +62,15 @@ class RankWaits:
         for module in sharded:
             self._hooks += _around_unshard(module, step_timer)
 
-    def exposed_ms(self, rates: Rates) -> dict[str, float] | None:
-        """Milliseconds per step by leaf; None if they are not measured."""
-        if not self.measures or not rates.split_steps or rates.atypical:
-            return None
+    def measured(self, rates: Rates) -> Waits:
+        """The waits per step, as far as they are measured."""
+        if not self.measures:
+            return Waits(because=self.because)
+        if not rates.split_steps or rates.atypical:
+            return Waits(because="too few typical steps had their regions timed")
         timer = self._step_timer
-        return rates.waits_ms | {part: ns / 1e6 / max(timer.step, 1) for part, ns in timer.waits_outside_ns.items()}
+        outside_ms = {part: ns / 1e6 / max(timer.step, 1) for part, ns in timer.waits_outside_ns.items()}
+        return Waits(rates.waits_ms | outside_ms, self.unmeasured, self.because)
 
     def close(self) -> None:
         """Restore what was wrapped."""

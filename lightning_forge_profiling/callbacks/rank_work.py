@@ -91,13 +91,8 @@ class LiveWork:
             cpu=self._cpu(),
             intervals={OWN_WORK: mean_interval([own_ms(times.device_ms) for times in steps], step_ms)},
         )
-        waits = self._waits
-        work = rank_work(
-            evidence,
-            host=self._host,
-            exposed_ms=None if waits is None else waits.exposed_ms(rates),
-            unmeasured=() if waits is None else waits.unmeasured,
-        )
+        waits = None if self._waits is None else self._waits.measured(rates)
+        work = rank_work(evidence, host=self._host, waits=waits)
         return replace(work, sm_mhz=sensors.get("sm_mhz"), throttled_pct=sensors.get("throttled_pct"))
 
     def _hooks(self, first: int, steps: int) -> RunLedger | None:

@@ -243,13 +243,8 @@ def run_report(
             rank=trainer.global_rank,
         )
         if trainer.world_size > 1:
-            waits = monitor.waits
-            mine = rank_work(
-                evidence,
-                host=gethostname(),
-                exposed_ms=None if waits is None else waits.exposed_ms(run.steady),
-                unmeasured=() if waits is None else waits.unmeasured,
-            )
+            waits = None if monitor.waits is None else monitor.waits.measured(run.steady)
+            mine = rank_work(evidence, host=gethostname(), waits=waits)
             evidence = replace(evidence, ranks=(mine, *(() if others is None else others(mine))))
     folder = logger_folder(trainer) if trainer.is_global_zero else None
     return RunReport(

@@ -21,6 +21,7 @@ from lightning_forge_profiling.diagnosis.memory import memory_findings
 from lightning_forge_profiling.diagnosis.ranks import (
     STRAGGLER,
     beside_straggler,
+    not_measured,
     own_times,
     part_of,
     straggler,
@@ -153,7 +154,7 @@ def _without_late_hosts(analysis: Analysis, run: _Run) -> tuple[Finding, ...]:
     """The trace's findings without what the ranks' own clocks decide: which host is late in live steps."""
     # recording slows every rank's host, each by another amount, so that in a trace another rank may be the late one.
     findings, late = analysis.findings, run.straggler
-    if len(run.all.ranks) < _PAIR:
+    if len(run.all.ranks) < _PAIR or (late is None and not_measured(run.all.ranks)):
         return findings
     recorded = next((finding for finding in findings if finding.code == STRAGGLER), None)
     if recorded is not None and (late is not None or recorded.evidence.get("late") == "host"):

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.hangs import find_hang, silent_ranks, whereabouts
-from lightning_forge_profiling.diagnosis.ranks import late_rank, with_waits
+from lightning_forge_profiling.diagnosis.ranks import late_rank, not_measured, with_waits
 from lightning_forge_profiling.schema import Hang, Heard, LateRank, RanksStatus, RankState, RankStatus, RankWork
 
 _LATE_S: Final = 10.0
@@ -25,20 +25,25 @@ def ranks_status(heard: Mapping[int, Heard], world_size: int, now: float) -> Ran
     by_rank = {work.rank: work for work in works}
     ranks = tuple(_status(rank, heard, by_rank.get(rank), found.get(rank, ""), now) for rank in range(world_size))
     moving = all(one.state in {"live", "late"} for one in ranks)
-    late = late_rank(works) if moving and len(works) == world_size else None
+    all_known = moving and len(works) == world_size
+    late = late_rank(works) if all_known else None
+    unmeasured = not_measured(works) if all_known and late is None else ""
     if late is not None:
         ranks = tuple(replace(one, cause=late.cause) if one.rank == late.rank else one for one in ranks)
     hang = find_hang(heard, world_size, now)
-    return summed_up(ranks, late, hang, "" if hang is not None else whereabouts(heard))
+    return summed_up(ranks, late, hang, "" if hang is not None else whereabouts(heard), unmeasured)
 
 
-def summed_up(ranks: tuple[RankStatus, ...], straggler: LateRank | None, hang: Hang | None, where: str) -> RanksStatus:
+def summed_up(
+    ranks: tuple[RankStatus, ...], straggler: LateRank | None, hang: Hang | None, where: str, unmeasured: str
+) -> RanksStatus:
     """The ranks with what follows from their work."""
     own_ms = [one.own_ms for one in ranks if one.own_ms is not None]
     waits_ms = [one.waits_ms for one in ranks if one.waits_ms is not None]
     return RanksStatus(
         ranks=ranks,
         straggler=straggler,
+        unmeasured=unmeasured,
         hang=hang,
         where=where,
         spread_ms=max(own_ms) - min(own_ms) if len(own_ms) > 1 else None,
@@ -58,8 +63,8 @@ def _status(rank: int, heard: Mapping[int, Heard], work: RankWork | None, proces
         state=_state(one, process, age_s),
         age_s=age_s,
         step=pulse.step,
-        own_ms=None if work is None else sum(work.step_leaves_ms.values()),
-        waits_ms=None if work is None else work.waited_ms,
+        own_ms=None if work is None or work.exposed_ms is None else sum(work.step_leaves_ms.values()),
+        waits_ms=None if work is None or work.exposed_ms is None else work.waited_ms,
         restarts=one.restarts + pulse.restarts,
         sensors=pulse.sensors,
     )

@@ -2,9 +2,8 @@
 
 Ranks that train together end a step together. A rank whose own work takes longer makes the others wait for it, in the
 next collective: in backward, where gradients are exchanged, between two batches, where Lightning synchronizes the
-ranks, or in a collective of the user's code. So where the ranks' times differ, the first difference after a collective
-is work, and the opposite difference in the collective that follows is waiting. Only durations are compared, each by one
-clock.
+ranks, or in a collective of the user's code. Each rank measures those waits by events of its own, and the rest of its
+step is its own work; where they are not measured, no rank is named. Only durations are compared, each by one clock.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -60,13 +59,6 @@ _PAIR: Final = 2
 # turns do not differ so much
 _STRAGGLES_BELOW: Final = 0.25
 
-# the step in order, from either of the places where ranks are synchronized. Hooks are most often those of its end.
-_AFTER_BACKWARD: Final = ("optimizer", "hooks", "other", "data", "transfer", "forward", "backward")
-_AFTER_OTHER: Final = ("data", "transfer", "forward", "backward", "optimizer", "hooks", "other")
-
-_MAY_WAIT: Final = frozenset({"forward", "backward", "optimizer", "other"})  # the regions that may have collectives
-_SYNCHRONIZED: Final = frozenset({"backward", "other"})
-
 _COMPUTES: Final = frozenset({"forward", "backward", "optimizer"})
 _LOW_CLOCK: Final = 0.9  # clocks of equal GPUs differ by a few percent, as each keeps its own power limit
 _STARVED_PCT: Final = 50.0  # of the steps
@@ -75,11 +67,18 @@ _AS_LATE: Final = 0.5  # ranks with at least this part of the slowest one's exce
 _MOST_OF_IT: Final = 0.5  # a leaf with a smaller part of a rank's excess is not its cause
 
 
-def rank_work(
-    evidence: RunEvidence, *, host: str, exposed_ms: Mapping[str, float] | None = None, unmeasured: tuple[str, ...] = ()
-) -> RankWork:
+class Waits(NamedTuple):
+    """A rank's waits for others as far as it measures them: the fields of `RankWork` with these names."""
+
+    exposed_ms: Mapping[str, float] | None = None
+    unmeasured: tuple[str, ...] = ()
+    because: str = ""
+
+
+def rank_work(evidence: RunEvidence, *, host: str, waits: Waits | None = None) -> RankWork:
     """What a rank reports of itself to be compared with the others."""
-    own = self_times(evidence)
+    waits, own = waits or Waits(), self_times(evidence)
+    exposed_ms = waits.exposed_ms
     outside: dict[str, float] = {}
     leaves = {name: region.device_ms for name, region in own.regions.items() if name in REGIONS}
     if "other" in leaves:  # long steps of which nothing is known may have waited for others
@@ -94,22 +93,20 @@ def rank_work(
         leaves |= {part: run.exposed_ms(part) for part in parts if part in inside}
         leaves = _without_garbage(leaves, evidence.step_ms.mean)
         outside = {part: 1e3 * run.seconds(part) / run.steps for part in parts if part not in inside}
+    error = own.intervals.get(OWN_WORK)
     return RankWork(
         rank=evidence.rank,
         host=host,
         steps=evidence.steps,
         step_ms=evidence.step_ms.mean,
-        errors_ms={
-            name: round((own.intervals[name].high_pct - own.intervals[name].low_pct) * own.step_ms.mean / 200, 6)
-            for name in (*REGIONS, *(() if exposed_ms is None else (OWN_WORK,)))
-            if name in own.intervals
-        },
+        error_ms=0.0 if error is None else round((error.high_pct - error.low_pct) * own.step_ms.mean / 200, 6),
         on_device=evidence.on_device,
         leaves_ms={name: round(ms, 6) for name, ms in (leaves | outside).items()},
         outside=tuple(outside),
         cpu=own.cpu,
         exposed_ms=None if exposed_ms is None else {name: round(ms, 6) for name, ms in exposed_ms.items()},
-        unmeasured=unmeasured,
+        unmeasured=waits.unmeasured,
+        unmeasured_because=waits.because,
         starved_pct=evidence.gpu_starved_pct,
         sm_mhz=None if evidence.telemetry is None else evidence.telemetry.sm_mhz,
         throttled_pct=None if evidence.telemetry is None else evidence.telemetry.throttled_pct,
@@ -129,76 +126,35 @@ def _without_garbage(leaves_ms: Mapping[str, float], step_ms: float) -> dict[str
 
 
 def with_waits(works: Iterable[RankWork]) -> tuple[RankWork, ...]:
-    """The ranks in order, each with the part of its time in which it waits for others."""
-    ranks = {work.rank: work for work in sorted(works, key=lambda work: work.rank)}
-    if len(ranks) < _PAIR:
-        return tuple(ranks.values())
-    waits = _measured_waits(ranks.values())
-    if waits is None:
-        waits = _inferred_waits(ranks)
-    elif partly := {leaf for work in ranks.values() for leaf in work.unmeasured}:
-        for rank, inferred_ms in _inferred_waits(ranks).items():
-            waits[rank] |= {leaf: max(waits[rank].get(leaf, 0.0), inferred_ms.get(leaf, 0.0)) for leaf in partly}
+    """The ranks in order, each with how much longer it waits in each leaf than the rank that waits least there."""
+    # what all have in common is the exchange itself, in which the last rank is held up, too
+    ranks = tuple(sorted(works, key=lambda work: work.rank))
+    measured = [work.exposed_ms for work in ranks if work.exposed_ms is not None]
+    if len(ranks) < _PAIR or len(measured) < len(ranks):
+        return ranks
+    least = {leaf: min(one.get(leaf, 0.0) for one in measured) for leaf in {leaf for one in measured for leaf in one}}
     return tuple(
-        replace(work, waits_ms={leaf: round(ms, 6) for leaf, ms in waits[rank].items() if ms > 0})
-        for rank, work in ranks.items()
+        replace(
+            work,
+            waits_ms={
+                leaf: round(waits_ms, 6)
+                for leaf, ms in exposed_ms.items()
+                if (waits_ms := min(ms - least[leaf], work.leaves_ms.get(leaf, 0.0))) > 0
+            },
+        )
+        for work, exposed_ms in zip(ranks, measured, strict=True)
     )
 
 
-def _measured_waits(works: Collection[RankWork]) -> dict[int, dict[str, float]] | None:
-    """How much longer each rank waits in each leaf than the rank that waits least there; None if not all measured it.
-
-    What all have in common is the exchange itself, in which the last rank is held up, too.
-    """
-    leaves = dict.fromkeys(leaf for work in works for leaf in work.exposed_ms or ())
-    if any(work.exposed_ms is None for work in works):
-        return None
-    least = {leaf: min((work.exposed_ms or {}).get(leaf, 0.0) for work in works) for leaf in leaves}
-    return {
-        work.rank: {leaf: min(ms - least[leaf], work.leaves_ms.get(leaf, 0.0)) for leaf, ms in work.exposed_ms.items()}
-        for work in works
-        if work.exposed_ms is not None
-    }
-
-
-def _inferred_waits(ranks: Mapping[int, RankWork]) -> dict[int, dict[str, float]]:
-    """The waits by what one rank takes longer than another, where they were not measured."""
-    before, after = (_waits(ranks, order) for order in (_AFTER_BACKWARD, _AFTER_OTHER))
-    # which of two differences comes first is unknown where both are in collectives, and neither is taken for work
-    return {
-        rank: {leaf: max(ms, after[rank][leaf] if leaf in _SYNCHRONIZED else 0.0) for leaf, ms in of_rank.items()}
-        for rank, of_rank in before.items()
-    }
-
-
-def _waits(ranks: Mapping[int, RankWork], order: Sequence[str]) -> dict[int, dict[str, float]]:
-    """How long each rank waits in each region: what it takes longer there than another, at most as it was early."""
-    clock_ms = dict.fromkeys(ranks, 0.0)
-    waits: dict[int, dict[str, float]] = {rank: {} for rank in ranks}
-    for leaf in order:
-        computed_ms = {rank: _computed_ms(work, leaf) for rank, work in ranks.items()}
-        for rank, ms in computed_ms.items():
-            clock_ms[rank] += ms
-        if leaf not in _MAY_WAIT:
-            continue
-        left_ms = {rank: work.leaves_ms.get(leaf, 0.0) - computed_ms[rank] for rank, work in ranks.items()}
-        least_ms, last_ms = min(left_ms.values()), max(clock_ms.values())
-        for rank, ms in left_ms.items():
-            waits[rank][leaf] = max(min(ms - least_ms, last_ms - clock_ms[rank]), 0.0)
-        for rank, ms in left_ms.items():
-            clock_ms[rank] += ms
-    return waits
-
-
-def _computed_ms(work: RankWork, leaf: str) -> float:
-    """Milliseconds of a leaf that are no wait for another rank; `hooks` are all that is in no region."""
-    if leaf == "hooks":
-        return sum(ms for name, ms in work.leaves_ms.items() if name not in REGIONS)
-    ms = work.leaves_ms.get(leaf, 0.0)
-    if leaf not in _MAY_WAIT:
-        return ms
-    known = work.cpu is not None and not work.on_device and leaf in work.cpu.regions
-    return ms * max(1 - work.cpu.blocked_pct(leaf) / 100, 0.0) if known and work.cpu is not None else 0.0
+def not_measured(works: Collection[RankWork]) -> str:
+    """Why nobody can say which rank is late, although ranks differ where waits are not measured; "" if not so."""
+    because = next((work.unmeasured_because for work in works if work.unmeasured_because), "")
+    if not because or len(works) < _PAIR:
+        return ""
+    leaves = {leaf for work in works for leaf in (work.leaves_ms if work.exposed_ms is None else work.unmeasured)}
+    each = [[work.own_ms(leaf) for work in works] for leaf in leaves]
+    most_ms = max((max(own_ms) - min(own_ms) for own_ms in each), default=0.0)
+    return because if 100 * most_ms >= NAMED_FROM_PCT * fmean(work.step_ms for work in works) else ""
 
 
 class _Excess(NamedTuple):
@@ -221,7 +177,11 @@ class _Excess(NamedTuple):
 
 def _excess(last: RankWork, others: Sequence[RankWork], run: RunEvidence | None) -> _Excess:
     leaves = dict.fromkeys(leaf for work in (last, *others) for leaf in work.leaves_ms)
-    each = [(leaf, last.own_ms(leaf), median(work.own_ms(leaf) for work in others)) for leaf in leaves]
+    each = [
+        (leaf, last.own_ms(leaf), median(work.own_ms(leaf) for work in others))
+        for leaf in leaves
+        if leaf not in last.unmeasured
+    ]
     leaf, leaf_ms, others_leaf_ms = max(each, key=lambda times: times[1] - times[2])
     own_ms, others_own_ms = last.own_ms(), median(work.own_ms() for work in others)
     waits_ms = min(own_ms - others_own_ms, median(sum(work.waits_ms.values()) for work in others))
@@ -236,7 +196,7 @@ def _excess(last: RankWork, others: Sequence[RankWork], run: RunEvidence | None)
 
 def _last(works: Sequence[RankWork], run: RunEvidence | None = None) -> tuple[RankWork, _Excess, float] | None:
     """The rank that the others wait for, what it takes longer, and that figure's error; None if there is none."""
-    if len(works) < _PAIR:
+    if len(works) < _PAIR or any(work.exposed_ms is None for work in works):
         return None
     last = max(works, key=RankWork.own_ms)
     others = [work for work in works if work is not last]

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.rank_status import ranks_status, summed_up
-from lightning_forge_profiling.diagnosis.ranks import STRAGGLER
+from lightning_forge_profiling.diagnosis.ranks import STRAGGLER, not_measured
 from lightning_forge_profiling.diagnosis.rule import in_ms
 from lightning_forge_profiling.record.pulses import MOST_RANKS
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
@@ -47,7 +47,7 @@ def ranks_of(record: RunRecord, now: float) -> RanksStatus:
     live = replace(live, ranks=tuple(one for one in merged if 0 in record.heard or one.state != "missing"))
     if run.outcome not in {"running", "silent"}:
         live = replace(live, where="")
-    elif any(one.own_ms is not None for one in live.ranks):
+    elif live.unmeasured or any(one.own_ms is not None for one in live.ranks):
         return live
     return _over_the_run(live, None if state is None else state.report.analysis)
 
@@ -79,12 +79,13 @@ def _over_the_run(status: RanksStatus, analysis: Analysis | None) -> RanksStatus
         cause, ms = said.get("cause") or said.get("late", ""), float(said.get("others_wait_ms_per_step", 0.0))
         straggler = LateRank(rank=late.rank, cause=str(cause), ms=ms)
     ranks = tuple(_with_work(one, works, straggler) for one in status.ranks)
-    return summed_up(ranks, straggler, status.hang, status.where)
+    unmeasured = "" if straggler is not None else not_measured(analysis.run.ranks)
+    return summed_up(ranks, straggler, status.hang, status.where, unmeasured)
 
 
 def _with_work(one: RankStatus, works: Mapping[int, RankWork], late: LateRank | None) -> RankStatus:
     cause, work = late.cause if late is not None and late.rank == one.rank else "", works.get(one.rank)
-    if work is None:
+    if work is None or work.exposed_ms is None:
         return replace(one, own_ms=None, waits_ms=None, cause=cause)
     waits_ms = work.waited_ms if len(works) > 1 else None
     return replace(one, own_ms=sum(work.step_leaves_ms.values()), waits_ms=waits_ms, cause=cause)
@@ -134,6 +135,8 @@ def status_lines(status: RanksStatus) -> Iterator[Line]:
     """What holds for all ranks together."""
     if status.straggler is not None:
         yield Line("straggler", Text(straggler_words(status.straggler), "bold yellow"))
+    elif status.unmeasured:
+        yield Line("straggler", Text(f"not measured: {status.unmeasured}"))
     known = {"own work differs by": status.spread_ms, "exposed communication and waits": status.exposed_comm_ms}
     parts = [f"{name} {in_ms(ms)}" for name, ms in known.items() if ms is not None]
     if parts:

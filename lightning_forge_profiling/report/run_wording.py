@@ -10,6 +10,7 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.compilations import recompiled
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
 from lightning_forge_profiling.diagnosis.memory import ACTIVATIONS, CACHE, growth_words, largest_batch, memory_layers
+from lightning_forge_profiling.diagnosis.ranks import late_rank, not_measured
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms
 from lightning_forge_profiling.names import BEFORE_FIT, PROFILER, STARTUP_IMPORTS, STARTUP_PROCESS, STEPS
 from lightning_forge_profiling.report.text import digits
@@ -138,6 +139,8 @@ def compute_lines(rates: Sequence[RunCompute], *, sources: bool = True) -> Itera
 
 def rank_lines(run: RunEvidence) -> Iterator[tuple[str, str]]:
     """A name and a line for each rank if their own work differs; of many ranks those with most and with least of it."""
+    if any(work.exposed_ms is None for work in run.ranks):
+        return
     own_ms = {work.rank: sum(work.step_leaves_ms.values()) for work in run.ranks}
     ranks = sorted(run.ranks, key=lambda work: -own_ms[work.rank])
     if not ranks or max(own_ms.values()) - min(own_ms.values()) < NAMED_FROM_PCT / 100 * run.step_ms.mean:
@@ -167,6 +170,8 @@ def rank_notes(run: RunEvidence) -> Iterator[str]:
             f"the records of {missing} of {run.world_size} ranks are not known: rank {run.rank} may wait for them in "
             "other and backward"
         )
+    if (because := not_measured(run.ranks)) and late_rank(run.ranks) is None:
+        yield f"the ranks differ, and which of them is late is not measured: {because}"
     if run.ledger is None or len(run.ranks) < 2:  # noqa: PLR2004
         return
     costs = LedgerCosts(run, run.ledger)

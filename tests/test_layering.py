@@ -19,6 +19,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 COMMON = {
     "errors": set(),
     "forks": set(),
+    "guard": {"plain_text"},
     "json_layout": {"msgspec", "plain_text"},
     "lazy": set(),
     "names": set(),

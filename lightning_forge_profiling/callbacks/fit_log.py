@@ -13,7 +13,6 @@ import torch
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batches import WorkCounter
 from lightning_forge_profiling.callbacks.folders import UPLOAD_S, finished_files, upload
-from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loggers import PUBLISH_S, Loggers, Result, publish
 from lightning_forge_profiling.callbacks.rank_watch import RankWatch
@@ -30,6 +29,7 @@ from lightning_forge_profiling.callbacks.window_flops import (
     with_advice,
     with_problem,
 )
+from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.names import (
     MFU,
     MFU_MEASURED,

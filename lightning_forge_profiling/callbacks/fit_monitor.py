@@ -14,7 +14,6 @@ from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S
 from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.callbacks.fit_results import FitReporter, FitResults
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
-from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.callbacks.host_readings import HostReadings
 from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, SetUpParts, TearDown, begin_ledger, hook_parts
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, StepProgress, Trainer
@@ -26,6 +25,7 @@ from lightning_forge_profiling.diagnosis.compilations import recompiled
 from lightning_forge_profiling.diagnosis.memory import growth_words
 from lightning_forge_profiling.forks import OWNED
 from lightning_forge_profiling.gpu.nsight import nsight_ranges
+from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.record.histogram import bucket

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 from torch.profiler import supported_activities
 
 from lightning_forge_profiling.callbacks import folders, lightning_api
-from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.run_settings import loader_settings
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory import MemorySnapshot
 from lightning_forge_profiling.gpu.nsight import nsight_ranges
+from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.names import PROFILER, WINDOW, memory_path
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import exit_timeout_s

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from lightning_forge_profiling.callbacks.batches import length_of
-from lightning_forge_profiling.callbacks.guard import Guarded, guarded
 from lightning_forge_profiling.callbacks.loop_trainer import LoopTrainer, loader_of
 from lightning_forge_profiling.callbacks.stack_sampler import WorkerStacks
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.guard import Guarded, guarded
 
 _MOST_LOADERS: Final = 16  # a script may make a new loader for each epoch
 

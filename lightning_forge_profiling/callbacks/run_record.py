@@ -20,12 +20,12 @@ from msgspec.structs import replace
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.folders import run_folder
-from lightning_forge_profiling.callbacks.guard import Guarded, guarded
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loop_trainer import model_name
 from lightning_forge_profiling.callbacks.run_report import built_in_ms
 from lightning_forge_profiling.callbacks.run_settings import loader_settings
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.guard import Guarded, guarded
 from lightning_forge_profiling.names import RECORD_FOLDER, WAIT_PREFIX
 from lightning_forge_profiling.plain_text import name_of, plain_logger
 from lightning_forge_profiling.profiler.child import ctrl_c_ends

@@ -7,9 +7,9 @@ from time import perf_counter_ns
 from typing import Any, Final
 
 from lightning_forge_profiling.callbacks.completed_steps import CompletedSteps, EndedStep
-from lightning_forge_profiling.callbacks.guard import Guarded, guarded
 from lightning_forge_profiling.callbacks.plain_steps import PlainSteps
 from lightning_forge_profiling.callbacks.standstills import Standstills
+from lightning_forge_profiling.guard import Guarded, guarded
 from lightning_forge_profiling.names import (
     DATA_LOADER,
     EXCLUDED,

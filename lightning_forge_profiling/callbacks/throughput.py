@@ -14,13 +14,13 @@ from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.callbacks.fit_monitor import DEFAULT_WARMUP_STEPS, FitMonitor
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.forge_profiler import ForgeProfilerCallback
-from lightning_forge_profiling.callbacks.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer, evaluation_source
 from lightning_forge_profiling.callbacks.loggers import Loggers
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, taking_part
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
 from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
+from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.schema import LoopRates
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
 from lightning_forge_profiling.timing.ledger import LedgerClock

@@ -52,9 +52,8 @@ def callbacks() -> list[Any]:
         return []
     _watch_exit()
     for callback in added:
-        callback.added, callback.logs, callback.fits = True, logs, fits
-        if batch_size is not None:
-            callback.batch_size_fn = partial(_of_each_batch, batch_size)
+        size = None if batch_size is None else partial(_of_each_batch, batch_size)
+        callback.settings = callback.settings.under_run(logs=logs, fits=fits, batch_size_fn=size)
     return added
 
 

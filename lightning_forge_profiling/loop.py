@@ -3,6 +3,7 @@
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from math import inf
 from numbers import Real
 from types import TracebackType
@@ -100,7 +101,7 @@ def _added() -> list[Any]:
     added = entry_point.callbacks()
     if not added:
         records = ThroughputCallback()
-        records.added = True
+        records.settings = replace(records.settings, added=True)
         added = [records]
     return added
 

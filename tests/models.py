@@ -1,6 +1,7 @@
 """Tiny but real modules and data; `slow` names the one place of a step that takes at least `SLOW_MS`."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -37,7 +38,8 @@ def quiet_trainer(*callbacks, **options):
     With a logger, our rows come at its own interval, however short.
     """
     for callback in callbacks if options.get("logger") else ():
-        callback.log_period_s = callback.shares_period_s = 0.0
+        if isinstance(callback, ThroughputCallback):
+            callback.settings = replace(callback.settings, log_period_s=0.0, shares_period_s=0.0)
     quiet: dict[str, Any] = {
         "accelerator": "cpu", "devices": 1, "max_epochs": 1, "logger": False, "enable_checkpointing": False,
         "enable_progress_bar": False, "enable_model_summary": False,

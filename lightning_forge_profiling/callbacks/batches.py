@@ -6,10 +6,11 @@ from dataclasses import fields, is_dataclass
 from itertools import islice
 from math import isfinite
 from operator import attrgetter, itemgetter
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import torch
 
+from lightning_forge_profiling.callbacks.fit_settings import FlopsPerBatch
 from lightning_forge_profiling.callbacks.lightning_api import BatchSource, LightningModule, Trainer, batch_source
 from lightning_forge_profiling.names import function_part
 from lightning_forge_profiling.plain_text import plain_logger
@@ -111,8 +112,6 @@ def _inside(part: Any) -> Iterable[tuple[Callable[[Any], Any], Any]]:
 
 
 _log = plain_logger(__name__)
-
-FlopsPerBatch: TypeAlias = float | Callable[[Any], float] | None
 
 _SAMPLES: Final = "samples"
 _REMEDY: Final = "Give ThroughputCallback a batch_size_fn"

@@ -1,23 +1,29 @@
 """What `ThroughputCallback` logs of a fit, and when: rates, GPU telemetry, FLOP/s, and the record."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 from socket import gethostname
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import Final
 
 import torch
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batches import WorkCounter
+from lightning_forge_profiling.callbacks.fit_settings import FitSettings, ThroughputSettings
+from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.folders import UPLOAD_S, finished_files, upload
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loggers import PUBLISH_S, Loggers, Result, publish
+from lightning_forge_profiling.callbacks.rank_waits import RankWaits
 from lightning_forge_profiling.callbacks.rank_watch import RankWatch
 from lightning_forge_profiling.callbacks.rank_work import LiveWork
 from lightning_forge_profiling.callbacks.run_record import RecordFolder, RunRecorder, claim_record_folder
+from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, run_telemetry
 from lightning_forge_profiling.callbacks.window_agreement import WindowAgreement
 from lightning_forge_profiling.callbacks.window_flops import (
@@ -49,6 +55,7 @@ from lightning_forge_profiling.record.reader import RecordError
 from lightning_forge_profiling.report.run_page import write_run_page
 from lightning_forge_profiling.schema import (
     Analysis,
+    CpuUse,
     LoopRates,
     RanksStatus,
     RankWork,
@@ -61,11 +68,18 @@ from lightning_forge_profiling.schema import (
 from lightning_forge_profiling.timing.ledger import ledger_metrics
 from lightning_forge_profiling.timing.rates import Compute, Peak
 
-if TYPE_CHECKING:  # which make the log
-    from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor
-    from lightning_forge_profiling.callbacks.throughput import ThroughputCallback
-
 _log = plain_logger(__name__)
+
+_UNASKED: Final = ThroughputSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What other ranks, and who asks for a window, learn from while a fit trains."""
+
+    waits: RankWaits | None
+    cpu: Callable[[int], CpuUse | None]  # the use of the cores, on which there are so many ranks
+    window: FitWindow | None
 
 
 class FitLog(Guarded):
@@ -73,9 +87,19 @@ class FitLog(Guarded):
 
     called = "ThroughputCallback"
 
-    def __init__(self, trainer: Trainer, settings: "ThroughputCallback", monitor: "FitMonitor") -> None:
-        self._settings, self._monitor = settings, monitor
-        self._step_timer, self._ledger = monitor.step_timer, monitor.ledger
+    def __init__(
+        self,
+        trainer: Trainer,
+        settings: FitSettings,
+        step_timer: StepTimer,
+        *,
+        loop_rates: Callable[[], Mapping[str, LoopRates]],
+        metrics: Callable[[], dict[str, float]],
+    ) -> None:
+        self._settings = settings.throughput or _UNASKED
+        self._alone = len(settings.callbacks) == 1
+        self._loop_rates, self._further_metrics = loop_rates, metrics
+        self._step_timer, self._ledger = step_timer, step_timer.ledger
         self._sought_peak = self._logged_peak = self._advised = False
         self._replicas = lightning_api.replicas(trainer)
         self._devices_per_batch = lightning_api.devices_per_batch(trainer)
@@ -92,7 +116,7 @@ class FitLog(Guarded):
         self._run_record: RunRecorder | None = None
         self.ranks: RankWatch | None = None
         self._failed = False
-        keeps = settings.record and not trainer.fast_dev_run and not monitor.brief
+        keeps = settings.keeps_record and not trainer.fast_dev_run and not settings.brief
         self._record_folder = claim_record_folder(trainer) if keeps else None  # a collective
         self._hangs: HangWatch | None = None
         if self._record_folder is not None:
@@ -117,59 +141,59 @@ class FitLog(Guarded):
     @property
     def loops(self) -> tuple[LoopRates, ...]:
         """What the validation runs so far did; empty before the first."""
-        return tuple(self._settings.loop_rates().values())
+        return tuple(self._loop_rates().values())
 
     @guarded
-    def begin(self, trainer: Trainer, counter: WorkCounter, *, report: Callable[[], RunReport]) -> None:
+    def begin(
+        self,
+        trainer: Trainer,
+        counter: WorkCounter,
+        *,
+        report: Callable[[], RunReport],
+        live: Live,
+    ) -> None:
         """Start the record, start to read the GPU's sensors, and find what the run's rate is compared with."""
         self._counter = counter
         if self._record_folder is not None:
-            self._start_record(trainer, self._record_folder, report)
+            self._start_record(trainer, self._record_folder, report, live)
         # other ranks' sensors are in their records alone
         if self._settings.telemetry_period_s is not None and (trainer.is_global_zero or self._run_record is not None):
             self._start_telemetry(trainer.strategy.root_device, self._settings.telemetry_period_s)
         if self._may_count or self._compares:
             self._find_peak(trainer)
 
-    def _start_record(self, trainer: Trainer, folder: RecordFolder, report: Callable[[], RunReport]) -> None:
+    def _start_record(
+        self, trainer: Trainer, folder: RecordFolder, report: Callable[[], RunReport], live: Live
+    ) -> None:
         try:
             self._run_record = RunRecorder(trainer, folder, self._step_timer, report=report, metrics=self.summary)
             if self._hangs is not None:
-                self.ranks = self._watch_ranks(trainer, folder, self._run_record, self._hangs)
+                self.ranks = self._watch_ranks(trainer, folder, self._run_record, self._hangs, live)
                 self.ranks.start()
         except Exception as exc:
             _log.warning("This run will have no record: %s: %s", type(exc).__name__, exc)
             _log.debug("", exc_info=exc)
 
-    def _watch_ranks(self, trainer: Trainer, folder: RecordFolder, record: RunRecorder, hangs: HangWatch) -> RankWatch:
-        rank, of_host = int(trainer.global_rank), max(int(trainer.num_devices), 1)
-        work = LiveWork(
-            self._step_timer,
-            rank,
-            gethostname(),
-            waits=self._monitor.waits,
-            cpu=lambda: self._monitor.readings.cpu_so_far(of_host),
-            sensors=self._sensors,
-        )
-        window, windows = self._monitor.window, None
-        if window is not None and window.can_be_asked:
+    def _watch_ranks(
+        self, trainer: Trainer, folder: RecordFolder, record: RunRecorder, hangs: HangWatch, live: Live
+    ) -> RankWatch:
+        path, run, _ = folder
+        rank, world_size, of_host = int(trainer.global_rank), int(trainer.world_size), max(int(trainer.num_devices), 1)
+        timer, sensors, windows = self._step_timer, self._sensors, None
+        if live.window is not None and live.window.can_be_asked:
             windows = WindowAgreement(
-                folder.path,
-                folder.run,
-                rank=rank,
-                world_size=int(trainer.world_size),
-                window=window,
-                step_timer=self._step_timer,
-                note=record.note,
+                path, run, rank=rank, world_size=world_size, window=live.window, step_timer=timer, note=record.note
             )
         return RankWatch(
-            folder.path,
-            folder.run,
+            path,
+            run,
             rank=rank,
-            world_size=int(trainer.world_size),
-            step_timer=self._step_timer,
-            work=work,
-            sensors=self._sensors,
+            world_size=world_size,
+            step_timer=timer,
+            work=LiveWork(
+                timer, rank, gethostname(), waits=live.waits, cpu=partial(live.cpu, of_host), sensors=sensors
+            ),
+            sensors=sensors,
             note=record.note,
             hangs=hangs,
             windows=windows,
@@ -196,7 +220,7 @@ class FitLog(Guarded):
     @property
     def _may_count(self) -> bool:
         """Whether operations are counted, or a recorded window may count them."""
-        return self._counts_flops or len(self._monitor.callbacks) > 1
+        return self._counts_flops or not self._alone
 
     def _start_telemetry(self, device: torch.device, period_s: float) -> None:
         if device.type != "cuda":
@@ -445,7 +469,7 @@ class FitLog(Guarded):
             of_gpu = self._telemetry.metrics(rates.samples, rates.total_ms)
             self._of_gpu = of_gpu or self._of_gpu
             metrics |= of_gpu
-        metrics |= rank_metrics(None if self.ranks is None else self.ranks.status) | self._monitor.metrics()
+        metrics |= rank_metrics(None if self.ranks is None else self.ranks.status) | self._further_metrics()
         self._logged_at = step
         if self._settings.prog_bar:
             shown = (per_second("samples"), per_second("steps"))

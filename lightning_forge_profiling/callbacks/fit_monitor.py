@@ -1,21 +1,22 @@
 """`FitMonitor`: everything that watches one fit of a Trainer, made in `setup` and ended in one place."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batches import WorkCounter
 from lightning_forge_profiling.callbacks.boundary_profiler import ProfilerProxy
 from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S
-from lightning_forge_profiling.callbacks.fit_log import FitLog
-from lightning_forge_profiling.callbacks.fit_results import FitReporter, FitResults
+from lightning_forge_profiling.callbacks.fit_log import FitLog, Live
+from lightning_forge_profiling.callbacks.fit_results import FitCallback, FitReporter, FitResults
+from lightning_forge_profiling.callbacks.fit_settings import FitSettings
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.host_readings import HostReadings
-from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, SetUpParts, TearDown, begin_ledger, hook_parts
+from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, SetUpParts, TearDown, hook_parts
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, StepProgress, Trainer
 from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch, memory_watch
 from lightning_forge_profiling.callbacks.rank_waits import RankWaits
@@ -29,19 +30,12 @@ from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.record.histogram import bucket
-from lightning_forge_profiling.schema import MemoryGrowth, Recompilation, TraceReport
-from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
+from lightning_forge_profiling.schema import LoopRates, MemoryGrowth, Recompilation, TraceReport
+from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.garbage import count_collections_anew
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.region import RegionSink, set_region_sink
-
-if TYPE_CHECKING:  # which makes the monitor
-    from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
-
-# compilation, autotuning and lazy initialization happen in the first step or two, the allocator's pools settle within a
-# few, and a loader with four workers has eight batches ready at the start that it will never have again
-DEFAULT_WARMUP_STEPS = 10
 
 _log = plain_logger(__name__)
 
@@ -54,26 +48,22 @@ class FitMonitor(Guarded):
     def __init__(
         self,
         trainer: Trainer,
-        callbacks: "Sequence[TimedCallback]",
-        ledger: LedgerClock | None = None,
-        *,
-        brief: bool = False,
+        callbacks: Sequence[FitCallback],
+        settings: FitSettings,
+        ledger: LedgerClock,
     ) -> None:
-        self.callbacks = callbacks
-        self.brief = brief  # whether this fit is timed only: no window, no record, one line
+        self.callbacks, self.settings, self.ledger = callbacks, settings, ledger
         self.window: FitWindow | None = None
         self.log: FitLog | None = None
-        self.ledger = ledger or begin_ledger(max(callback.built_ns for callback in callbacks))
-        warmup = [callback.warmup_steps for callback in callbacks if callback.warmup_steps is not None]
-        overhead = next((one.overhead for one in callbacks if one.overhead != DEFAULT_SHARE), DEFAULT_SHARE)
         nsight = nsight_ranges(os.environ)
         self.step_timer = StepTimer(
             CUDATimerCollection((), device=trainer.strategy.root_device),
-            regions=set.intersection(*(set(callback.regions) for callback in callbacks)),
-            warmup_steps=max(warmup, default=DEFAULT_WARMUP_STEPS),
-            budget=TimingBudget(overhead if nsight is None else None),  # its timeline shows the regions of each step
-            ledger=self.ledger,
-            bucket=bucket if any(callback.record for callback in callbacks) else None,
+            regions=settings.regions,
+            warmup_steps=settings.warmup_steps,
+            # Nsight's timeline shows the regions of each step
+            budget=TimingBudget(settings.overhead if nsight is None else None),
+            ledger=ledger,
+            bucket=bucket if settings.keeps_record else None,
             nsight=nsight,
         )
         self._ended = self._closed = self._concluded = self._checking = False
@@ -111,15 +101,24 @@ class FitMonitor(Guarded):
 
     # -- before the training loop --------------------------------------------------------------------------------
 
-    def awaits(self, callback: "TimedCallback") -> bool:
+    def awaits(self, callback: FitCallback) -> bool:
         """Whether the callback takes part and has not been set up yet."""
         return any(callback is awaited for awaited in self._awaited)
 
-    def has_joined(self, callback: "TimedCallback", trainer: Trainer, module: LightningModule) -> None:
+    def has_joined(self, callback: FitCallback, trainer: Trainer, module: LightningModule) -> None:
         """A callback has been set up; after the last of them the hooks of the set-up are timed."""
         self._awaited = [awaited for awaited in self._awaited if awaited is not callback]
         if not self._awaited:  # from here on none of us looks at the user's profiler
             self._watch_set_up(trainer, module)
+
+    def add_log(self, trainer: Trainer, loop_rates: Callable[[], Mapping[str, LoopRates]]) -> None:
+        """Log metrics and keep a record. Agrees on the record's folder: a collective."""
+        self.log = FitLog(trainer, self.settings, self.step_timer, loop_rates=loop_rates, metrics=self.metrics)
+
+    def add_window(self, trainer: Trainer) -> None:
+        """Record windows, if any is asked for. Agrees on their folder: a collective. May raise ConfigurationError."""
+        if self.settings.recording is not None:
+            self.window = FitWindow(trainer, self.settings.recording, self.step_timer)
 
     @guarded
     def _watch_set_up(self, trainer: Trainer, module: LightningModule) -> None:
@@ -161,7 +160,12 @@ class FitMonitor(Guarded):
             self.window.begin(trainer)
         self.ledger.count_steps(on=not (self.recording or self._warming_up()))
         if self.log is not None:
-            self.log.begin(trainer, self._counter, report=partial(self._reporter.so_far, trainer))
+            self.log.begin(
+                trainer,
+                self._counter,
+                report=partial(self._reporter.so_far, trainer),
+                live=Live(self.waits, self.readings.cpu_so_far, self.window),
+            )
         count_collections_anew()
 
     def _measure_waits(self, trainer: Trainer) -> None:
@@ -169,11 +173,11 @@ class FitMonitor(Guarded):
             self.waits = RankWaits(trainer, self.step_timer)
 
     def _work_counter(self, module: LightningModule, progress: StepProgress) -> WorkCounter:
-        first, last = self.callbacks[0], self.callbacks[-1]  # one of each kind at most
+        asked = self.settings.throughput
         return WorkCounter(
-            first.batch_size_fn or last.batch_size_fn,
-            first.tokens_fn or last.tokens_fn,
-            last.flops_per_batch if first.flops_per_batch is None else first.flops_per_batch,
+            self.settings.batch_size_fn,
+            None if asked is None else asked.tokens_fn,
+            None if asked is None else asked.flops_per_batch,
             module,
             self.ledger,
             updates=progress.updates.completed,

@@ -6,13 +6,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from lightning_forge_profiling.callbacks.fit_log import FitLog
+from lightning_forge_profiling.callbacks.fit_settings import FitSettings
+from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loop_trainer import LoopTrainer
 from lightning_forge_profiling.callbacks.process_fits import FITS, shapes_of
 from lightning_forge_profiling.callbacks.run_report import (
     OtherRanks,
+    ReportedFit,
     further_findings,
     recorded_analysis,
     run_report,
@@ -24,9 +28,6 @@ from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.schema import Analysis, RunReport, TraceReport
 from lightning_forge_profiling.timing.ledger import Ledger
-
-if TYPE_CHECKING:  # which makes the reporter
-    from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor
 
 _log = plain_logger(__name__)
 
@@ -51,10 +52,42 @@ class NewestResults:
         return self
 
 
+class FitCallback(Protocol):
+    """A callback that takes part in a fit."""
+
+    fit_results: FitResults
+
+    def skip_hooks(self, *, backward: bool) -> None:
+        """Training begins; `backward`: whether the hooks around a manual backward do nothing."""
+
+    def fit_is_over(self) -> None:
+        """Keep the results, and nothing else of the fit."""
+
+
+class Fit(ReportedFit, Protocol):
+    """What watches a fit."""
+
+    @property
+    def log(self) -> FitLog | None:
+        """What the loggers get, and the record."""
+
+    @property
+    def window(self) -> FitWindow | None:
+        """The windows."""
+
+    @property
+    def settings(self) -> FitSettings:
+        """What the callbacks ask for."""
+
+    @property
+    def callbacks(self) -> Sequence[FitCallback]:
+        """Those that take part."""
+
+
 class FitReporter:
     """Makes the report on a fit, prints it, and gives each callback the results so far."""
 
-    def __init__(self, monitor: "FitMonitor") -> None:
+    def __init__(self, monitor: Fit) -> None:
         self._monitor = monitor
         self.report: RunReport | None = None
         self._recorded: Analysis | None = None
@@ -69,7 +102,7 @@ class FitReporter:
         """Make the report at the end. Rewrites the reports beside the trace, and copies them to a remote folder."""
         monitor, report = self._monitor, None
         window, log, zero = monitor.window, monitor.log, trainer.is_global_zero
-        if monitor.step_timer.began and (zero or any(callback.record for callback in monitor.callbacks)):
+        if monitor.step_timer.began and (zero or monitor.settings.keeps_record):
             self._recorded = recorded = recorded_analysis(monitor.trace())
             others = None if log is None else partial(log.other_ranks, trainer, interrupted=interrupted)
             report = self.so_far(trainer, recorded, others)
@@ -90,18 +123,17 @@ class FitReporter:
 
     def print(self, trainer: Trainer, ledger: Ledger) -> None:
         """Print the table, on rank 0."""
-        report, callbacks = self.amend(ledger), self._monitor.callbacks
+        report, settings = self.amend(ledger), self._monitor.settings
         if report is None:
             return
-        line, added = "", all(callback.added for callback in callbacks)
+        line, added = "", settings.all_added
         if report.model and added:
-            shapes, brief = shapes_of(trainer.lightning_module), self._monitor.brief
-            line = FITS.add(shapes, self._began_s, report, brief=brief)
+            line = FITS.add(shapes_of(trainer.lightning_module), self._began_s, report, brief=settings.brief)
         if not trainer.is_global_zero:
             return
         # standard output belongs to the script, unless a Trainer of it has our callbacks
         screen = Screen(sys.stderr, wrap=True) if added or isinstance(trainer, LoopTrainer) else None
-        if self._monitor.brief:
+        if settings.brief:
             (screen or Screen()).line(line, whole=True)
         else:
             print_end(report, self._files(report), screen)

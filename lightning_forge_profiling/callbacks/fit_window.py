@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from torch.profiler import supported_activities
 
 from lightning_forge_profiling.callbacks import folders, lightning_api
+from lightning_forge_profiling.callbacks.fit_settings import RecordingSettings
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.run_settings import loader_settings
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
@@ -33,9 +34,6 @@ from lightning_forge_profiling.profiler.config import (
 from lightning_forge_profiling.profiler.paths import writable_folder_problem
 from lightning_forge_profiling.profiler.session import TraceSession
 from lightning_forge_profiling.schema import MOST_TEXT, TraceReport, WindowAnswer, WindowPlan
-
-if TYPE_CHECKING:  # which makes the window
-    from lightning_forge_profiling.callbacks.forge_profiler import ForgeProfilerCallback
 
 _log = plain_logger(__name__)
 
@@ -72,7 +70,7 @@ class FitWindow(Guarded):
 
     called = "ForgeProfilerCallback"
 
-    def __init__(self, trainer: Trainer, settings: "ForgeProfilerCallback", step_timer: StepTimer) -> None:
+    def __init__(self, trainer: Trainer, settings: RecordingSettings, step_timer: StepTimer) -> None:
         self._settings, self._step_timer = settings, step_timer
         self._rank, self._world_size = int(trainer.global_rank), int(trainer.world_size)
         self._deferred = False

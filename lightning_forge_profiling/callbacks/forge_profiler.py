@@ -1,15 +1,14 @@
 """`ForgeProfilerCallback`: records a window of steps with `torch.profiler`."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from os import PathLike
 from typing import Any, Literal
 
 from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor
-from lightning_forge_profiling.callbacks.fit_window import FitWindow
+from lightning_forge_profiling.callbacks.fit_settings import RecordingSettings
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.gpu.memory import validate_snapshot_step
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.profiler.config import STEADY_STEPS, ProfilingConfig
 from lightning_forge_profiling.schema import TraceReport
@@ -69,6 +68,8 @@ class ForgeProfilerCallback(TimedCallback):
         lightning_forge_profiling.errors.ConfigurationError: end_step must be greater than start_step: ...
     """
 
+    settings: RecordingSettings
+
     def __init__(
         self,
         start_step: int | None = None,
@@ -89,23 +90,11 @@ class ForgeProfilerCallback(TimedCallback):
         when: Literal["slow"] | None = None,
         memory_snapshot: Literal["oom"] | int | None = None,
     ) -> None:
-        super().__init__()
-        if enabled:
-            _refuse_unless_list("regions must be a list of names", regions)
-            if ranks != "all":
-                _refuse_unless_list('ranks must be "all" or a list of global ranks', ranks)
-            if start_step is None and end_step is not None:
-                raise ConfigurationError(f"end_step={end_step} needs a start_step; without both, the window is found.")
-            _check_when(every, when, memory_snapshot)
-        self.enabled = enabled
-        self.every, self.when = every, when
-        self.only_when_asked = False
-        self.memory_snapshot = memory_snapshot
-        self.regions = tuple(regions) if enabled else REGIONS
-        self.ranks: Literal["all"] | tuple[int, ...] = "all" if ranks == "all" or not enabled else tuple(ranks)
+        if enabled and start_step is None and end_step is not None:
+            raise ConfigurationError(f"end_step={end_step} needs a start_step; without both, the window is found.")
         if end_step is None and isinstance(start_step, int):
             end_step = start_step + STEADY_STEPS
-        self.config = ProfilingConfig(
+        config = ProfilingConfig(
             enable=enabled,
             **({} if start_step is None else {"start_step": start_step, "end_step": end_step or 0}),
             trace_dir="profiler_traces" if trace_dir is None else trace_dir,
@@ -117,17 +106,18 @@ class ForgeProfilerCallback(TimedCallback):
             tensorboard=tensorboard,
             analyze=analyze,
         )
-        self.window = self.config.window if enabled and start_step is not None else None  # None: once it is steady
-        self.default_dir = trace_dir is None
-        if enabled:
-            unknown = [region for region in self.regions if region not in REGIONS]
-            if unknown:
-                raise ConfigurationError(
-                    f"Unknown regions {unknown}; known are {', '.join(REGIONS)}. "
-                    'Custom regions need no list: write `with region("name"):` in the module.'
-                )
-            if self.ranks != "all" and not (self.ranks and all(type(rank) is int and rank >= 0 for rank in self.ranks)):
-                raise ConfigurationError(f'ranks must be "all" or global ranks from 0 on, got {list(self.ranks)!r}.')
+        super().__init__(
+            RecordingSettings(
+                config=config,
+                window=config.window if enabled and start_step is not None else None,
+                default_dir=trace_dir is None,
+                regions=regions,
+                ranks=ranks,
+                every=every,
+                when=when,
+                memory_snapshot=memory_snapshot,
+            )
+        )
 
     def trace_report(self) -> TraceReport | None:
         """The report on this rank's window; None before a fit.
@@ -139,24 +129,9 @@ class ForgeProfilerCallback(TimedCallback):
 
     def join(self, trainer: Trainer, monitor: FitMonitor) -> None:
         """Agree on a folder with the other ranks and refuse one that cannot be written."""
-        if not monitor.brief:
-            monitor.window = FitWindow(trainer, self, monitor.step_timer)
+        monitor.add_window(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Note that the batch is trained on and not skipped."""
         if self.monitor is not None and self.monitor.window is not None:
             self.monitor.window.begin_step()
-
-
-def _check_when(every: object, when: object, memory_snapshot: Literal["oom"] | int | None) -> None:
-    if every is not None and not (type(every) is int and every > STEADY_STEPS):
-        raise ConfigurationError(f"every must be a number of steps above {STEADY_STEPS}, got {every!r}.")
-    if when not in {None, "slow"}:
-        raise ConfigurationError(f'when must be "slow" or None, got {when!r}.')
-    if memory_snapshot is not None:
-        validate_snapshot_step(memory_snapshot)
-
-
-def _refuse_unless_list(what: str, value: object) -> None:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise ConfigurationError(f"{what}, got {value!r}.")

@@ -3,13 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from socket import gethostname
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.folders import logger_folder, tracked_runs
+from lightning_forge_profiling.callbacks.host_readings import HostReadings
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loop_trainer import model_name
+from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch
+from lightning_forge_profiling.callbacks.rank_waits import RankWaits
 from lightning_forge_profiling.callbacks.run_settings import loader_settings, optimizer_settings, restarted_workers
+from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, BlockBootstrap, share_interval
 from lightning_forge_profiling.diagnosis.combine import combine, without_run
 from lightning_forge_profiling.diagnosis.drift import step_drift, window_effect
@@ -21,8 +25,10 @@ from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.schema import (
     Analysis,
+    LoopRates,
     RankWork,
     Rates,
+    Recompilation,
     RunCompute,
     RunEvidence,
     RunLedger,
@@ -36,12 +42,9 @@ from lightning_forge_profiling.schema import (
     TrackedRun,
     WorkerRestarts,
 )
-from lightning_forge_profiling.timing.ledger import Ledger, goodput
+from lightning_forge_profiling.timing.ledger import Ledger, LedgerClock, goodput
 from lightning_forge_profiling.timing.rates import Compute
 from lightning_forge_profiling.timing.run_totals import StepBlock
-
-if TYPE_CHECKING:  # which makes the reports
-    from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor
 
 _log = plain_logger(__name__)
 
@@ -204,9 +207,45 @@ def analysis_of(
 OtherRanks = Callable[[RankWork], Sequence[RankWork]]  # reads the work of the other ranks, given that of this one
 
 
+class ReportedLog(Protocol):
+    """What logs the metrics of a fit."""
+
+    @property
+    def loops(self) -> tuple[LoopRates, ...]:
+        """What the validation runs did."""
+
+    def telemetry(self, run: RunSummary) -> TelemetrySummary | str | None:
+        """What the GPU's sensors said, or why nothing; None if not asked for."""
+
+    def compute(
+        self, trainer: Trainer, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None
+    ) -> tuple[Compute, ...]:
+        """How fast the run computed."""
+
+
+class ReportedFit(Protocol):
+    """What watches a fit."""
+
+    @property
+    def log(self) -> ReportedLog | None:
+        """What logs its metrics."""
+
+    step_timer: StepTimer
+    ledger: LedgerClock
+    readings: HostReadings
+    memory: MemoryWatch | None
+    waits: RankWaits | None
+
+    def trace(self) -> TraceReport | None:
+        """The report on the window; None without one."""
+
+    def recompilations(self) -> tuple[Recompilation, ...]:
+        """What `torch.compile` compiled again."""
+
+
 def run_report(
     trainer: Trainer,
-    monitor: "FitMonitor",
+    monitor: ReportedFit,
     recorded: Analysis | None = None,
     others: OtherRanks | None = None,
     *,

@@ -3,21 +3,16 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from math import inf, isfinite
-from numbers import Real
 from time import perf_counter_ns
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batches import BatchCounter
-from lightning_forge_profiling.callbacks.fit_log import FitLog
-from lightning_forge_profiling.callbacks.fit_monitor import DEFAULT_WARMUP_STEPS, FitMonitor
-from lightning_forge_profiling.callbacks.fit_window import FitWindow
-from lightning_forge_profiling.callbacks.forge_profiler import ForgeProfilerCallback
+from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor
+from lightning_forge_profiling.callbacks.fit_settings import DEFAULT_WARMUP_STEPS, RecordingSettings, ThroughputSettings
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer, evaluation_source
 from lightning_forge_profiling.callbacks.loggers import Loggers
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, taking_part
-from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
 from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
 from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
@@ -25,9 +20,6 @@ from lightning_forge_profiling.schema import LoopRates
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.sums import added
-
-_SHORTEST_PERIOD_S: Final = 0.01  # NVML needs 1 ms or more per sample; a shorter period adds cost, not information
-_LOWEST_SHARE: Final = 1e-6
 
 
 class ThroughputCallback(TimedCallback):
@@ -87,9 +79,7 @@ class ThroughputCallback(TimedCallback):
         {}
     """
 
-    # log entries at the Trainer's own interval come at most this often: TensorBoard alone takes 0.6 ms for one
-    log_period_s = 1.0
-    shares_period_s = 10.0  # they have the shares of the run at most this often, and the first and the last one
+    settings: ThroughputSettings
     _loops: "EvaluationLoops | None" = None  # of the run that the Trainer is in
 
     def __init__(
@@ -109,46 +99,23 @@ class ThroughputCallback(TimedCallback):
         window: Literal["on-demand"] | None = None,
         publish: bool = True,
     ) -> None:
-        super().__init__()
-        if window not in {None, "on-demand"}:
-            raise ConfigurationError(f'window must be "on-demand" or None, got {window!r}.')
-        _refuse_unless_integer("warmup_steps", warmup_steps)
-        _refuse_unless_integer("log_every_n_steps", 0 if log_every_n_steps is None else log_every_n_steps)
-        _refuse_unless_function("batch_size_fn", batch_size_fn)
-        _refuse_unless_function("tokens_fn", tokens_fn)
-        if not callable(flops_per_batch):
-            _refuse_unless_operations("flops_per_batch", flops_per_batch)
-        _refuse_unless_operations("peak_flops", peak_flops)
-        if measured_peak is not None and not isinstance(measured_peak, MeasuredPeak):
-            raise ConfigurationError(
-                f"measured_peak takes what measure_peak() returns, got {measured_peak!r}; a number goes to peak_flops."
+        super().__init__(
+            ThroughputSettings(
+                warmup_steps=warmup_steps,
+                batch_size_fn=batch_size_fn,
+                tokens_fn=tokens_fn,
+                log_every_n_steps=log_every_n_steps,
+                prog_bar=prog_bar,
+                flops_per_batch=flops_per_batch,
+                peak_flops=peak_flops,
+                measured_peak=measured_peak,
+                telemetry_period_s=telemetry_period_s,
+                overhead=overhead,
+                record=record,
+                window=window,
+                publish=publish,
             )
-        _refuse_unless_between(
-            _SHORTEST_PERIOD_S,
-            telemetry_period_s,
-            inf,
-            f"telemetry_period_s must be a number of seconds from {_SHORTEST_PERIOD_S} on, or None for no telemetry",
         )
-        _refuse_unless_between(
-            _LOWEST_SHARE,
-            overhead,
-            1,
-            "overhead must be a share of the step between 0 and 1, as 0.005 for half a percent, or None to split every "
-            "step into regions",
-        )
-        self.overhead = overhead
-        self.warmup_steps = warmup_steps
-        self.batch_size_fn = batch_size_fn
-        self.tokens_fn = tokens_fn
-        self.log_every_n_steps = log_every_n_steps
-        self.prog_bar = prog_bar
-        self.flops_per_batch = flops_per_batch
-        self.peak_flops = peak_flops
-        self.measured_peak = measured_peak
-        self.telemetry_period_s = telemetry_period_s
-        self.record = record
-        self.window = window
-        self.publish = publish
         self._loop_rates: dict[str, LoopRates] = {}
 
     def summary(self) -> dict[str, float]:
@@ -170,12 +137,9 @@ class ThroughputCallback(TimedCallback):
 
     def join(self, trainer: Trainer, monitor: FitMonitor) -> None:
         """Agree with the other ranks on a folder for the record."""
-        monitor.log = FitLog(trainer, self, monitor)
-        records = any(isinstance(callback, ForgeProfilerCallback) for callback in monitor.callbacks)
-        if self.window == "on-demand" and not records and not monitor.brief:
-            asked = ForgeProfilerCallback()
-            asked.only_when_asked = asked.added = True
-            monitor.window = FitWindow(trainer, asked, monitor.step_timer)
+        monitor.add_log(trainer, self.loop_rates)
+        if not any(isinstance(settings, RecordingSettings) for settings in monitor.settings.callbacks):
+            monitor.add_window(trainer)  # one that a live run may be asked for
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find or make the monitor of a fit, and count the batches of the loops without training."""
@@ -184,7 +148,7 @@ class ThroughputCallback(TimedCallback):
         if any(self is one for one in taking_part(trainer.callbacks)):
             self._loop_rates = {} if stage == "fit" else self._loop_rates
             ledger = None if self.monitor is None else self.monitor.ledger
-            self._loops = EvaluationLoops(self.batch_size_fn, self.tokens_fn, ledger, logs=self.logs)
+            self._loops = EvaluationLoops(self.settings, ledger)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Close the fit, or whatever else the Trainer ran."""
@@ -256,16 +220,9 @@ class EvaluationLoops(Guarded):
 
     called = "Timing validation, test and prediction"
 
-    def __init__(
-        self,
-        batch_size_fn: Callable[[Any], float] | None,
-        tokens_fn: Callable[[Any], float] | None,
-        ledger: LedgerClock | None = None,
-        *,
-        logs: bool = True,
-    ) -> None:
-        self._logs = logs
-        self._counter_of = partial(BatchCounter, batch_size_fn, tokens_fn, ledger)
+    def __init__(self, settings: ThroughputSettings, ledger: LedgerClock | None = None) -> None:
+        self._logs = settings.logs
+        self._counter_of = partial(BatchCounter, settings.batch_size_fn, settings.tokens_fn, ledger)
         self._counters: dict[tuple[str, int], BatchCounter] = {}
         self._run: LoopRates | None = None
         self._loader: int | None = None
@@ -316,37 +273,3 @@ class EvaluationLoops(Guarded):
     def close(self) -> None:
         """Warn of entries that were lost."""
         self._loggers.close()
-
-
-# smaller values are a mistake of unit: the lowest plausible value, and an example of a right one
-_OPERATIONS: Final = {
-    "flops_per_batch": (1e3, "operations, as 2.5e12"),
-    "peak_flops": (1e9, "operations a second, as 989e12"),
-}
-
-
-def _refuse_unless_between(lowest: float, value: float | None, above: float, rule: str) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is not None and not (is_number and lowest <= value < above):
-        raise ConfigurationError(f"{rule}; got {value!r}.")
-
-
-def _refuse_unless_function(name: str, value: object) -> None:
-    if value is not None and not callable(value):
-        raise ConfigurationError(f"{name} must be a function of the batch, got {value!r}.")
-
-
-def _refuse_unless_integer(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ConfigurationError(f"{name} must be an integer >= 0, got {value!r}.")
-
-
-def _refuse_unless_operations(name: str, value: object) -> None:
-    if value is None:
-        return
-    if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value) or value <= 0:
-        got = f"a {type(value).__name__}: give its .total" if hasattr(value, "total") else repr(value)
-        raise ConfigurationError(f"{name} must be a number of operations above 0, got {got}.")
-    fewest, unit = _OPERATIONS[name]
-    if value < fewest:
-        raise ConfigurationError(f"{name} is in {unit}; got {value!r}.")

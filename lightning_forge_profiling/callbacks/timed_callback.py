@@ -1,24 +1,23 @@
 """The base class of both callbacks: finds the monitor of the fit, and passes Lightning's hooks on to it."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
 from functools import cache
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, ClassVar, Final, Literal, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import torch
 
-from lightning_forge_profiling.callbacks.batches import FlopsPerBatch
 from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor
 from lightning_forge_profiling.callbacks.fit_results import FitResults, NewestResults
+from lightning_forge_profiling.callbacks.fit_settings import FitSettings, TimingSettings
 from lightning_forge_profiling.callbacks.ledger_parts import SetUpParts, begin_ledger
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer, accept_late_imports
 from lightning_forge_profiling.callbacks.process_fits import FITS
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.names import REGIONS, SWITCHED_OFF, switched_off
+from lightning_forge_profiling.names import SWITCHED_OFF, switched_off
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.schema import Analysis
-from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
 from lightning_forge_profiling.timing.ledger import Ledger, LedgerClock
 
 _log = plain_logger(__name__)
@@ -46,26 +45,14 @@ class OpenLoop(Protocol):
 class TimedCallback(Callback):
     """Settings for the `FitMonitor` that the callbacks in one Trainer share, and the hooks around its steps."""
 
-    warmup_steps: int | None = None
-    regions: Collection[str] = REGIONS
-    batch_size_fn: Callable[[Any], int] | None = None
-    tokens_fn: Callable[[Any], int] | None = None
-    flops_per_batch: FlopsPerBatch = None
-    overhead: float | None = DEFAULT_SHARE
-    record: bool = False
-    enabled: bool = True
-    # whether `forge-profiling run` added it: then it gives way to others of its kind, and refuses nothing
-    added: bool = False
-    logs: bool = True  # whether the Trainer's loggers get anything: under `run` they are the script's
-    fits: Literal["first", "all"] = "all"  # which fits of equal modules in a process are recorded and printed in full
-
     loop: ClassVar["OpenLoop | None"] = None  # the loop without a Trainer that is profiled; a fit ends it
 
     monitor: FitMonitor | None = None  # of the fit that is running
     _begun: SetUpParts | None = None  # of a fit that has begun, until `setup`
 
-    def __init__(self) -> None:
+    def __init__(self, settings: TimingSettings) -> None:
         super().__init__()
+        self.settings = settings
         accept_late_imports()
         self._own_results: FitResults | None = None
         self._newest = NewestResults()
@@ -157,7 +144,7 @@ class TimedCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find or make the monitor of the fit, and refuse what cannot work."""
-        if stage != "fit" or not self.enabled:
+        if stage != "fit" or not self.settings.enabled:
             return
         FITS.begun = True
         if TimedCallback.loop is not None and TimedCallback.loop.thread == get_ident():
@@ -170,7 +157,9 @@ class TimedCallback(Callback):
             if self not in callbacks:
                 return
             _refuse_twins(callbacks)
-            monitor = FitMonitor(trainer, callbacks, self._leave_begun(trainer), brief=_is_further(callbacks, trainer))
+            ledger = self._leave_begun(trainer) or begin_ledger(max(callback.built_ns for callback in callbacks))
+            settings = FitSettings(tuple(each.settings for each in callbacks), brief=_is_further(callbacks, trainer))
+            monitor = FitMonitor(trainer, callbacks, settings, ledger)
             for callback in callbacks:
                 if callback.monitor is not None:
                     callback.monitor.abandon(trainer)
@@ -258,20 +247,20 @@ def _are_twins(one: TimedCallback, other: TimedCallback) -> bool:
 def taking_part(callbacks: Iterable[Callback]) -> tuple[TimedCallback, ...]:
     """The enabled callbacks of this package: of each kind those of the script, else the first that `run` added."""
     # a script that gives one list to two Trainers has what was added to the first in the second, too
-    ours = [callback for callback in callbacks if isinstance(callback, TimedCallback) and callback.enabled]
+    ours = [callback for callback in callbacks if isinstance(callback, TimedCallback) and callback.settings.enabled]
     if ours and switched_off():
         _say_off()
         return ()
-    chosen = [callback for callback in ours if not callback.added]
+    chosen = [callback for callback in ours if not callback.settings.added]
     for callback in ours:
-        if callback.added and not any(_are_twins(callback, other) for other in chosen):
+        if callback.settings.added and not any(_are_twins(callback, other) for other in chosen):
             chosen.append(callback)
     return tuple(callback for callback in ours if callback in chosen)
 
 
 def _is_further(callbacks: Iterable[TimedCallback], trainer: Trainer) -> bool:
     """Whether this fit gets a line alone. A collective, where the callbacks ask for it: the answer is rank 0's."""
-    if any(callback.fits == "all" for callback in callbacks):
+    if any(callback.settings.fits == "all" for callback in callbacks):
         return False
     further: bool = trainer.strategy.broadcast(FITS.has_had(trainer.lightning_module))
     return further

@@ -56,7 +56,7 @@ READERS = {
     JSON: ("import json", "json.load(open(path))"),
     ORJSON: ("import orjson", "orjson.loads(open(path, 'rb').read())"),
     "typed msgspec, the whole text": (
-        "import msgspec; from lightning_forge_profiling.kineto.tables import TraceEvent as Event",
+        "import msgspec; from lightning_forge_profiling.kineto.reader import TraceEvent as Event",
         "msgspec.json.decode(open(path, 'rb').read(), type=msgspec.defstruct('File', [('traceEvents', list[Event])]))",
     ),
     "`read_trace` (ours)": (

@@ -12,8 +12,7 @@ import numpy as np
 
 from lightning_forge_profiling.bench.comparison import compare_benchmarks
 from lightning_forge_profiling.bench.result import BenchmarkResult, median_interval
-from lightning_forge_profiling.bench.sampling import collect
-from lightning_forge_profiling.bench.timed_call import Options
+from lightning_forge_profiling.bench.sampling import Options, collect
 
 NOISE = 0.02
 CALL_US = 20_000.0

@@ -21,7 +21,7 @@ import msgspec
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lightning_forge_profiling.diagnosis.rank_status import ranks_status
-from lightning_forge_profiling.ranks.store import StoreClient
+from lightning_forge_profiling.ranks.channel import StoreClient
 from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, later, write_heard
 from lightning_forge_profiling.schema import Heard, Pulse, RankWork
 

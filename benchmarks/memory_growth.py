@@ -13,7 +13,7 @@ from itertools import product
 from random import Random
 from statistics import median
 
-from lightning_forge_profiling.gpu.memory_growth import Growth, GrowthWatch, Reading
+from lightning_forge_profiling.gpu.memory import Growth, GrowthWatch, Reading
 
 LIMIT = 80.0
 PER_READING = 5

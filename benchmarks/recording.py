@@ -23,8 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.fresh import middle, spread
 from benchmarks.workloads import GPT, SmallKernels
-from lightning_forge_profiling.profiler.collector import detached_at_stop
-from lightning_forge_profiling.profiler.marks import Marks
+from lightning_forge_profiling.profiler.collector import Marks, detached_at_stop
 
 LIVE, RECORDED, SETTLING = 12, 4, 3
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from lightning_forge_profiling.host import cpu_times, free_cores
 from lightning_forge_profiling.kineto.chunks import COMPRESS_LEVEL
-from lightning_forge_profiling.kineto.tensorboard_copy import write_plugin_copy
+from lightning_forge_profiling.kineto.copies import write_plugin_copy
 from lightning_forge_profiling.names import plugin_name, rank_summary_path, trace_name
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.safe_files import discard_with_folders, make_own_folder, open_regular, whole_file

@@ -51,10 +51,10 @@ def processor_name(cpuinfo: Path = _CPUINFO) -> str:
 
 def process_age_s() -> float | None:
     """Seconds since this process was started, to a hundredth; None if the system does not say."""
-    fields = _text(Path("/proc/self/stat")).rpartition(")")[2].split()  # a name may hold anything
-    if len(fields) <= _STARTED or not hasattr(time, "CLOCK_BOOTTIME"):
+    own = process_state("self")
+    if own is None or not hasattr(time, "CLOCK_BOOTTIME"):
         return None
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[_STARTED]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - own.started / os.sysconf("SC_CLK_TCK")
 
 
 class ProcessState(NamedTuple):
@@ -67,7 +67,7 @@ class ProcessState(NamedTuple):
     used_s: float  # CPU time of all threads, to a tick
 
 
-def process_state(pid: int) -> ProcessState | None:
+def process_state(pid: int | str) -> ProcessState | None:
     """The state of a process; None if there is none, or the system does not say."""
     fields = _text(_PROC / str(pid) / "stat").rpartition(")")[2].split()  # a name may hold anything
     if len(fields) <= _STARTED:
@@ -211,6 +211,7 @@ def cpu_times(
         for line in (text.split() for text in _text(proc / "stat").splitlines() if re.match(r"cpu\d", text))
         if int(line[0][3:]) in cores and any(number != "0" for number in line[1:])  # zeros: a sandbox that hides them
     ]
+    pressure_us = _number(proc / "pressure" / "cpu", r"some .*total=(\d+)")
     known = bool(cores) and len(lines) == len(cores)
     others = {pid: used for pid in processes if (used := _scheduled(proc / str(pid))) is not None}
     return CpuTimes(
@@ -224,7 +225,7 @@ def cpu_times(
         threads_s={} if threads is None else _threads(proc / "self" / "task", threads),
         stolen_s=sum(line[7] for line in lines if len(line) > 7) / ticks if known else None,  # noqa: PLR2004
         throttled=_throttled(cgroup, proc),
-        pressure_s=_pressure_s(proc),
+        pressure_s=None if pressure_us is None else pressure_us / 1e6,
         switches=None if resource is None else resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw,
     )
 
@@ -261,11 +262,6 @@ def _throttled(cgroup: Path, proc: Path) -> Throttling | None:
             if name in counts:
                 throttlings.append(Throttling(int(counts[name]) / per_s, int(counts.get("nr_throttled", 0))))
     return max(throttlings, default=None)
-
-
-def _pressure_s(proc: Path) -> float | None:
-    total = _number(proc / "pressure" / "cpu", r"some .*total=(\d+)")
-    return None if total is None else total / 1e6
 
 
 def _threads(tasks: Path, named: str) -> dict[int, tuple[float, float]]:

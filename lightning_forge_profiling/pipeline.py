@@ -7,7 +7,6 @@ together, in any order, and `conclude` matches collectives, finds causes and dec
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -27,25 +26,22 @@ from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN, shown, sp
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.host import usable_cores
 from lightning_forge_profiling.kineto.files import (
+    PACKAGE,
+    described,
     find_rank_summaries,
     find_ranks,
     find_traces,
     in_order,
+    is_of,
     is_rank_summary,
     rank_in_name,
-    windows_by_rank,
-)
-from lightning_forge_profiling.kineto.join import join_traces
-from lightning_forge_profiling.kineto.rank_result import (
-    PACKAGE,
-    described,
-    is_of,
     read_rank_result,
     read_summary,
+    windows_by_rank,
     write_rank_result,
 )
 from lightning_forge_profiling.kineto.reader import read_trace
-from lightning_forge_profiling.kineto.trace import Trace
+from lightning_forge_profiling.kineto.trace import Trace, join_traces
 from lightning_forge_profiling.names import SUMMARY_JSON, rank_summary_path
 from lightning_forge_profiling.plain_text import encodable
 from lightning_forge_profiling.processes import WorkerDiedError, run_in_processes
@@ -256,25 +252,18 @@ def _analyze_rank(files: Sequence[Path], **options: Any) -> RankResult | list[st
 
 def _kept(files: Sequence[Path], options: Mapping[str, Any]) -> RankResult | list[str] | None:
     """What an earlier analysis of the same files left, or what is wrong with it; None if there is none to use."""
-    usual = all(options[name] == default for name, default in _DEFAULTS.items())
-    if is_rank_summary(files[0]):
-        return _alone(files[0]) if usual else [f"{files[0]}: its trace is needed for these options"]
-    if usual:
-        with suppress(OSError, ValueError):
-            result = read_rank_result(rank_summary_path(files[0]))
-            return result if is_of(result, files) else None
-    return None
-
-
-def _alone(file: Path) -> RankResult | list[str]:
-    """A result whose trace is not here."""
+    alone = is_rank_summary(files[0])  # a result whose trace is not here
+    if any(options[name] != default for name, default in _DEFAULTS.items()):
+        return [f"{files[0]}: its trace is needed for these options"] if alone else None
     try:
-        result = read_rank_result(file)
+        result = read_rank_result(files[0] if alone else rank_summary_path(files[0]))
+        if not alone:
+            return result if is_of(result, files) else None
     except (OSError, ValueError) as exc:
-        return [f"{file}: {exc.strerror if isinstance(exc, OSError) else exc}"]
+        return [f"{files[0]}: {exc.strerror if isinstance(exc, OSError) else exc}"] if alone else None
     if result.package == PACKAGE:
         return result
-    return [f"{file}: by version {result.package} of this package, and this is {PACKAGE}: analyse its trace again"]
+    return [f"{files[0]}: by version {result.package} of this package, and this is {PACKAGE}: analyse its trace again"]
 
 
 def _read(files: Sequence[Path]) -> tuple[list[Trace], list[str]]:
@@ -372,14 +361,12 @@ def _not_counted(rank: RankSummary) -> str:
         for why, numbers in reasons.items()
     ]
     left_out = f"all figures leave out {' and '.join(parts)}" if parts else ""
-    return f"{_light_part(rank)}{left_out}" if by_light else left_out
-
-
-def _light_part(rank: RankSummary) -> str:
-    """Of which steps the figures are, where these are light."""
+    if not by_light:
+        return left_out
     light = [step for step in rank.per_step if step.counted]
     numbers = f"{light[0].number} to {light[-1].number}" if len(light) > 1 else str(light[0].number)
-    return f"figures are of the light steps {numbers}, recorded without operators, {_mean_ms(light)} on average; "
+    what = f"the light steps {numbers}, recorded without operators, {_mean_ms(light)} on average"
+    return f"figures are of {what}; {left_out}"
 
 
 def _mean_ms(steps: Sequence[Step]) -> str:

@@ -1,7 +1,8 @@
 """How long a step of a trace would take with something changed, and what would bound it then: `predict`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, TypeVar
@@ -16,11 +17,9 @@ from lightning_forge_profiling.analysis.replay import Graph, Played, error_pct, 
 from lightning_forge_profiling.analysis.timeline import draw
 from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
-from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
-from lightning_forge_profiling.kineto.join import join_traces
-from lightning_forge_profiling.kineto.rank_result import PACKAGE
+from lightning_forge_profiling.kineto.files import PACKAGE, find_traces, rank_in_name, windows_by_rank
 from lightning_forge_profiling.kineto.reader import read_trace
-from lightning_forge_profiling.kineto.trace import Ints, Table, Trace
+from lightning_forge_profiling.kineto.trace import Ints, Table, Trace, join_traces
 from lightning_forge_profiling.pipeline import conclude, counted_steps
 from lightning_forge_profiling.schema import UNKNOWN_RANK, Analysis, RankResult
 
@@ -38,14 +37,13 @@ def replayed_trace(steps: ReplaySteps, played: Played) -> Trace:
         columns: dict[str, Any] = {name: column[rows] for name, column in table.columns().items()}
         for side in {"start", "end"} & columns.keys():
             columns[side] = np.rint(np.interp(columns[side], recorded, now)).astype(np.int64) - base
-        return _in_order(type(table)(**columns))
+        return type(table)(**columns).in_order()
 
     stays = ~steps.gone.contains(trace.calls.start[graph.call])[graph.launched_by]
     start, end = played.work_start[stays] - base, played.work_end[stays] - base
-    gpu = replace(trace.gpu.at(graph.work[stays]), start=start, end=end)
     return replace(
         trace,
-        gpu=_in_order(gpu),
+        gpu=replace(trace.gpu.at(graph.work[stays]), start=start, end=end).in_order(),
         calls=moved(trace.calls),
         operators=moved(trace.operators),
         annotations=moved(trace.annotations),
@@ -75,54 +73,28 @@ def _anchors(steps: ReplaySteps, played: Played) -> tuple[Ints, Ints]:
     return ascending(np.concatenate(recorded), np.concatenate(now))
 
 
-def _in_order(table: _T) -> _T:
-    columns = table.columns()
-    end = columns.get("end", columns["start"])
-    return table.at(np.lexsort((-end, columns["start"])))
-
-
 _NOTHING: Final = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A step with something changed.
+    """A step with something changed. Times are of one step."""
 
-    Attributes:
-        steps: how many recorded steps were played, of each rank.
-        ranks: how many ranks.
-        recorded_ms: the mean recorded step, on the slowest rank.
-        replayed_ms: the step when the recorded ones are played again unchanged.
-        live_ms: the step without recording, for which the host is made faster; None if unknown.
-        hosts: the parts of its recorded time that the host is played with: several where the step does not show it.
-        before_ms: the step that the change is made to: that without recording, if it is known and explained by a faster
-            host, or else the one that is played.
-        error_pct: how far means of every other step, played again, are from what those took; None with a single step.
-        after_ms: the step with the change.
-        low_ms: lower end of the interval that the scatter of the recorded steps and the hosts give it.
-        high_ms: its upper end.
-        analysis: what would bound the step then; None if communication is overlapped, for what it then hides behind is
-            not known.
-        source: the trace or the folder.
-        numbers: numbers of the steps that were played.
-        notes: what to know of the changes.
-    """
-
-    source: str
-    numbers: tuple[int, ...]
-    steps: int
-    ranks: int
-    recorded_ms: float
-    replayed_ms: float
-    live_ms: float | None
-    hosts: tuple[float, ...]
-    before_ms: float
-    error_pct: float | None
-    after_ms: float
-    low_ms: float
-    high_ms: float
-    analysis: Analysis | None
-    notes: tuple[str, ...]
+    source: str  # the trace or the folder
+    numbers: tuple[int, ...]  # of the steps that were played
+    steps: int  # how many those are, of each rank
+    ranks: int  # how many ranks
+    recorded_ms: float  # the mean recorded step, on the slowest rank
+    replayed_ms: float  # when the recorded steps are played again unchanged
+    live_ms: float | None  # without recording, for which the host is made faster; None if unknown
+    hosts: tuple[float, ...]  # parts of its recorded time that the host is played with, if the step does not show it
+    before_ms: float  # what the change is made to: `live_ms` if a faster host explains it, or what is played
+    error_pct: float | None  # how far means of every other step, played again, are off; None with a single step
+    after_ms: float  # with the change
+    low_ms: float  # lower end of the interval that the scatter of the recorded steps and the hosts give it
+    high_ms: float  # its upper end
+    analysis: Analysis | None  # what would bound the step then; None if it is unknown what communication hides behind
+    notes: tuple[str, ...]  # what to know of the changes
 
 
 def predict(
@@ -157,7 +129,8 @@ def predict(
     ranks, source = _recorded(path, rank)
     if equal_ranks and len(ranks) == 1:
         raise ConfigurationError(f"{source}: one rank, and ranks can be equal only where there are several")
-    graphs = _of_all([steps.graph for steps in ranks])
+    # together, if they make the same collectives; else each waits as long in them as it was recorded
+    graphs = together([steps.graph for steps in ranks]) or [steps.graph for steps in ranks]
     replayed_ns, recorded_ns = step_ns(graphs), max(float(steps.graph.recorded_ns.mean()) for steps in ranks)
     errors = [error_pct(steps.graph, steps.recording.trace.calls.name) for steps in ranks]
     error = max((each for each in errors if each is not None), key=abs, default=None)
@@ -167,7 +140,10 @@ def predict(
             f"{path}: its steps cannot be played again, so nothing is predicted: unchanged they take {off_pct:.0f} % "
             f"more or less than recorded, and at most {MOST_ERROR_PCT:.0f} % would be"
         )
-    changed = [_changed(replace(steps, graph=graph), changes) for steps, graph in zip(ranks, graphs, strict=True)]
+    changed = [
+        reduce(lambda each, change: change(each), changes, replace(steps, graph=graph))
+        for steps, graph in zip(ranks, graphs, strict=True)
+    ]
     hosts = live_hosts(graphs, None if live_ms is None else live_ms * 1e6)
     if equal_ranks:  # which then wait for each other no more
         changed = [min(changed, key=lambda steps: step_ns([steps.graph.with_host(hosts[0])]))] * len(changed)
@@ -217,7 +193,7 @@ def _recorded(path: Path, rank: int | None) -> tuple[list[ReplaySteps], str]:
     for group in groups:
         recording = prepared(join_traces([read_trace(file) for file in group]))
         recording = with_steps(recording, counted_steps(recording, from_the_start=True))
-        steps = ReplaySteps.of(recording)
+        steps = ReplaySteps(recording, Graph.of(recording))
         if not can_be_played(steps.graph):
             known = " whose launch is known" if len(recording.trace.gpu) else ""
             raise TraceError(f"{group[0]}: no GPU work{known}, without which its steps cannot be played again")
@@ -225,17 +201,6 @@ def _recorded(path: Path, rank: int | None) -> tuple[list[ReplaySteps], str]:
         number = trace.rank if trace.rank is not None else rank_in_name(group[0])
         ranks.append(replace(steps, recording=replace(recording, trace=replace(trace, rank=number))))
     return ranks, str(groups[0][0] if len(groups) == 1 else groups[0][0].parent)
-
-
-def _of_all(graphs: list[Graph]) -> list[Graph]:
-    """All ranks together, if they make the same collectives; else each waits as long in them as it was recorded."""
-    return together(graphs) or graphs
-
-
-def _changed(steps: ReplaySteps, changes: Sequence[Callable[[ReplaySteps], ReplaySteps]]) -> ReplaySteps:
-    for change in changes:
-        steps = change(steps)
-    return steps
 
 
 def _result(trace: Trace, rank: int | None) -> RankResult:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_forge_profiling import ForgeProfilerCallback, region
-from lightning_forge_profiling.kineto.anonymous_copy import identities_in, redaction
+from lightning_forge_profiling.kineto.copies import identities_in, redaction
 from lightning_forge_profiling.pipeline import analyze
 from tests.models import Classifier, loader
 from tests.test_cli import CHECKOUT, INPUT_BOUND, TRACES, fails, forge, without_progress

@@ -10,8 +10,7 @@ import torch
 
 from lightning_forge_profiling.bench.benchmark import benchmark, time_call
 from lightning_forge_profiling.bench.methods import CALL, busy_us_per_call
-from lightning_forge_profiling.bench.sampling import collect, drift
-from lightning_forge_profiling.bench.timed_call import Options, TimedCall
+from lightning_forge_profiling.bench.sampling import Options, TimedCall, collect, drift
 from lightning_forge_profiling.errors import ForgeProfilingError
 
 

@@ -15,7 +15,7 @@ from lightning_forge_profiling.bench.benchmark import benchmark
 from lightning_forge_profiling.bench.comparison import compare_benchmarks
 from lightning_forge_profiling.bench.device import find_device
 from lightning_forge_profiling.bench.result import BenchmarkResult
-from lightning_forge_profiling.bench.timed_call import Options, default_name
+from lightning_forge_profiling.bench.sampling import Options, default_name
 from lightning_forge_profiling.errors import ConfigurationError
 from tests.simulated_gpu import SimulatedGpu
 

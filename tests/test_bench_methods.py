@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_forge_profiling.bench.benchmark import time_call
-from lightning_forge_profiling.bench.timed_call import Options, TimedCall
+from lightning_forge_profiling.bench.sampling import Options, TimedCall
 from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
 from lightning_forge_profiling.gpu.clocks import ClockWatch
 from tests.fake_nvml import FakeNvml

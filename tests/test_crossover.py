@@ -14,10 +14,16 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_forge_profiling.bench.result import BenchmarkResult
-from lightning_forge_profiling.crossover.curves import Curve, OperationCurves, Point, find_crossover, read_crossover
+from lightning_forge_profiling.crossover.curves import (
+    Curve,
+    OperationCurves,
+    Point,
+    describe,
+    find_crossover,
+    read_crossover,
+)
 from lightning_forge_profiling.crossover.plot import DARK, LIGHT, draw_operation, draw_result
 from lightning_forge_profiling.crossover.sweep import OPERATIONS, OperationTimer, measure, setting
-from lightning_forge_profiling.crossover.text import describe
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.host import free_memory_bytes, processor_name
 from lightning_forge_profiling.report import page

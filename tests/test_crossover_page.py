@@ -10,8 +10,7 @@ import pytest
 
 from lightning_forge_profiling.bench.result import in_unit
 from lightning_forge_profiling.crossover.curves import CrossoverResult, OperationCurves, read_crossover
-from lightning_forge_profiling.crossover.page import crossover_page
-from lightning_forge_profiling.crossover.plot import DARK, LIGHT, draw_operation
+from lightning_forge_profiling.crossover.plot import DARK, LIGHT, crossover_page, draw_operation
 from tests.report_page import Page
 
 H200 = read_crossover(Path(__file__).parent / "data" / "crossover_h200.json")

@@ -9,7 +9,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from lightning_forge_profiling.crossover.curves import read_crossover
-from lightning_forge_profiling.crossover.page import crossover_page
+from lightning_forge_profiling.crossover.plot import crossover_page
 from lightning_forge_profiling.names import FINDING_PAGES, docs_url
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.record.reader import read_run

@@ -19,7 +19,7 @@ from lightning_forge_profiling.diagnosis.loader import (
     pin_memory_advice,
     workers_to_try,
 )
-from lightning_forge_profiling.kineto.anonymous_copy import write_anonymous_copy
+from lightning_forge_profiling.kineto.copies import write_anonymous_copy
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.schema import LoaderSettings
 from tests.models import Classifier, Samples, Stream, every_step, loader

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.flops.measured_peak import MeasuredPeak, measure_peak
 from lightning_forge_profiling.flops.peaks import find_peak
+from lightning_forge_profiling.flops.precision import MeasuredPeak, measure_peak
 
 
 class Products:
@@ -33,7 +33,7 @@ class Products:
 def test_the_rate_is_that_of_a_product_of_its_shape(monkeypatch, dtype):
     products = Products()
     monkeypatch.setattr(torch, "mm", products.mm)
-    monkeypatch.setattr("lightning_forge_profiling.flops.measured_peak.perf_counter", products.clock)
+    monkeypatch.setattr("lightning_forge_profiling.flops.precision.perf_counter", products.clock)
     peak = measure_peak(dtype, device="cpu", seconds=0.1)
     assert (peak.device, peak.dtype, peak.clock_mhz) == ("cpu", dtype, None)
     size = peak.shape[0]

@@ -20,8 +20,7 @@ from lightning_forge_profiling.callbacks import window_flops as peak
 from lightning_forge_profiling.callbacks.window_flops import recorded_compute
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.flops.count import count_flops
-from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
-from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32
+from lightning_forge_profiling.flops.precision import MeasuredPeak, fp32_runs_as_tf32
 from lightning_forge_profiling.report.run_wording import compute_lines
 from lightning_forge_profiling.schema import Flops, Kind, Rates, RunCompute
 from lightning_forge_profiling.timing.rates import Peak, StepWork

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_forge_profiling.kineto.rank_result import read_summary
+from lightning_forge_profiling.kineto.files import read_summary
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.console import print_analysis
 from lightning_forge_profiling.report.markdown import markdown

@@ -8,7 +8,7 @@ import torch
 from lightning_forge_profiling.callbacks import fit_monitor
 from lightning_forge_profiling.callbacks.step_timer import MAX_USER_REGIONS, StepTimer
 from lightning_forge_profiling.names import FIRST_STEP, PROFILER, REGIONS, STEPS
-from lightning_forge_profiling.profiler.marks import Marks
+from lightning_forge_profiling.profiler.collector import Marks
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEventSource
 from lightning_forge_profiling.timing.ledger import LedgerClock

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_forge_profiling.errors import TraceError
-from lightning_forge_profiling.kineto.tensorboard_copy import plugin_trace, write_plugin_copy
+from lightning_forge_profiling.kineto.copies import plugin_trace, write_plugin_copy
 
 CASES = ("input_bound", "launch_bound", "ddp_comm_bound", "elementwise")  # the last with our callbacks' marks
 TRACES = sorted(path for case in CASES for path in Path(__file__).parent.glob(f"data/traces/{case}/*.gz"))
@@ -184,7 +184,7 @@ def test_a_missing_source_is_an_os_error(tmp_path):
 
 def test_the_module_loads_neither_torch_nor_lightning_nor_numpy():
     code = (
-        "import sys, lightning_forge_profiling.kineto.tensorboard_copy\n"
+        "import sys, lightning_forge_profiling.kineto.copies\n"
         "print(sorted({'torch', 'lightning', 'pytorch_lightning', 'numpy'} & set(sys.modules)))"
     )
     answer = subprocess.run(

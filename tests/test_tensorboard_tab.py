@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
-from lightning_forge_profiling.kineto.tensorboard_copy import write_plugin_copy
+from lightning_forge_profiling.kineto.copies import write_plugin_copy
 from tests.browser import chromium, tensorboard_server, wait_until
 
 TRACES = Path(__file__).parent / "data" / "traces"

@@ -17,8 +17,8 @@ import pytest
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.kineto.chunks import unpacked
+from lightning_forge_profiling.kineto.copies import write_plugin_copy
 from lightning_forge_profiling.kineto.reader import read_trace
-from lightning_forge_profiling.kineto.tensorboard_copy import write_plugin_copy
 from lightning_forge_profiling.pipeline import analyze
 from tests import trace_builder as made
 from tests.outcomes import HANGS_S

@@ -4,13 +4,13 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 
 from lightning_forge_profiling.analysis.gpu_time import DISPATCHED
 from lightning_forge_profiling.analysis.host import is_lightning_call
-from lightning_forge_profiling.analysis.intervals import Intervals, take
+from lightning_forge_profiling.analysis.intervals import NOTHING, Intervals, take
 from lightning_forge_profiling.analysis.kernels import CATEGORY_OF, KINDS
 from lightning_forge_profiling.analysis.operators import PRODUCT_KINDS, flop_rate
 from lightning_forge_profiling.analysis.rank_analysis import TO_DEVICE
@@ -57,26 +57,13 @@ _NOT_CAST: Final = ("memcpy", "memset", "comm", "optimizer")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplaySteps:
-    """Recorded steps of a rank, to be played again.
-
-    Attributes:
-        recording: the steps.
-        graph: their graph, which changes change.
-        gone: what the host does no more.
-        notes: what to know of the changes.
-        overlaps: whether nothing waits for communication any more, so that what it hides behind cannot be drawn.
-    """
+    """Recorded steps of a rank, to be played again."""
 
     recording: Recording
-    graph: Graph
-    gone: Intervals
-    notes: tuple[str, ...] = ()
-    overlaps: bool = False
-
-    @classmethod
-    def of(cls, recording: Recording) -> Self:
-        """The steps of a recording, unchanged."""
-        return cls(recording, Graph.of(recording), Intervals.of([], []))
+    graph: Graph  # which changes change
+    gone: Intervals = NOTHING  # what the host does no more
+    notes: tuple[str, ...] = ()  # what to know of the changes
+    overlaps: bool = False  # nothing waits for communication any more, so that what it hides behind cannot be drawn
 
 
 Change = Callable[[ReplaySteps], ReplaySteps]
@@ -87,19 +74,15 @@ def without(steps: ReplaySteps, ranges: Intervals) -> ReplaySteps:
     graph, calls = steps.graph, steps.recording.trace.calls
     gone = ranges.contains(calls.start[graph.call])
     launched = gone[graph.launched_by]
-    begins = graph.begins
     graph = replace(
         _shortened(steps, ranges - steps.gone),
         takes=np.where(gone, 0, graph.takes),
         awaited=np.where(gone, -1, graph.awaited),
         runs=np.where(launched, 0, graph.runs),
         collective=graph.collective & ~launched,
-        begins=replace(
-            begins,
-            latency=np.where(launched, 0, begins.latency),
-            behind=np.where(launched, 0, begins.behind),
-            after=np.where(launched, -1, begins.after),
-        ),
+        latency=np.where(launched, 0, graph.latency),
+        behind=np.where(launched, 0, graph.behind),
+        after=np.where(launched, -1, graph.after),
     )
     return replace(steps, graph=graph, gone=steps.gone | ranges)
 
@@ -192,9 +175,9 @@ def fused_update(steps: ReplaySteps) -> ReplaySteps:
 def fused(steps: ReplaySteps) -> ReplaySteps:
     """With element-wise kernels, copies and fills as one, as long as the longest, where they follow each other."""
     graph = steps.graph
-    order = np.lexsort((steps.recording.trace.gpu.start[graph.work], graph.begins.lane))
+    order = np.lexsort((steps.recording.trace.gpu.start[graph.work], graph.lane))
     moves = np.isin(steps.recording.kind[graph.work], [KINDS.index(kind) for kind in FUSED])[order]
-    lane, runs = graph.begins.lane[order], graph.runs[order]
+    lane, runs = graph.lane[order], graph.runs[order]
     chain = np.cumsum(~moves | (np.diff(lane, prepend=-1) != 0) | ~np.concatenate(([False], moves[:-1])))
     by_length = np.lexsort((-runs, chain))
     longest = np.zeros(len(order), bool)
@@ -239,10 +222,10 @@ def as_graphs(*regions: str) -> Change:
 
     def change(steps: ReplaySteps) -> ReplaySteps:
         spans, trace = host_spans(steps.recording), steps.recording.trace
-        ranges = Intervals.of([], [])
+        ranges = NOTHING
         for name in regions:
             ranges |= spans[name]
-        graph, begins = steps.graph, steps.graph.begins
+        graph = steps.graph
         inside = ranges.contains(trace.calls.start[graph.call]) & (graph.awaited < 0)
         launched = inside[graph.launched_by]
         stays = spans_of(trace.operators, named(trace, trace.operators, _PER_PARAMETER)) & ranges
@@ -257,9 +240,7 @@ def as_graphs(*regions: str) -> Change:
                 shorter,
                 before=shorter.before + left,
                 takes=np.where(inside, np.minimum(graph.takes, _IN_GRAPH_LAUNCH_NS), graph.takes),
-                begins=replace(
-                    begins, behind=np.where(launched, np.minimum(begins.behind, _IN_GRAPH_NS), begins.behind)
-                ),
+                behind=np.where(launched, np.minimum(graph.behind, _IN_GRAPH_NS), graph.behind),
             ),
         )
 
@@ -268,10 +249,10 @@ def as_graphs(*regions: str) -> Change:
 
 def overlapped(steps: ReplaySteps) -> ReplaySteps:
     """With communication that nothing waits for, although it takes its time on its own stream."""
-    graph, begins = steps.graph, steps.graph.begins
-    after = np.where(take(graph.collective.astype(np.int64), begins.after) == 1, -1, begins.after)
-    alone = np.where(graph.collective, begins.lane.max(initial=0) + 1, begins.lane)
-    return replace(steps, graph=replace(graph, begins=replace(begins, after=after, lane=alone)), overlaps=True)
+    graph = steps.graph
+    after = np.where(take(graph.collective.astype(np.int64), graph.after) == 1, -1, graph.after)
+    alone = np.where(graph.collective, graph.lane.max(initial=0) + 1, graph.lane)
+    return replace(steps, graph=replace(graph, after=after, lane=alone), overlaps=True)
 
 
 def scaled(kinds: Collection[str], factor: float) -> Change:
@@ -349,26 +330,22 @@ def predictions(recording: Recording, summary: RankSummary) -> Replay | None:
     graph = _graph(recording)
     if graph is None:
         return None
-    steps = ReplaySteps(recording, graph, Intervals.of([], []))
     recorded_ns = float(graph.recorded_ns.mean())
     off_pct = [100 * (step_ns([graph]) / recorded_ns - 1), error_pct(graph, recording.trace.calls.name) or 0.0]
     if max(map(abs, off_pct)) > MOST_ERROR_PCT:
         return None
-    changed = dict(_changed(steps, changes))
+    after_ms = {}
+    for code, change in changes.items():
+        try:
+            after_ms[code] = _with_each_host(change(ReplaySteps(recording, graph)).graph)
+        except ConfigurationError as exc:
+            _log.debug("No prediction for %s: %s", code, exc)
     return Replay(
         host=HOST,
         step_ms=_with_each_host(graph),
-        after_ms={code: _with_each_host(graph) for code, graph in changed.items()},
+        after_ms=after_ms,
         uncertain_pct=max(map(abs, off_pct)) + scatter_pct(graph),
     )
-
-
-def _changed(steps: ReplaySteps, changes: Mapping[str, Change]) -> Iterator[tuple[str, Graph]]:
-    for code, change in changes.items():
-        try:
-            yield code, change(steps).graph
-        except ConfigurationError as exc:
-            _log.debug("No prediction for %s: %s", code, exc)
 
 
 def path_of(recording: Recording) -> CriticalPath | None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.host import is_lightning_call
-from lightning_forge_profiling.analysis.intervals import Intervals, Nesting, take
+from lightning_forge_profiling.analysis.intervals import NOTHING, Intervals, Nesting, take
 from lightning_forge_profiling.analysis.kernels import CATEGORY_OF, KINDS
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.steps import (
@@ -52,7 +52,7 @@ def busy_time(recording: Recording) -> BusyTime:
     gpu, steps = recording.trace.gpu, recording.steps
     present = [KINDS[number] for number in np.unique(recording.kind)]
     present.sort(key=lambda kind: _CLAIM_ORDER.index(CATEGORY_OF[kind]))
-    claimed = Intervals.of([], [])
+    claimed = NOTHING
     kinds: dict[str, Ints] = {}
     measured = np.zeros(len(steps), np.int64)
     for kind in present:
@@ -155,7 +155,7 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
     long_launch = (returned - in_call >= _LONG_LAUNCH_NS) & ~graphs
     activity["launch"] = Intervals.of(in_call[long_launch], returned[long_launch]) - activity["copy"]
     causes: dict[str, Ints] = {}
-    claimed = Intervals.of([], [])
+    claimed = NOTHING
     for cause in IDLE_CAUSES[: len(activity)]:
         spans = activity[cause]
         causes[cause] = steps.gpu.measure((for_host & spans) - claimed)

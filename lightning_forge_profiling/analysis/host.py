@@ -4,7 +4,6 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Final, Literal
 
@@ -35,32 +34,23 @@ _LIBRARIES: Final = frozenset({
 _Kind = Literal["user", "library", "profiler"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Stacks:
-    """Functions on the training thread in the steps."""
-
-    frames: Spans  # the functions, callers first
-    nesting: Nesting  # the caller of each
-    total: Ints  # nanoseconds in each that are in the steps
-    around: NDArray[np.bool_]  # mask of those that contain a whole step
-    users: NDArray[np.bool_]  # mask of the user's, but for those
-    once: NDArray[np.bool_]  # mask of the user's that are in no other call of the same function
-
-
 def python_functions(recording: Recording, spent: Mapping[str, Intervals]) -> PythonFunctions | None:
     """The Python functions of the recorded steps."""
     trace, steps = recording.trace, recording.steps
     frames = _of_steps(recording)
     if not len(frames):
         return None
-    nesting, around = Nesting(frames), _contains_a_step(recording, frames)
+    nesting = Nesting(frames)
+    # the functions that contain a whole step: the script, the Trainer and its loops
+    first = np.searchsorted(steps.host_start, frames.start, side="left")
+    around: NDArray[np.bool_] = np.append(steps.host_end, np.iinfo(np.int64).max)[first] <= frames.end
     users = np.array([kind_of(name, trace.libraries) == "user" for name in trace.names], bool)[frames.name] & ~around
     total = steps.host.spans.within(frames.start, frames.end)
-    stacks = _Stacks(frames, nesting, total, around, users, users & ~nesting.in_namesake())
-    holders = {kind: _holder(recording, stacks, spans & steps.host.spans) for kind, spans in spent.items()}
+    once = users & ~nesting.in_namesake()  # of the user's those that are in no other call of the same function
+    holders = {kind: _holder(recording, frames.at(once), spans & steps.host.spans) for kind, spans in spent.items()}
     return PythonFunctions(
-        tree=_tree(recording, stacks),
-        users=_users(recording, stacks),
+        tree=_tree(recording, frames, nesting, total, around),
+        users=_users(recording, frames, nesting, total, users=users, once=once),
         spent={kind: held for kind, held in holders.items() if held is not None},
     )
 
@@ -108,19 +98,13 @@ def _of_steps(recording: Recording) -> Spans:
     return frames.at((frames.thread == thread) & inside)
 
 
-def _contains_a_step(recording: Recording, frames: Spans) -> NDArray[np.bool_]:
-    """Mask of the functions that contain a whole step: the script, the Trainer and its loops."""
-    start, end = recording.steps.host_start, recording.steps.host_end
-    first = np.searchsorted(start, frames.start, side="left")
-    contains: NDArray[np.bool_] = np.append(end, np.iinfo(np.int64).max)[first] <= frames.end
-    return contains
-
-
-def _tree(recording: Recording, stacks: _Stacks) -> tuple[PythonCall, ...]:
+def _tree(
+    recording: Recording, frames: Spans, nesting: Nesting, total: Ints, around: NDArray[np.bool_]
+) -> tuple[PythonCall, ...]:
     """The tree of calls. Of the functions that contain whole steps, which all stacks share, the innermost is kept."""
     trace, steps = recording.trace, recording.steps
-    frames, parent, total = stacks.frames, stacks.nesting.parent, stacks.total
-    skipped = stacks.around & np.isin(np.arange(len(frames)), parent[stacks.around])
+    parent = nesting.parent
+    skipped = around & np.isin(np.arange(len(frames)), parent[around])
     own = total - np.bincount(parent[parent >= 0], total[parent >= 0], len(frames)).astype(np.int64)
     labels = {
         name: (*_label(trace.names[name]), kind_of(trace.names[name], trace.libraries))
@@ -156,16 +140,24 @@ def _tree(recording: Recording, stacks: _Stacks) -> tuple[PythonCall, ...]:
     )
 
 
-def _users(recording: Recording, stacks: _Stacks) -> tuple[UserFunction, ...]:
+def _users(
+    recording: Recording,
+    frames: Spans,
+    nesting: Nesting,
+    total: Ints,
+    *,
+    users: NDArray[np.bool_],
+    once: NDArray[np.bool_],
+) -> tuple[UserFunction, ...]:
     """The user's functions, the one with the most own time first."""
     trace, steps = recording.trace, recording.steps
-    name, users, total = stacks.frames.name, stacks.users, stacks.total
-    above = take(stacks.nesting.innermost(users), stacks.nesting.parent)  # the user's function around each
+    name = frames.name
+    above = take(nesting.innermost(users), nesting.parent)  # the user's function around each
     inner = users & (above >= 0)
     own = total - np.bincount(above[inner], total[inner], len(total)).astype(np.int64)
     own_ns = np.bincount(name[users], own[users], len(trace.names))
-    total_ns = np.bincount(name[stacks.once], total[stacks.once], len(trace.names))
-    calls = np.bincount(name[users & (steps.host.at(stacks.frames.start) >= 0)], minlength=len(trace.names))
+    total_ns = np.bincount(name[once], total[once], len(trace.names))
+    calls = np.bincount(name[users & (steps.host.at(frames.start) >= 0)], minlength=len(trace.names))
     return tuple(
         UserFunction(
             where=users_line(trace.names[each], trace.libraries),
@@ -178,13 +170,12 @@ def _users(recording: Recording, stacks: _Stacks) -> tuple[UserFunction, ...]:
     )
 
 
-def _holder(recording: Recording, stacks: _Stacks, spans: Intervals) -> SpentIn | None:
+def _holder(recording: Recording, frames: Spans, spans: Intervals) -> SpentIn | None:
     """The innermost function of the user that holds at least half of a time; None without one."""
-    rows = np.flatnonzero(stacks.once)
-    if not spans.total or not len(rows):
+    if not spans.total or not len(frames):
         return None
-    names, first, number = np.unique(stacks.frames.name[rows], return_index=True, return_inverse=True)
-    within = np.bincount(number, spans.within(stacks.frames.start[rows], stacks.frames.end[rows]))
+    names, first, number = np.unique(frames.name, return_index=True, return_inverse=True)
+    within = np.bincount(number, spans.within(frames.start, frames.end))
     holders = np.flatnonzero(within >= _HOLDS * spans.total).tolist()
     if not holders:
         return None
@@ -236,7 +227,10 @@ def sync_causes(recording: Recording) -> tuple[SyncCause, ...]:
     specific = np.array([number.get(name, len(_CAUSES)) for name in trace.names])[operators.name]
     specific = np.append(recording.nesting.least_around(specific), len(_CAUSES))[around]
     operator = take(operators.name, around)
-    frame = _users_frame(trace, waits)
+    frames = Nesting(trace.frames)
+    of_user = frames.innermost(named(trace, trace.frames, lambda frame: users_line(frame, trace.libraries)))
+    inside = frames.enclosing(trace.calls.start[waits], trace.calls.thread[waits])
+    frame = take(trace.frames.name, take(of_user, inside))  # of the innermost function outside PyTorch and Lightning
     by_lightning = is_lightning_call(recording)[waits]
     duration = (trace.calls.end - trace.calls.start)[waits]
 
@@ -279,12 +273,3 @@ def _cause(trace: Trace, call: int, specific: int, operator: int) -> str:
     name = trace.names[call]
     cause = next((cause for pattern, cause in _CALLS if pattern.fullmatch(name)), name)
     return f"{cause} in {trace.names[operator]}" if operator >= 0 else cause
-
-
-def _users_frame(trace: Trace, calls: Ints) -> Ints:
-    """The name of the innermost function around each call outside PyTorch and Lightning; -1 without one."""
-    frames = trace.frames
-    nesting = Nesting(frames)
-    users = nesting.innermost(named(trace, frames, lambda frame: users_line(frame, trace.libraries)))
-    around = nesting.enclosing(trace.calls.start[calls], trace.calls.thread[calls])
-    return take(frames.name, take(users, around))

@@ -81,6 +81,8 @@ class Intervals:
         return np.where(number < 0, 0, done[number] + inside)
 
 
+NOTHING: Final = Intervals(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
 _MOST: Final = 2**63 - 1
 _LOWEST: Final = -_MOST
 
@@ -90,6 +92,18 @@ _ROUNDS: Final = 32  # of jumps on columns; a real trace needs some 20, and one 
 def take(column: Ints, row: Ints) -> Ints:
     """Values of a column at rows; -1 at row -1."""
     return np.append(column, -1)[row]
+
+
+def summed(row: Ints, values: Ints, rows: int) -> Ints:
+    """The sum of the values at each row, exact."""
+    total = np.zeros(rows, np.int64)
+    np.add.at(total, row, values)
+    return total
+
+
+def places(chosen: NDArray[np.bool_]) -> Ints:
+    """The place of each row among the chosen ones; -1 for the others, and at row -1."""
+    return np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)
 
 
 def ascending(instants: Ints, moved: Ints) -> tuple[Ints, Ints]:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_forge_profiling.analysis.intervals import summed
 from lightning_forge_profiling.analysis.kernels import KINDS
 from lightning_forge_profiling.analysis.recording import Recording, by_optimizer
 from lightning_forge_profiling.analysis.steps import named
@@ -42,9 +43,11 @@ def operator_table(recording: Recording, *, sort: str | None = None, top: int = 
     counted = recording.steps.host.at(operators.start) >= 0
     if not counted.any():
         return ()
-    self_device = _device_time(recording)
+    gpu, rows = trace.gpu, np.flatnonzero((recording.links.operator >= 0) & (recording.step >= 0))
+    self_device = summed(recording.links.operator[rows], (gpu.end - gpu.start)[rows], len(operators))
     device = nesting.sums(self_device)
-    memory = nesting.sums(_allocated(recording))
+    owner = nesting.enclosing(trace.allocations.start, trace.allocations.thread)  # itself, less what it freed
+    memory = nesting.sums(summed(owner[owner >= 0], trace.allocations.size[owner >= 0], len(operators)))
     outer = counted & ~nesting.in_namesake()
 
     def by_name(values: Ints, rows: NDArray[np.bool_]) -> Ints:
@@ -76,31 +79,10 @@ def operator_table(recording: Recording, *, sort: str | None = None, top: int = 
 def self_time(recording: Recording) -> Ints:
     """Host time of each operator without its child operators, in nanoseconds."""
     operators, parent = recording.trace.operators, recording.nesting.parent
-    inner = np.zeros(len(operators), np.int64)
     child = np.flatnonzero(parent >= 0)
     # after a clock jump a child may end after its parent: only the part inside counts
-    np.add.at(
-        inner, parent[child], np.minimum(operators.end[child], operators.end[parent[child]]) - operators.start[child]
-    )
-    return operators.end - operators.start - inner
-
-
-def _device_time(recording: Recording) -> Ints:
-    """Time of the GPU work that each operator launched itself, in the recorded steps."""
-    gpu = recording.trace.gpu
-    spent = np.zeros(len(recording.trace.operators), np.int64)
-    rows = np.flatnonzero((recording.links.operator >= 0) & (recording.step >= 0))
-    np.add.at(spent, recording.links.operator[rows], (gpu.end - gpu.start)[rows])
-    return spent
-
-
-def _allocated(recording: Recording) -> Ints:
-    """Device memory that each operator itself allocated less what it freed, in bytes."""
-    trace = recording.trace
-    allocated = np.zeros(len(trace.operators), np.int64)
-    owner = recording.nesting.enclosing(trace.allocations.start, trace.allocations.thread)
-    np.add.at(allocated, owner[owner >= 0], trace.allocations.size[owner >= 0])
-    return allocated
+    inside = np.minimum(operators.end[child], operators.end[parent[child]]) - operators.start[child]
+    return operators.end - operators.start - summed(parent[child], inside, len(operators))
 
 
 def _shapes(recording: Recording, device: Ints, counted: NDArray[np.bool_]) -> dict[str, list[str]]:
@@ -187,9 +169,7 @@ def flop_rate(recording: Recording, busy_ns: int, step_ns: int) -> tuple[Flops |
     owner = np.append(recording.nesting.outermost(countable), -1)
     duration = (trace.gpu.end - trace.gpu.start)[work]
     launcher = links.operator[work]
-    spent = np.zeros(len(trace.operators) + 1, np.int64)
-    np.add.at(spent, launcher, duration)
-    under = recording.nesting.sums(spent[:-1])
+    under = recording.nesting.sums(summed(launcher, duration, len(trace.operators) + 1)[:-1])
     calls = np.flatnonzero((owner[:-1] == np.arange(len(trace.operators))) & (under > 0))
     again = recomputed(recording, calls)
     extra = by_optimizer(trace, recording.nesting, trace.operators.start[calls], calls)
@@ -207,7 +187,9 @@ def flop_rate(recording: Recording, busy_ns: int, step_ns: int) -> tuple[Flops |
     total = by_type.total()
     if not total:
         return None, "no operator that launched a matrix product, convolution or attention could be counted"
-    dtype = _type_used(recording, work, by_type.most_common(1)[0][0])
+    dtype = by_type.most_common(1)[0][0]
+    if dtype == "fp32" and any(_IN_TF32.search(trace.names[name]) for name in np.unique(trace.gpu.name[work]).tolist()):
+        dtype = _TF32
     peak_of_device = find_peak(trace.device, memory_bytes=trace.memory_bytes, sms=trace.multiprocessors)
     peaks = peak_of_device.flops if peak_of_device else {}
     rate = total / counted_ns / 1e3
@@ -275,9 +257,3 @@ def _operator_flops(name: str, signature: Signature) -> OperatorFlops | None:
     if any(shape and not steps for shape, steps in zip(dims, strides, strict=False)):
         return None  # a sparse tensor has no strides, and its shape does not determine the FLOPs
     return operator_flops(name, dims, [str(type_) for type_ in types], [str(value) for value in concrete])
-
-
-def _type_used(recording: Recording, work: Ints, dtype: str) -> str:
-    """The dtype of the operators, or TF32 if the kernels' names show it."""
-    names = (recording.trace.names[name] for name in np.unique(recording.trace.gpu.name[work]).tolist())
-    return _TF32 if dtype == "fp32" and any(_IN_TF32.search(name) for name in names) else dtype

@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,29 +119,6 @@ def _host_ranges(recording: Recording, rows: Ints) -> dict[int, str]:
     return ranges
 
 
-class _Launched(NamedTuple):
-    """The collectives of one rank in one process group, in order."""
-
-    what: tuple[tuple[str, int], ...]  # name and step, which are the same on all ranks
-    calls: tuple[CollectiveCall, ...]
-    duration: Ints  # of their kernels, nanoseconds
-
-
-def _by_group(own: RankCollectives) -> dict[str, _Launched]:
-    duration = np.array(own.end_ns, np.int64) - np.array(own.start_ns, np.int64)
-    rows: dict[str, list[int]] = defaultdict(list)
-    for row, call in enumerate(own.call):
-        rows[own.calls[call].group].append(row)
-    return {
-        group: _Launched(
-            tuple((own.calls[own.call[row]].name, own.step[row]) for row in of_group),
-            tuple(own.calls[own.call[row]] for row in of_group),
-            duration[of_group],
-        )
-        for group, of_group in rows.items()
-    }
-
-
 def match_collectives(
     ranks: Mapping[int, RankCollectives],
 ) -> tuple[tuple[Collective, ...], tuple[RankWait, ...], tuple[str, ...]]:
@@ -155,24 +132,27 @@ def match_collectives(
     notes = []
     cost: dict[tuple[str, str], NDArray[np.float64]] = defaultdict(lambda: np.zeros(4))
     waits, spent = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
-    by_group: dict[str, dict[int, _Launched]] = defaultdict(dict)
+    lengths = {rank: np.array(own.end_ns, np.int64) - np.array(own.start_ns, np.int64) for rank, own in ranks.items()}
+    by_group: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))  # rows, in order, by rank
     for rank, own in ranks.items():
-        for group, launched in _by_group(own).items():
-            by_group[group][rank] = launched
+        for row, kind in enumerate(own.call):
+            by_group[own.calls[kind].group][rank].append(row)
     for group, members in sorted(by_group.items()):
         if len(members) < 2:  # noqa: PLR2004 - one rank alone cannot be compared
             continue
-        if len({launched.what for launched in members.values()}) > 1:
+        calls = {rank: [ranks[rank].calls[ranks[rank].call[row]] for row in rows] for rank, rows in members.items()}
+        steps = {rank: [ranks[rank].step[row] for row in rows] for rank, rows in members.items()}
+        if len({(*(call.name for call in calls[rank]), *steps[rank]) for rank in members}) > 1:
             notes.append(f"the collectives of process group {group or '(unnamed)'} differ between ranks: not compared")
             continue
-        durations = np.array([launched.duration for launched in members.values()])
+        durations = np.array([lengths[rank][rows] for rank, rows in members.items()])
         shortest = durations.min(axis=0)
         for rank, own_ns in zip(members, durations, strict=True):
             waits[rank] += int((own_ns - shortest).sum())
             spent[rank] += int(own_ns.sum())
-        first, launched = next(iter(members.items()))
+        first = next(iter(members))
         mean_waits = (durations - shortest).mean(axis=0)
-        for call, least, wait in zip(launched.calls, shortest.tolist(), mean_waits.tolist(), strict=True):
+        for call, least, wait in zip(calls[first], shortest.tolist(), mean_waits.tolist(), strict=True):
             megabytes = call.elements * _BYTES.get(call.dtype, 0) / 1e6
             cost[call.name, group] += np.array([1, megabytes, least / 1e6, wait / 1e6]) / ranks[first].steps
     if not any(spent.values()):
@@ -270,6 +250,7 @@ def summarize(
     busy = busy_time(recording)
     idle = idle_time(recording, busy.union)
     length = steps.gpu.length()
+    work_ns = np.where(recording.step >= 0, trace.gpu.end - trace.gpu.start, 0)
     copied, cpu = copies(recording), cpu_time(recording)
     flops, flops_note = flop_rate(recording, int(busy.busy.sum()), int(length.sum()))
     return RankSummary(
@@ -300,7 +281,7 @@ def summarize(
         flops=flops,
         flops_note=flops_note,
         per_step=_per_step(every, counted),
-        unlinked_pct=_unlinked_pct(recording),
+        unlinked_pct=100 * int(work_ns[~recording.links.linked].sum()) / max(int(work_ns.sum()), 1),
         loader=trace.loader,
         python=python_functions(recording, _spent(recording, idle, on_cpu=cpu is not None)),
         warnings=tuple(_warnings(every, on_cpu=cpu is not None)),
@@ -424,11 +405,6 @@ def _per_step(recording: Recording, counted: NDArray[np.bool_]) -> tuple[Step, .
         )
         for row in range(len(steps))
     )
-
-
-def _unlinked_pct(recording: Recording) -> float:
-    duration = np.where(recording.step >= 0, recording.trace.gpu.end - recording.trace.gpu.start, 0)
-    return 100 * int(duration[~recording.links.linked].sum()) / max(int(duration.sum()), 1)
 
 
 def _warnings(recording: Recording, *, on_cpu: bool) -> list[str]:

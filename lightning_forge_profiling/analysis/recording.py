@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.intervals import Nesting, ascending, take
+from lightning_forge_profiling.analysis.intervals import Nesting, ascending, places, take
 from lightning_forge_profiling.analysis.kernels import KINDS, classify
 from lightning_forge_profiling.analysis.steps import (
     WAITS,
@@ -53,8 +53,7 @@ def prepare(trace: Trace) -> Recording:
 
 def with_steps(recording: Recording, chosen: NDArray[np.bool_]) -> Recording:
     """The recording with only some of its steps."""
-    position = np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)
-    return replace(recording, steps=recording.steps.only(chosen), step=position[recording.step])
+    return replace(recording, steps=recording.steps.only(chosen), step=places(chosen)[recording.step])
 
 
 def _kinds(trace: Trace, links: Links, nesting: Nesting) -> Ints:
@@ -185,12 +184,9 @@ def explain(recording: Recording) -> Recording:
 
 
 def _joined(parts: list[_T]) -> _T:
-    """Tables as one, in order of time, and of ranges that begin together the longest first."""
-    columns: dict[str, Any] = {
-        name: np.concatenate([part.columns()[name] for part in parts]) for name in parts[0].columns()
-    }
-    order = np.lexsort((-columns["end"], columns["start"]))
-    return type(parts[0])(**{name: column[order] for name, column in columns.items()})
+    """Tables as one, in order."""
+    columns: Any = {name: np.concatenate([part.columns()[name] for part in parts]) for name in parts[0].columns()}
+    return type(parts[0])(**columns).in_order()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

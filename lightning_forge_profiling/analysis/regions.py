@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.gpu_time import IdleTime
-from lightning_forge_profiling.analysis.intervals import Intervals, Nesting, take
+from lightning_forge_profiling.analysis.intervals import NOTHING, Intervals, Nesting, take
 from lightning_forge_profiling.analysis.operators import self_time
 from lightning_forge_profiling.analysis.recording import Recording, by_optimizer
 from lightning_forge_profiling.analysis.steps import LAUNCHES, LOADS_DATA, named, region_marks, spans_of
@@ -42,47 +42,46 @@ def region_table(recording: Recording, idle: IdleTime) -> tuple[Region, ...]:
     `forward` that of operators that autograd records (before PyTorch 1.10: that begin before backward), `other` the
     rest.
     """
+    trace, annotations = recording.trace, recording.trace.annotations
     of_work, host = _built_in(recording)
-    launches = recording.trace.calls.start[named(recording.trace, recording.trace.calls, LAUNCHES)]
-    region = partial(_region, recording, idle, launches)
-    built_in = (
-        region(name, (of_work == number) & (recording.step >= 0), calls=calls, host=spans)
-        for number, (name, (calls, spans)) in enumerate(zip(REGIONS, host, strict=True))
-    )
+    region = partial(_region, recording, idle, trace.calls.start[named(trace, trace.calls, LAUNCHES)])
+    built_in = []
+    for number, name in enumerate(REGIONS):
+        marks = named(trace, annotations, f"{MARK_PREFIX}{name}".__eq__) if number != _OTHER else np.zeros(0, bool)
+        calls = int((recording.steps.host.at(annotations.start[marks]) >= 0).sum()) if marks.any() else 0
+        built_in.append(region(name, (of_work == number) & (recording.step >= 0), calls=calls, host=host[name]))
     return (*built_in, *_custom_regions(recording, region))
 
 
 def host_spans(recording: Recording) -> dict[str, Intervals]:
     """When the host is in each built-in region."""
-    return {name: spans for name, (_, spans) in zip(REGIONS, _built_in(recording)[1], strict=True)}
+    return _built_in(recording)[1]
 
 
-def _built_in(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
-    """For each row of GPU work the position of its region; for each region its calls and its time on the host."""
+def _built_in(recording: Recording) -> tuple[Ints, dict[str, Intervals]]:
+    """For each row of GPU work the position of its region; for each region its time on the host."""
     marked = any(name.startswith(MARK_PREFIX) for name in recording.trace.names)
     return _marked(recording) if marked else _inferred(recording)
 
 
-def _marked(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
+def _marked(recording: Recording) -> tuple[Ints, dict[str, Intervals]]:
     trace = recording.trace
     spans = region_marks(trace)
     names = [trace.names[name].removeprefix(MARK_PREFIX) for name in spans.name.tolist()]
     region = np.array([REGIONS.index(name) if name in REGIONS else _OTHER for name in names], np.int64)
     nesting = Nesting(spans)
     launched = nesting.enclosing(recording.links.time, np.zeros(len(trace.gpu), np.int64))
-    host = []
-    covered = Intervals.of([], [])
-    for number in range(len(REGIONS)):
+    host, covered = {}, NOTHING
+    for number, name in enumerate(REGIONS):
         own = region == number
         inner = np.isin(nesting.parent, np.flatnonzero(own)) & ~own
-        calls = int((recording.steps.host.at(spans.start[own]) >= 0).sum())
-        host.append((calls, spans_of(spans, own) - spans_of(spans, inner)))
+        host[name] = spans_of(spans, own) - spans_of(spans, inner)
         covered |= spans_of(spans, own)
-    host[_OTHER] = (0, recording.steps.host.spans - (covered - host[_OTHER][1]))
+    host["other"] = recording.steps.host.spans - (covered - host["other"])
     return np.append(region, _OTHER)[launched], host
 
 
-def _inferred(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
+def _inferred(recording: Recording) -> tuple[Ints, dict[str, Intervals]]:
     trace, links, nesting = recording.trace, recording.links, recording.nesting
     operators = trace.operators
     engine = named(trace, operators, _ENGINE)
@@ -105,7 +104,7 @@ def _inferred(recording: Recording) -> tuple[Ints, list[tuple[int, Intervals]]]:
     known = {"data": data, "forward": forward, "backward": backward}
     known["optimizer"] = optimizer - forward - backward - data
     known["other"] = recording.steps.host.spans - (data | forward | backward | optimizer)
-    return region, [(0, known.get(name, Intervals.of([], []))) for name in REGIONS]
+    return region, {name: known.get(name, NOTHING) for name in REGIONS}
 
 
 def _before_backward(recording: Recording, engine: NDArray[np.bool_]) -> NDArray[np.bool_]:

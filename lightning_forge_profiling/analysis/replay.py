@@ -11,18 +11,18 @@ graph describes the steps is tested: they have to take as long as recorded, and 
 """
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.gpu_time import launch_latency
-from lightning_forge_profiling.analysis.intervals import take
+from lightning_forge_profiling.analysis.intervals import places, take
 from lightning_forge_profiling.analysis.kernels import KINDS
 from lightning_forge_profiling.analysis.recording import Recording
-from lightning_forge_profiling.analysis.steps import ALLOCATES, FREES, WAITS, named
-from lightning_forge_profiling.kineto.trace import Ints
+from lightning_forge_profiling.analysis.steps import ALLOCATES, FREES, WAITS, Links, named
+from lightning_forge_profiling.kineto.trace import Ints, Trace
 from lightning_forge_profiling.schema import hosts_of
 
 ROUNDS: Final = 4  # of the recorded steps; those before the last let host and GPU settle
@@ -35,41 +35,30 @@ _SHORTEST_GAP_NS: Final = 1_000  # between kernels of one stream, where it canno
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """Calls and GPU work of some steps of one rank, in the order of the calls. Times in nanoseconds.
-
-    Attributes:
-        steps: number of steps.
-        recorded_ns: each step as recorded.
-        call: rows of `Trace.calls`.
-        call_step: for each call the position of its step.
-        before: host time from the end of the previous call, or from the beginning of the step.
-        takes: host time of the call, without waiting.
-        awaited: position of the work that the call waits for; -1 for none.
-        returns: how long after that work's end it returns.
-        steady: mask of calls that recording does not slow: `cudaMalloc` and `cudaFree` are long, and the driver's own.
-        rest: for each step the host time from its last call to its end.
-        work: rows of `Trace.gpu`.
-        launched_by: for each of them the position of its call.
-        begins: what each of them waits for.
-        runs: duration.
-        collective: mask of communication, in which ranks wait for each other.
-    """
+    """Calls and GPU work of some steps of one rank, in the order of the calls. Times in nanoseconds."""
 
     steps: int
-    recorded_ns: Ints
-    call: Ints
-    call_step: Ints
-    before: Ints
-    takes: Ints
-    awaited: Ints
-    returns: Ints
-    steady: NDArray[np.bool_]
-    rest: Ints
-    work: Ints
-    launched_by: Ints
-    begins: "Beginnings"
-    runs: Ints
-    collective: NDArray[np.bool_]
+    # by step
+    recorded_ns: Ints  # how long it took
+    rest: Ints  # host time from its last call to its end
+    # by call
+    call: Ints  # row of `Trace.calls`
+    call_step: Ints  # position of its step
+    before: Ints  # host time from the end of the previous call, or from the beginning of the step
+    takes: Ints  # host time of the call, without waiting
+    awaited: Ints  # position of the work that it waits for; -1 for none
+    returns: Ints  # how long after that work's end it returns
+    steady: NDArray[np.bool_]  # not slowed by recording: `cudaMalloc` and `cudaFree` are long, and the driver's own
+    # by GPU work
+    work: Ints  # row of `Trace.gpu`
+    launched_by: Ints  # position of its call
+    runs: Ints  # duration
+    collective: NDArray[np.bool_]  # communication, in which ranks wait for each other
+    lane: Ints  # number of its stream
+    latency: Ints  # from the launch to the earliest start
+    behind: Ints  # least time between the previous work of the stream and this
+    after: Ints  # position of work on another stream that it waits for; -1 for none
+    lag: Ints  # how long after that work's end it begins at the earliest
 
     def calls_of(self, step: int) -> slice:
         """Positions of a step's calls."""
@@ -83,55 +72,43 @@ class Graph:
     def key(self, step: int, names: Ints) -> bytes:
         """What two steps have in common that do the same."""
         calls, works = self.calls_of(step), self.works_of(step)
-        columns = (names[self.call[calls]], self.launched_by[works] - calls.start, self.begins.lane[works])
+        columns = (names[self.call[calls]], self.launched_by[works] - calls.start, self.lane[works])
         return b"".join(column.tobytes() for column in columns)
 
     def with_means(self, step: int, others: Sequence[int]) -> Self:
         """The graph with one step's times replaced by the means of other steps that do the same."""
-        here, there = self.calls_of(step), [self.calls_of(other) for other in others]
-        before, takes, returns = (_mean(column, here, there) for column in (self.before, self.takes, self.returns))
         rest = self.rest.copy()
-        rest[step] = self.rest[list(others)].mean()
-        here, there = self.works_of(step), [self.works_of(other) for other in others]
-        latency, behind, runs = (
-            _mean(column, here, there) for column in (self.begins.latency, self.begins.behind, self.runs)
-        )
-        begins = replace(self.begins, latency=latency, behind=behind)
-        return replace(self, before=before, takes=takes, returns=returns, rest=rest, runs=runs, begins=begins)
+        rest[step] = rest[list(others)].mean()
+        changed: dict[str, Any] = {"rest": rest}
+        rows = {self.calls_of: ("before", "takes", "returns"), self.works_of: ("latency", "behind", "runs")}
+        for of, names in rows.items():
+            for name in names:
+                changed[name] = getattr(self, name).copy()
+                changed[name][of(step)] = np.rint(np.mean([getattr(self, name)[of(other)] for other in others], axis=0))
+        return replace(self, **changed)
 
     def only(self, chosen: NDArray[np.bool_]) -> Self:
         """Some of the steps."""
         calls = chosen[self.call_step]
         works = calls[self.launched_by]
-        place = np.append(np.where(calls, np.cumsum(calls) - 1, -1), -1)
-        work_place = np.append(np.where(works, np.cumsum(works) - 1, -1), -1)
-        return replace(
-            self,
-            steps=int(chosen.sum()),
-            recorded_ns=self.recorded_ns[chosen],
-            call_step=(np.cumsum(chosen) - 1)[self.call_step[calls]],
-            awaited=work_place[self.awaited[calls]],
-            rest=self.rest[chosen],
-            call=self.call[calls],
-            before=self.before[calls],
-            takes=self.takes[calls],
-            returns=self.returns[calls],
-            steady=self.steady[calls],
-            launched_by=place[self.launched_by[works]],
-            begins=self.begins.only(works),
-            work=self.work[works],
-            runs=self.runs[works],
-            collective=self.collective[works],
-        )
+        rows = {
+            "recorded_ns": chosen,
+            "rest": chosen,
+            **dict.fromkeys(_OF_CALL, calls),
+            **dict.fromkeys(_OF_WORK, works),
+        }
+        columns: dict[str, Any] = {name: getattr(self, name)[kept] for name, kept in rows.items()}
+        for name, among in (("call_step", chosen), ("launched_by", calls), ("awaited", works), ("after", works)):
+            columns[name] = places(among)[columns[name]]
+        return replace(self, steps=int(chosen.sum()), **columns)
 
     def with_host(self, factor: float) -> Self:
         """The graph of a host that takes so many times as long."""
         calls = np.where(self.steady, 1.0, factor)
-        before, takes, returns, rest = (
-            np.rint(column * by).astype(np.int64)
-            for column, by in ((self.before, factor), (self.takes, calls), (self.returns, calls), (self.rest, factor))
+        factors = {"before": factor, "takes": calls, "returns": calls, "rest": factor}
+        return replace(
+            self, **{name: np.rint(getattr(self, name) * by).astype(np.int64) for name, by in factors.items()}
         )
-        return replace(self, before=before, takes=takes, returns=returns, rest=rest)
 
     @classmethod
     def of(cls, recording: Recording) -> Self:
@@ -151,11 +128,11 @@ class Graph:
         # of all work, since what comes before the steps is not to be taken for a slow launch
         every = np.flatnonzero(links.call >= 0)
         every = every[np.lexsort((gpu.start[every], links.time[every]))]
-        begins = _beginnings(
-            gpu.start[every], gpu.end[every], gpu.lane[every], links.time[every], launch_latency(recording)
-        )
         inside = place[links.call[every]] >= 0
-        begins, work = begins.only(inside), every[inside]
+        waits = {
+            name: column[inside] for name, column in _waits(trace, links, every, launch_latency(recording)).items()
+        }
+        waits["after"], work = places(inside)[waits["after"]], every[inside]
         launched_by = place[links.call[work]]
 
         previous, _, last, finish = bounds(recording, row, step)
@@ -180,10 +157,14 @@ class Graph:
             rest=host.within(last, finish),
             work=work,
             launched_by=launched_by,
-            begins=begins,
             runs=gpu.end[work] - gpu.start[work],
             collective=recording.kind[work] == KINDS.index("comm"),
+            **waits,
         )
+
+
+_OF_CALL: Final = ("call", "call_step", "before", "takes", "awaited", "returns", "steady")
+_OF_WORK: Final = ("work", "launched_by", "runs", "collective", "lane", "latency", "behind", "after", "lag")
 
 
 def bounds(recording: Recording, row: Ints, step: Ints) -> tuple[Ints, Ints, Ints, Ints]:
@@ -200,12 +181,6 @@ def bounds(recording: Recording, row: Ints, step: Ints) -> tuple[Ints, Ints, Int
     last = steps.host_start.copy()
     last[step] = end  # the last call of each step is the last to be written
     return previous, start, last, np.maximum(steps.host_end, last)
-
-
-def _mean(column: Ints, here: slice, there: Sequence[slice]) -> Ints:
-    changed = column.copy()
-    changed[here] = np.rint(np.mean([column[other] for other in there], axis=0))
-    return changed
 
 
 def _awaited(
@@ -231,45 +206,21 @@ def _waits_for_room(start: Ints, end: Ints, launch: Ints, work_start: Ints) -> N
     return (end - start > _BLOCKED_NS) & (launched - begun >= _MUCH_QUEUED)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Beginnings:
-    """What GPU work waits for before it begins. Times in nanoseconds.
-
-    Attributes:
-        lane: number of its stream.
-        latency: from the launch to the earliest start.
-        behind: least time between the previous work of the stream and this.
-        after: position of work on another stream that it waits for; -1 for none.
-        lag: how long after that work's end it begins at the earliest.
-    """
-
-    lane: Ints
-    latency: Ints
-    behind: Ints
-    after: Ints
-    lag: Ints
-
-    def only(self, chosen: NDArray[np.bool_]) -> Self:
-        """Some of the work."""
-        position = np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)
-        columns = {column.name: getattr(self, column.name)[chosen] for column in fields(self)}
-        return type(self)(**{**columns, "after": position[columns["after"]]})
-
-
-def _beginnings(start: Ints, end: Ints, lane: Ints, launch: Ints, usual_ns: int) -> Beginnings:
+def _waits(trace: Trace, links: Links, rows: Ints, usual_ns: int) -> dict[str, Ints]:
     """Why each work began when it did; of works in the order of their launches."""
+    start, end, lane, launch = trace.gpu.start[rows], trace.gpu.end[rows], trace.gpu.lane[rows], links.time[rows]
     before = before_on_lane(lane)
     free = np.where(before >= 0, take(end, before), np.iinfo(np.int64).min // 2)
     late = start - np.maximum(free, launch + usual_ns)
     after = _other_streams(start, end, lane, np.flatnonzero(late > _CLOSE_NS))
     queued = (free >= launch + usual_ns) & (after < 0)
-    return Beginnings(
-        lane=lane,
-        latency=np.where(queued | (after >= 0), usual_ns, start - launch),
-        behind=np.where(queued, start - free, np.minimum(_SHORTEST_GAP_NS, start - free)),
-        after=after,
-        lag=np.where(after >= 0, start - take(end, after), 0),
-    )
+    return {
+        "lane": lane,
+        "latency": np.where(queued | (after >= 0), usual_ns, start - launch),
+        "behind": np.where(queued, start - free, np.minimum(_SHORTEST_GAP_NS, start - free)),
+        "after": after,
+        "lag": np.where(after >= 0, start - take(end, after), 0),
+    }
 
 
 def _other_streams(start: Ints, end: Ints, lane: Ints, late: Ints) -> Ints:
@@ -296,21 +247,13 @@ def before_on_lane(lane: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """When a rank does what, in the last of several rounds. Times in nanoseconds.
-
-    Attributes:
-        call_start: begin of each call.
-        call_end: its end.
-        work_start: begin of each GPU work, of a collective once this rank is ready.
-        work_end: its end.
-        rounds: when all work of each round is done.
-    """
+    """When a rank does what, in the last of several rounds. Times in nanoseconds."""
 
     call_start: Ints
     call_end: Ints
-    work_start: Ints
+    work_start: Ints  # of a collective once this rank is ready
     work_end: Ints
-    rounds: tuple[int, ...]
+    rounds: tuple[int, ...]  # when all work of each round is done
 
 
 def step_ns(graphs: Sequence[Graph]) -> float:
@@ -339,9 +282,8 @@ def play(graphs: Sequence[Graph]) -> list[Played]:
 
 def _rank(graph: Graph) -> Generator[int, int, Played]:
     """Play the steps of a rank: yields when it is ready for a collective and is told when that begins."""
-    begins = graph.begins
     calls = _rows(graph.call_step, graph.before, graph.takes, graph.awaited, graph.returns)
-    waits = (begins.latency, begins.lane, begins.behind, begins.after, begins.lag)
+    waits = (graph.latency, graph.lane, graph.behind, graph.after, graph.lag)
     works, rest = _rows(*waits, graph.runs, graph.collective), graph.rest.tolist()
     first = np.searchsorted(graph.launched_by, np.arange(len(calls) + 1)).tolist()
     began, returned, starts, done = [0] * len(calls), [0] * len(calls), [0] * len(works), [0] * len(works)
@@ -381,38 +323,28 @@ def together(graphs: Sequence[Graph]) -> list[Graph]:
     if len({len(runs) for runs in collectives}) != 1:
         return []
     shortest = np.min(collectives, axis=0)
-    shared = []
-    for graph in graphs:
-        runs = graph.runs.copy()
-        runs[graph.collective] = shortest
-        shared.append(replace(graph, runs=runs))
+    shared = [replace(graph, runs=graph.runs.copy()) for graph in graphs]
+    for graph in shared:
+        graph.runs[graph.collective] = shortest
     return shared
 
 
 def error_pct(graph: Graph, names: Ints) -> float | None:
-    """How far the rest of the steps, played with the means of every other step, are from what those took.
+    """By what percent the rest of the steps, played with the means of every other step, differ from what those took.
 
-    How the steps differ by themselves does not count: only whether a step that is played takes its time.
-
-    Args:
-        graph: the graph of some steps.
-        names: names of the calls, for each row of `Trace.calls`.
-
-    Returns:
-        In percent; None if no steps do the same.
+    How the steps differ by themselves does not count: only whether a step that is played takes its time. None if no
+    steps do the same. `names` are those of the calls, for each row of `Trace.calls`.
     """
-    of_key: dict[bytes, list[int]] = {}
-    for step in range(0, graph.steps, 2):
-        of_key.setdefault(graph.key(step, names), []).append(step)
-    tested = [step for step in range(1, graph.steps, 2) if graph.key(step, names) in of_key]
+    keys = [graph.key(step, names) for step in range(graph.steps)]
+    alike = {key: [step for step in range(0, graph.steps, 2) if keys[step] == key] for key in {*keys[::2]}}
+    tested = [step for step in range(1, graph.steps, 2) if keys[step] in alike]
     if not tested:
         return None
     fitted = graph
     for step in tested:
-        fitted = fitted.with_means(step, of_key[graph.key(step, names)])
-    chosen = np.isin(np.arange(graph.steps), tested)
-    took = np.mean([graph.recorded_ns[of_key[graph.key(step, names)]].mean() for step in tested])
-    return float(100 * (step_ns([fitted.only(chosen)]) / took - 1))
+        fitted = fitted.with_means(step, alike[keys[step]])
+    took = np.mean([graph.recorded_ns[alike[keys[step]]].mean() for step in tested])
+    return float(100 * (step_ns([fitted.only(np.isin(np.arange(graph.steps), tested))]) / took - 1))
 
 
 HOST: Final = (1.0, 0.85, 0.7, 0.55, 0.4)

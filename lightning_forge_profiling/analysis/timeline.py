@@ -22,17 +22,14 @@ _UNKNOWN_NS: Final = 100_000  # work that begins so much later waited for someth
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CriticalPath:
-    """Pieces of the path in order of time.
+    """Pieces of the path in order of time: what the end of the last step waited for, back to the first one's begin.
 
-    Attributes:
-        start: begin of each, in nanoseconds.
-        end: its end; the next one begins there or later.
-        work: row of `Trace.gpu`; `HOST` for a piece on the host.
+    A shorter piece of it would have made the steps shorter, until another chain of waits takes its place.
     """
 
-    start: Ints
-    end: Ints
-    work: Ints
+    start: Ints  # nanoseconds
+    end: Ints  # the next piece begins there or later
+    work: Ints  # row of `Trace.gpu`; `HOST` for a piece on the host
 
     def __len__(self) -> int:
         return len(self.start)
@@ -43,11 +40,9 @@ def critical_path(recording: Recording, graph: Graph) -> CriticalPath:
     calls, gpu = recording.trace.calls, recording.trace.gpu
     call_start, call_end = calls.start[graph.call].tolist(), calls.end[graph.call].tolist()
     work_start, work_end = gpu.start[graph.work].tolist(), gpu.end[graph.work].tolist()
-    before, launched_by = before_on_lane(graph.begins.lane).tolist(), graph.launched_by.tolist()
-    begins = graph.begins
-    columns = (begins.latency, begins.behind, begins.after, begins.lag)
-    latency, behind, after, lag = (column.tolist() for column in columns)
-    awaited = graph.awaited.tolist()
+    columns = (graph.launched_by, graph.awaited, graph.latency, graph.behind, graph.after, graph.lag)
+    launched_by, awaited, latency, behind, after, lag = (column.tolist() for column in columns)
+    before = before_on_lane(graph.lane).tolist()
     first = int(recording.steps.host_start[0])
     pieces: list[tuple[int, int, int]] = []
 

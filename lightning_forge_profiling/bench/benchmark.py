@@ -8,8 +8,15 @@ from typing import Any, Final, NamedTuple, Never
 
 import torch
 
-from lightning_forge_profiling.bench.device import CaptureError, CudaDevice, EventTimer, device_of, first_line
-from lightning_forge_profiling.bench.gpu_effects import GpuEffects, gpu_effects
+from lightning_forge_profiling.bench.device import (
+    CaptureError,
+    CudaDevice,
+    EventTimer,
+    GpuEffects,
+    device_of,
+    first_line,
+    gpu_effects,
+)
 from lightning_forge_profiling.bench.methods import (
     Events,
     Graph,
@@ -23,14 +30,17 @@ from lightning_forge_profiling.bench.methods import (
 )
 from lightning_forge_profiling.bench.result import BenchmarkResult
 from lightning_forge_profiling.bench.sampling import (
+    HOST_METHODS,
+    Options,
+    TimedCall,
     Unthrottled,
+    argument_sets,
     collect,
     no_garbage_collection,
     sample_warnings,
     unthrottled,
     warm_up,
 )
-from lightning_forge_profiling.bench.timed_call import HOST_METHODS, Options, TimedCall, argument_sets
 from lightning_forge_profiling.errors import ClocksUnavailableError, ConfigurationError, ForgeProfilingError
 from lightning_forge_profiling.gpu.clocks import ClockWatch
 from lightning_forge_profiling.host import CpuTimes, cpu_times, waited_pct

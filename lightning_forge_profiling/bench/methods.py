@@ -2,14 +2,13 @@
 
 import math
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from statistics import fmean, median
 from typing import Any, Final
 
-from lightning_forge_profiling.bench.device import CudaDevice, EventTimer
-from lightning_forge_profiling.bench.gpu_effects import GpuEffects
-from lightning_forge_profiling.bench.timed_call import TimedCall
+from lightning_forge_profiling.bench.device import CudaDevice, EventTimer, GpuEffects
+from lightning_forge_profiling.bench.sampling import TimedCall
 from lightning_forge_profiling.errors import ForgeProfilingError
 
 CALL: Final = "forge.benchmark.call"  # a call's span in the trace
@@ -274,20 +273,11 @@ def busy_us_per_call(events: Iterable[Mapping[str, Any]]) -> list[float]:
             work.append((start, start + float(event["dur"]), correlation))
     spans.sort()
     starts = [start for start, _ in spans]
-    by_call: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
-    for start, end, correlation in work:
-        at = launched.get(correlation)
-        if at is None:
-            continue
+    busy, reached = [0.0] * len(spans), [-math.inf] * len(spans)
+    for start, end, correlation in sorted(work, key=itemgetter(0, 1)):
+        at = launched.get(correlation, -math.inf)
         number = bisect_right(starts, at) - 1
         if number >= 0 and at <= spans[number][1]:
-            by_call[number].append((start, end))
-    return [_union(by_call[number]) for number in range(len(spans))]
-
-
-def _union(intervals: list[tuple[float, float]]) -> float:
-    total, reached = 0.0, float("-inf")
-    for start, end in sorted(intervals):
-        total += max(end - max(start, reached), 0.0)
-        reached = max(reached, end)
-    return total
+            busy[number] += max(end - max(start, reached[number]), 0.0)
+            reached[number] = max(reached[number], end)
+    return busy

@@ -25,10 +25,10 @@ from lightning_forge_profiling.callbacks.wrapped_methods import watch_failure, w
 from lightning_forge_profiling.diagnosis.compilations import recompiled
 from lightning_forge_profiling.diagnosis.memory import growth_words
 from lightning_forge_profiling.forks import OWNED
-from lightning_forge_profiling.gpu.nsight import nsight_ranges
 from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.profiler.collector import nsight_ranges
 from lightning_forge_profiling.record.histogram import bucket
 from lightning_forge_profiling.schema import LoopRates, MemoryGrowth, Recompilation, TraceReport
 from lightning_forge_profiling.timing.budget import TimingBudget

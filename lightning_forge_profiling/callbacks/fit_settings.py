@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
 
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
+from lightning_forge_profiling.flops.precision import MeasuredPeak
 from lightning_forge_profiling.gpu.memory import validate_snapshot_step
 from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
 from lightning_forge_profiling.names import REGIONS

@@ -19,19 +19,19 @@ from lightning_forge_profiling.callbacks.run_settings import loader_settings
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory import MemorySnapshot
-from lightning_forge_profiling.gpu.nsight import nsight_ranges
 from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.names import PROFILER, WINDOW, memory_path
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import exit_timeout_s
+from lightning_forge_profiling.profiler.collector import nsight_ranges
 from lightning_forge_profiling.profiler.config import (
     ACTIVITIES,
     NAMED_STEPS,
     ProfilingConfig,
     StepWindow,
     steady_window,
+    writable_folder_problem,
 )
-from lightning_forge_profiling.profiler.paths import writable_folder_problem
 from lightning_forge_profiling.profiler.session import TraceSession
 from lightning_forge_profiling.schema import MOST_TEXT, TraceReport, WindowAnswer, WindowPlan
 

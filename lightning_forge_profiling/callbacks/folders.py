@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.plain_text import name_of, plain_logger
 from lightning_forge_profiling.profiler.child import problems_within
-from lightning_forge_profiling.profiler.paths import local_folder
+from lightning_forge_profiling.profiler.config import local_folder
 from lightning_forge_profiling.schema import TrackedRun
 
 _log = plain_logger(__name__)

@@ -12,8 +12,14 @@ import torch
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.model_memory import model_memory
 from lightning_forge_profiling.diagnosis.memory import ACTIVATIONS, CACHE, memory_layers
-from lightning_forge_profiling.gpu.memory import AllocatorReading, read_allocator, read_limit
-from lightning_forge_profiling.gpu.memory_growth import Growth, GrowthWatch, Reading
+from lightning_forge_profiling.gpu.memory import (
+    AllocatorReading,
+    Growth,
+    GrowthWatch,
+    Reading,
+    read_allocator,
+    read_limit,
+)
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.schema import (
     GIB,

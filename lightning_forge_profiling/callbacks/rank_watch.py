@@ -19,7 +19,7 @@ from lightning_forge_profiling.diagnosis.rank_status import ranks_status
 from lightning_forge_profiling.host import resident_bytes
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.ranks.channel import Channel, open_channel
-from lightning_forge_profiling.ranks.hang_watch import HangWatch
+from lightning_forge_profiling.ranks.hangs import HangWatch
 from lightning_forge_profiling.ranks.standing import Progress
 from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, later, write_heard, write_pulse
 from lightning_forge_profiling.report.ranks import straggler_words

@@ -29,7 +29,7 @@ from lightning_forge_profiling.guard import Guarded, guarded
 from lightning_forge_profiling.names import RECORD_FOLDER, WAIT_PREFIX
 from lightning_forge_profiling.plain_text import name_of, plain_logger
 from lightning_forge_profiling.profiler.child import ctrl_c_ends
-from lightning_forge_profiling.profiler.paths import numbered_folders
+from lightning_forge_profiling.profiler.config import numbered_folders
 from lightning_forge_profiling.record.lines import Begin, Block, End, EventLine, IntervalLine, State
 from lightning_forge_profiling.record.origin import command_line, git_commit, record_of_checkpoint
 from lightning_forge_profiling.record.writer import RecordWriter, Segments

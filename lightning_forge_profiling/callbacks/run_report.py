@@ -19,7 +19,7 @@ from lightning_forge_profiling.diagnosis.combine import combine, without_run
 from lightning_forge_profiling.diagnosis.drift import step_drift, window_effect
 from lightning_forge_profiling.diagnosis.ledger_costs import NOTICED_S
 from lightning_forge_profiling.diagnosis.ranks import rank_work
-from lightning_forge_profiling.kineto.rank_result import read_summary
+from lightning_forge_profiling.kineto.files import read_summary
 from lightning_forge_profiling.names import BETWEEN_EPOCHS, OWN_WORK, PROFILER, REGIONS, WAIT_PREFIX
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.files import write_reports

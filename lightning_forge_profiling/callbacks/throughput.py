@@ -13,7 +13,7 @@ from lightning_forge_profiling.callbacks.fit_settings import DEFAULT_WARMUP_STEP
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer, evaluation_source
 from lightning_forge_profiling.callbacks.loggers import Loggers
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, taking_part
-from lightning_forge_profiling.flops.measured_peak import MeasuredPeak
+from lightning_forge_profiling.flops.precision import MeasuredPeak
 from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
 from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.schema import LoopRates

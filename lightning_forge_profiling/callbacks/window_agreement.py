@@ -13,9 +13,8 @@ from msgspec.structs import replace
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.names import EXCLUDED
-from lightning_forge_profiling.ranks.agreement import Follower, Leader
+from lightning_forge_profiling.ranks.agreement import Follower, Leader, Slowness
 from lightning_forge_profiling.ranks.channel import Channel
-from lightning_forge_profiling.ranks.slowness import Slowness
 from lightning_forge_profiling.record.windows import decode_plan, encode_plan, read_plan, take_request, write_plan
 from lightning_forge_profiling.schema import Pulse, RanksStatus, WindowAnswer, WindowPlan, WindowRequest
 

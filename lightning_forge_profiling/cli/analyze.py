@@ -152,7 +152,7 @@ def _analyze(args: argparse.Namespace, path: Path, named: str) -> int:
             result = replace(result, analysis=replace(result.analysis, source=named))
         _write_files(args, result)
     if args.json:
-        from lightning_forge_profiling.kineto.rank_result import summary_json  # noqa: PLC0415
+        from lightning_forge_profiling.kineto.files import summary_json  # noqa: PLC0415
 
         write_json(summary_json(result.analysis))
     else:

@@ -50,7 +50,7 @@ def _anonymize(args: argparse.Namespace) -> int:
 
 def write_copies(sources: Sequence[Path], folder: Path, progress: Callable[[str], None]) -> tuple[int, list[str]]:
     """Write an anonymous copy of each trace; returns how many there are, and what is missing from or in them."""
-    from lightning_forge_profiling.kineto.anonymous_copy import write_anonymous_copy  # noqa: PLC0415  (start fast)
+    from lightning_forge_profiling.kineto.copies import write_anonymous_copy  # noqa: PLC0415  (start fast)
 
     problems: list[str] = []
 
@@ -98,7 +98,7 @@ def add_tensorboard_to(commands: "argparse._SubParsersAction[argparse.ArgumentPa
 
 
 def _tensorboard(args: argparse.Namespace) -> int:
-    from lightning_forge_profiling.kineto.tensorboard_copy import write_plugin_copy  # noqa: PLC0415  (start fast)
+    from lightning_forge_profiling.kineto.copies import write_plugin_copy  # noqa: PLC0415  (start fast)
 
     sources, notes = find_traces(args.path)
     copies = _targets(sources, args.out)

@@ -194,8 +194,7 @@ def _measured(args: argparse.Namespace) -> "CrossoverResult":
 
 def _hand_over(args: argparse.Namespace, result: "CrossoverResult") -> None:
     """Write and print what was asked for, the numbers first. A failure of one does not keep the others back."""
-    from lightning_forge_profiling.crossover.curves import crossover_json  # noqa: PLC0415
-    from lightning_forge_profiling.crossover.text import print_crossover  # noqa: PLC0415  (start fast)
+    from lightning_forge_profiling.crossover.curves import crossover_json, print_crossover  # noqa: PLC0415
 
     written, failed = [], []
 
@@ -227,7 +226,7 @@ def _hand_over(args: argparse.Namespace, result: "CrossoverResult") -> None:
 def _drawn(args: argparse.Namespace, result: "CrossoverResult") -> Iterator[tuple[Path, bytes]]:
     """The page and the plots that were asked for."""
     if args.html:
-        from lightning_forge_profiling.crossover.page import crossover_page  # noqa: PLC0415  (loads matplotlib)
+        from lightning_forge_profiling.crossover.plot import crossover_page  # noqa: PLC0415  (loads matplotlib)
 
         yield args.html, crossover_page(result).encode(errors="replace")
     if args.png or args.svg:

@@ -1,8 +1,9 @@
-"""Plots of crossovers: time over size on logarithmic axes, for the page and as PNG or SVG files."""
+"""Crossovers as plots, time over size on logarithmic axes, and as one web page without scripts and other files."""
 
 import io
 import math
 import textwrap
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -16,8 +17,22 @@ from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from lightning_forge_profiling.bench.result import in_unit
-from lightning_forge_profiling.crossover.curves import CrossoverResult, OperationCurves, Way
-from lightning_forge_profiling.crossover.text import WAY_NAMES, about_size, threads
+from lightning_forge_profiling.crossover.curves import (
+    GPU_WAYS,
+    NO_GPU,
+    WAY_NAMES,
+    CrossoverResult,
+    Curve,
+    OperationCurves,
+    Way,
+    about_size,
+    describe,
+    ends,
+    facts,
+    threads,
+    warnings,
+)
+from lightning_forge_profiling.report.page import web_page
 from lightning_forge_profiling.report.text import short
 
 Format = Literal["png", "svg"]
@@ -81,7 +96,10 @@ def draw_result(result: CrossoverResult, theme: Theme, kind: Format) -> bytes:
         columns = min(_MOST_COLUMNS, len(result.operations))
         rows = math.ceil(len(result.operations) / columns)
         width, height = _PANEL_INCHES
-        heading = _wrapped(_heading(result), columns * width - _HEADING_MARGINS_INCHES, _HEADING_POINTS)
+        setting = result.setting
+        machine = f"{_short(setting.cpu)} ({threads(setting)}), {_short(setting.dtype)}"
+        machine = f"{_short(setting.gpu)} against {machine}" if setting.gpu else machine
+        heading = _wrapped(machine, columns * width - _HEADING_MARGINS_INCHES, _HEADING_POINTS)
         titles = [
             _wrapped(f"{_short(one.name)}: {_short(one.meaning)}", width - _AXIS_INCHES, _TITLE_POINTS)
             for one in result.operations
@@ -101,12 +119,6 @@ def draw_result(result: CrossoverResult, theme: Theme, kind: Format) -> bytes:
         look: Any = {"title_fontsize": _HEADING_POINTS, "alignment": "left", "ncols": in_a_row, "frameon": False}
         figure.legend(lines.values(), lines.keys(), title=heading, loc="outside upper left", **look)
         return _file(figure, kind)
-
-
-def _heading(result: CrossoverResult) -> str:
-    setting = result.setting
-    cpu = f"{_short(setting.cpu)} ({threads(setting)}), {_short(setting.dtype)}"
-    return f"{_short(setting.gpu)} against {cpu}" if setting.gpu else cpu
 
 
 def _short(text: str) -> str:
@@ -148,7 +160,7 @@ def _draw(axes: Axes, operation: OperationCurves, theme: Theme, *, most_ticks: i
     low, high = _times(*axes.get_ylim())
     axes.set_ylim(low, high)
     axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if high <= _SPARSE * low else (1.0,)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda us, _: _round_time(us)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda us, _: in_unit(us).replace(".00", "").replace(".0", "")))
     axes.yaxis.set_minor_formatter(NullFormatter())  # by default powers of ten, without a unit
     axes.set_xlabel("size n")
     axes.set_ylabel("time of a call")
@@ -194,10 +206,6 @@ def _times(low: float, high: float) -> tuple[float, float]:
     return low / more, high * more
 
 
-def _round_time(us: float) -> str:
-    return in_unit(us).replace(".00", "").replace(".0", "")
-
-
 @contextmanager
 def _style(theme: Theme) -> Iterator[None]:
     """Matplotlib's own defaults, whatever the user's are, in a theme's colours."""
@@ -221,3 +229,65 @@ def _file(figure: Figure, kind: Format) -> bytes:
     stream = io.BytesIO()
     figure.savefig(stream, format=kind, dpi=_DPI, metadata={"Date": None} if kind == "svg" else None)
     return stream.getvalue()
+
+
+_TITLE: Final = "The size from which the GPU is faster"
+_NARROW: Final = "(max-width: 720px)"  # as in assets/crossover.css
+_DARK: Final = "(prefers-color-scheme: dark)"
+
+
+def crossover_page(result: CrossoverResult) -> str:
+    """A crossover as a web page, with the plots inside in light and dark colours."""
+    crossed = {crossover.way for operation in result.operations for crossover in operation.crossovers}
+    return web_page(
+        "crossover.html",
+        styles=("crossover",),
+        heading=_TITLE if result.setting.gpu else NO_GPU,
+        ways={way: WAY_NAMES[way] for way in GPU_WAYS if way in crossed} if result.setting.gpu else None,
+        operations=[_operation(operation) for operation in result.operations],
+        facts=list(facts(result)),
+        warnings=warnings(result),
+        narrow=_NARROW,
+        dark=_DARK,
+    )
+
+
+def _operation(operation: OperationCurves) -> dict[str, Any]:
+    plots = {
+        f"{prefix}{name}": b64encode(draw_operation(operation, theme, "svg", narrow=bool(prefix))).decode()
+        for prefix in ("", "narrow_")
+        for name, theme in (("dark", DARK), ("light", LIGHT))
+    }
+    crossovers = {crossover.way: describe(crossover) for crossover in operation.crossovers}
+    said = [f"{WAY_NAMES[way]}: {text}" for way, text in crossovers.items()]
+    columns = ["n"]
+    for curve in operation.curves:
+        columns += [WAY_NAMES[curve.way], *([] if curve.way == "cpu" else ["CPU / GPU"])]
+    return {
+        "name": operation.name,
+        "meaning": operation.meaning,
+        "crossovers": crossovers,
+        "alt": f"Time of a call over size n, {operation.name}. {'. '.join(said)}",
+        "plots": {name: f"data:image/svg+xml;base64,{svg}" for name, svg in plots.items()},
+        "ends": ends(operation),
+        "columns": columns,
+        "rows": [{"size": size, "cells": list(_cells(operation, size))} for size in operation.sizes],
+    }
+
+
+def _cells(operation: OperationCurves, size: int) -> Iterator[dict[str, Any]]:
+    for curve in operation.curves:
+        speedup = operation.speedup(curve.way, size)
+        faster = speedup is not None and speedup > 1
+        text, note = _time(curve, size)
+        yield {"text": text, "note": note, "faster": faster}
+        if curve.way != "cpu":
+            yield {"text": "" if speedup is None else f"{speedup:.3g}", "note": "", "faster": faster}
+
+
+def _time(curve: Curve, size: int) -> tuple[str, str]:
+    """The time of a call, and how sure it is."""
+    point = curve.at(size)
+    if point is None:
+        return "-", ""
+    return in_unit(point.us), "1 sample" if point.samples == 1 else f"±{100 * point.noise:.1f} %"

@@ -18,6 +18,7 @@ import torch
 from torch.nn import functional as F
 
 from lightning_forge_profiling.bench.benchmark import benchmark
+from lightning_forge_profiling.bench.device import first_line
 from lightning_forge_profiling.bench.methods import calls_for
 from lightning_forge_profiling.bench.result import BenchmarkResult, in_unit
 from lightning_forge_profiling.crossover.curves import Curve, OperationCurves, Point, Setting, Way
@@ -49,10 +50,6 @@ class Operation:
         return sum(prod(shape) for shape in self.shapes(size)) * dtype.itemsize
 
 
-def _layer_norm(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return F.layer_norm(rows, weight.shape, weight, bias)
-
-
 OPERATIONS: Final = MappingProxyType(
     {
         "matmul": Operation("product of two n by n matrices", torch.matmul, lambda n: ((n, n),) * 3, exponent=3),
@@ -65,7 +62,7 @@ OPERATIONS: Final = MappingProxyType(
         ),
         "layernorm": Operation(
             "layer norm of each row of an n by n matrix",
-            _layer_norm,
+            lambda rows, weight, bias: F.layer_norm(rows, weight.shape, weight, bias),
             lambda n: ((n, n), (n,), (n,), (n, n)),
             exponent=2,
             parameters=2,
@@ -120,7 +117,7 @@ class OperationTimer:
             return self._time(operation, size, way, expected_us)
         except (RuntimeError, MemoryError) as error:  # out of memory, or not implemented for this type
             self._made_for = None
-            return (str(error).strip() or type(error).__name__).split("\n")[0]
+            return first_line(error)
 
     def _time(self, operation: Operation, size: int, way: Way, expected_us: float | None) -> Point:
         self._on_cpu = self._on_cpu or operation.arguments(size, self._dtype)

@@ -1,1 +1,1 @@
-from .measured_peak import measure_peak as measure_peak
+from .precision import measure_peak as measure_peak

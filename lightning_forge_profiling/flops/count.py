@@ -1,28 +1,216 @@
 """`count_flops`: a module's floating-point operations per batch, counted before training on shapes alone."""
 
+import copy
 import inspect
 import random
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from math import prod
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import nn
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.autograd import graph as autograd_graph
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint as torch_checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.flops.fake_copy import NESTED, fake_copy, is_wrapped
-from lightning_forge_profiling.flops.operator_watch import FORMULAS, OperatorWatch
+from lightning_forge_profiling.flops.operator import COUNTED, convolution_flops
 
-if TYPE_CHECKING:
-    from torch.utils.module_tracker import ModuleTracker
+
+def _convolution_backward(*shapes_and_values: Any, **_: Any) -> int:
+    gradient, image, weight, _bias, _stride, _padding, _dilation, transposed, _, _groups, asked_for = shapes_and_values
+    positions = image[2:] if transposed else gradient[2:]
+    return int(sum(asked_for[:2])) * convolution_flops(image, weight, positions)
+
+
+_ATTENTION: Final = "_scaled_dot_product_flash_attention_for_cpu"
+# What PyTorch's counter lacks or has wrong: it does not count attention on a CPU, where a module usually is before
+# training, nor `torch.sparse.mm`, and it counts the weight gradient of a grouped convolution as if it were not grouped.
+FORMULAS: Final[dict[Any, Callable[..., int]]] = {
+    getattr(torch.ops.aten, name): formula
+    for name, formula in (
+        (_ATTENTION, lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)),  # type: ignore[no-untyped-call]
+        (f"{_ATTENTION}_backward", lambda *four, **__: sdpa_backward_flop_count(*four[:4])),  # type: ignore[no-untyped-call]
+        ("convolution_backward", _convolution_backward),
+        ("_sparse_addmm", lambda _, left, right, **__: 2 * prod(left) * right[-1]),
+    )
+}
+
+
+class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches the operators of one step; set `in_backward` when the backward pass starts."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, formulas: Mapping[Any, Callable[..., int]]) -> None:
+        """Start without operators."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.in_backward = False
+        self.recomputed = 0
+        self.uncounted: set[str] = set()
+        self._formulas = formulas
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and count it."""
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        operator = func if isinstance(func, HigherOrderOperator) else func.overloadpacket
+        if operator not in self._formulas:
+            if _may_multiply(operator):
+                self.uncounted.add(str(operator))
+        elif self.in_backward and _computes_again():
+            self.recomputed += self._formulas[operator](*args, **kwargs, out_val=out)
+        return out
+
+
+def _computes_again() -> bool:
+    """Whether an operator in the backward pass belongs to a recomputed forward pass."""
+    # Gradients are computed with grad mode off. A recomputed forward has it on, or is a custom operator that PyTorch's
+    # checkpoint calls.
+    if torch.is_grad_enabled():
+        return True
+    frame = inspect.currentframe()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == autograd_graph.__file__ and code.co_name == "_engine_run_backward":
+            return False
+        if code.co_filename == torch_checkpoint.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_PYTORCHS_OWN: Final = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "inductor")
+# Prefixes of PyTorch's operators that multiply and are not in `COUNTED`.
+_ALSO_MULTIPLY: Final = (
+    "linalg_", "_linalg_", "cholesky", "triangular_solve", "geqrf", "ormqr", "_fft_",
+    "_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer",
+    "_transformer_encoder_layer_fwd", "_native_multi_head_attention", "_triton_multi_head_attention",
+    "_scaled_dot_product_",
+    "_grouped_mm", "_scaled_grouped_mm", "_weight_int8pack_mm", "_weight_int4pack_mm", "_dyn_quant_matmul",
+    "_mixed_dtypes_linear",
+    "_sparse_mm", "_sparse_sparse_matmul", "_sparse_semi_structured_", "_cslt_sparse_mm", "sparse_sampled_addmm",
+    "sspaddmm", "hspmm",
+    "_cdist", "_pdist", "_trilinear",
+)  # fmt: skip
+_NO_PRODUCTS: Final = ("linalg_vector_norm", "linalg_cross")  # of those: a few operations per element
+
+
+def _may_multiply(operator: Any) -> bool:
+    """Whether an operator without a formula multiplies, judged by its name."""
+    namespace, _, name = str(operator).rpartition(".")
+    if namespace not in _PYTORCHS_OWN:
+        return True
+    return f"aten::{name}" in COUNTED or (name.startswith(_ALSO_MULTIPLY) and name not in _NO_PRODUCTS)
+
+
+NESTED: Final = "Nested tensors cannot be counted: their lengths are values. Count a padded batch."
+
+
+def fake_copy(module: nn.Module, batch: Any, mode: FakeTensorMode) -> tuple[nn.Module, Any]:
+    """Copy both, with fake tensors in place of all tensors."""
+    name = type(module).__name__
+    if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+        raise ConfigurationError(
+            f"{name} cannot be counted, because it has parameters without a shape yet. "
+            "Run it once with a batch: that initializes them."
+        )
+    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    if device.type == "meta":
+        device = torch.device("cpu")
+    # Copying a generator copies its state, a tensor that must not be fake.
+    leaves = (leaf for held in (batch, *map(vars, module.modules())) for leaf in tree_leaves(held))
+    memo: dict[int, Any] = {id(each): copy.deepcopy(each) for each in leaves if isinstance(each, torch.Generator)}
+    with mode, _CopyShapes(device):
+        # the same memo for both, so that what they share stays shared
+        memo |= {
+            id(parameter): nn.Parameter(_fake(parameter, device), parameter.requires_grad)
+            for parameter in module.parameters()
+        }
+        try:
+            copied, batch = copy.deepcopy((module, batch), dict(memo))
+        except ConfigurationError:
+            raise
+        except Exception as exc:
+            wrapped = is_wrapped(module)
+            what = "it" if wrapped else _what_fails(module, batch, memo)
+            advice = " Count it before it is wrapped or sharded." if wrapped else ""
+            raise ConfigurationError(
+                f"{name} cannot be counted, because {what} cannot be copied ({type(exc).__name__}: {exc}).{advice}"
+            ) from exc
+    for part in copied.modules():
+        if "_device" in vars(part):  # a LightningModule and a metric store their device
+            vars(part)["_device"] = device
+    return copied, batch
+
+
+def _fake(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if tensor.is_nested:
+        raise ConfigurationError(NESTED)
+    if tensor.layout is not torch.strided:  # a sparse one counts as dense
+        return torch.empty(tensor.size(), dtype=tensor.dtype, device=device)
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+
+
+class _CopyShapes(TorchFunctionMode):
+    """Makes `deepcopy` copy tensors as fake ones: buffers, and those in lists and in the batch's classes."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__deepcopy__:
+            tensor, memo = args
+            if id(tensor) not in memo:
+                memo[id(tensor)] = _fake(tensor, self._device).requires_grad_(tensor.requires_grad)
+            return memo[id(tensor)]
+        if func is torch.Tensor.clone:  # how a parameter that is not registered is copied
+            return _fake(args[0], self._device)
+        return func(*args, **(kwargs or {}))
+
+
+def _what_fails(module: nn.Module, batch: Any, memo: dict[int, Any]) -> str:
+    """The name of the part that cannot be copied, if it can be found."""
+    for what, held in _copied_alone(module, batch):
+        try:
+            copy.deepcopy(held, dict(memo))
+        except Exception:
+            return what
+    return "it"
+
+
+def _copied_alone(module: nn.Module, batch: Any) -> Iterator[tuple[str, Any]]:
+    yield "the batch", batch
+    for path, part in module.named_modules():
+        state: Any = None
+        with suppress(Exception):
+            state = part.__reduce_ex__(4)[2]  # what deepcopy copies: without a Trainer
+        if isinstance(state, dict):
+            for name, value in state.items():
+                if name not in {"_parameters", "_buffers", "_modules"}:
+                    yield f"its attribute {path}.{name}".replace(" .", " "), value
+
+
+_WRAPPERS: Final = {"FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel", "DTensor"}
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether a module, or a part of it, is wrapped or sharded for several devices."""
+    held = (*module.modules(), *module.parameters())
+    return any(base.__name__ in _WRAPPERS for part in held for base in type(part).__mro__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,22 +385,16 @@ def _as_products() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fastpath)
 
 
-class _AnyModule:
+class _AnyModule(nullcontext[None]):
     """Replaces the counter's module tracker: no result here is per module, and its hooks fail in some steps."""
 
     parents = frozenset({"Global"})
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def _count(module: nn.Module, batch: Any, mode: FakeTensorMode, *, backward: bool) -> FlopCount:
     """Run a step of what `fake_copy` made."""
     counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
-    counter.mod_tracker = cast("ModuleTracker", _AnyModule())
+    counter.mod_tracker = _AnyModule()  # type: ignore[assignment]
     watch = OperatorWatch(counter.flop_registry)
     # the counter decomposes composites and passes the rest on
     with _as_products(), torch.enable_grad(), mode, watch, counter:

@@ -16,21 +16,11 @@ class UncountableError(Exception):
     """Arguments are missing, or do not fit the operator."""
 
 
-_DTYPES: Final = MappingProxyType(
-    {
-        "BFloat16": "bf16",
-        "Half": "fp16",
-        "float": "fp32",
-        "double": "fp64",
-        "Float8_e4m3fn": "fp8",
-        "Float8_e4m3fnuz": "fp8",
-        "Float8_e5m2": "fp8",
-        "Float8_e5m2fnuz": "fp8",
-        "signed char": "int8",
-    }
-)
-"""Element types by their C++ name without namespace."""
-
+# Element types by their C++ name without namespace.
+_DTYPES: Final = {
+    "BFloat16": "bf16", "Half": "fp16", "float": "fp32", "double": "fp64", "signed char": "int8",
+    **dict.fromkeys(("Float8_e4m3fn", "Float8_e4m3fnuz", "Float8_e5m2", "Float8_e5m2fnuz"), "fp8"),
+}  # fmt: skip
 _INTEGERS: Final = re.compile(r"\[([0-9]{1,9}(?:, ?[0-9]{1,9})*)\]")
 _MASK: Final = re.compile(r"\[(True|False), ?(True|False), ?(True|False)\]")
 _LARGEST_DIM: Final = 2**63 - 1
@@ -270,21 +260,15 @@ _LAYOUTS: Final[tuple[tuple[_Formula, str], ...]] = (
     (Product(0, VECTORS), "dot vdot"),
     (Convolution(stride=3, padding=4, dilation=5, transposed=6), "convolution _convolution convolution_overrideable"),
     (Convolution(stride=3, padding=2, dilation=4), "cudnn_convolution"),
-    (
-        Convolution(stride=4, padding=3, dilation=5),
-        "mkldnn_convolution miopen_convolution miopen_depthwise_convolution",
-    ),
+    (Convolution(stride=4, padding=3, dilation=5), "mkldnn_convolution miopen_convolution"),
+    (Convolution(stride=4, padding=3, dilation=5), "miopen_depthwise_convolution"),
     (Convolution(stride=3, padding=4, dilation=5), "cudnn_convolution_relu miopen_convolution_relu"),
     (Convolution(stride=5, padding=6, dilation=7), "cudnn_convolution_add_relu miopen_convolution_add_relu"),
     (Convolution(stride=4, padding=5), "thnn_conv2d _slow_conv2d_forward slow_conv3d slow_conv3d_forward"),
-    (
-        Convolution(stride=4, padding=5, dilation=6),
-        "_conv_depthwise2d conv_depthwise3d slow_conv_dilated2d slow_conv_dilated3d",
-    ),
-    (
-        Convolution(transposed=True),
-        "cudnn_convolution_transpose miopen_convolution_transpose slow_conv_transpose2d slow_conv_transpose3d",
-    ),
+    (Convolution(stride=4, padding=5, dilation=6), "_conv_depthwise2d conv_depthwise3d"),
+    (Convolution(stride=4, padding=5, dilation=6), "slow_conv_dilated2d slow_conv_dilated3d"),
+    (Convolution(transposed=True), "cudnn_convolution_transpose miopen_convolution_transpose"),
+    (Convolution(transposed=True), "slow_conv_transpose2d slow_conv_transpose3d"),
     (ConvolutionBackward(transposed=7, output_mask=10), "convolution_backward"),
     (ConvolutionBackward(transposed=6, output_mask=9), "convolution_backward_overrideable"),
     (Attention(_BHSD), "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu"),
@@ -293,16 +277,12 @@ _LAYOUTS: Final[tuple[tuple[_Formula, str], ...]] = (
     (Attention(_BSHD, lengths=(3, 4, 13, 15)), "_flash_attention_forward"),
     (Attention(_BSHD, lengths=(4, 5, 12)), "_efficient_attention_forward"),
     (Attention(_BHSD, lengths=(4, 5)), "_cudnn_attention_forward"),
-    (
-        Attention(_BHSD, backward=True),
-        "_scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_efficient_attention_backward",
-    ),
+    (Attention(_BHSD, backward=True), "_scaled_dot_product_flash_attention_for_cpu_backward"),
+    (Attention(_BHSD, backward=True), "_scaled_dot_product_efficient_attention_backward"),
     (Attention(_BHSD, lengths=(6, 7), backward=True), "_scaled_dot_product_flash_attention_backward"),
     (Attention(_BHSD, lengths=(8, 9), backward=True), "_scaled_dot_product_fused_attention_overrideable_backward"),
-    (
-        Attention(_BHSD, lengths=(9, 10), backward=True),
-        "_scaled_dot_product_cudnn_attention_backward _cudnn_attention_backward",
-    ),
+    (Attention(_BHSD, lengths=(9, 10), backward=True), "_scaled_dot_product_cudnn_attention_backward"),
+    (Attention(_BHSD, lengths=(9, 10), backward=True), "_cudnn_attention_backward"),
     (Attention(_BSHD, lengths=(6, 7), backward=True), "_flash_attention_backward _efficient_attention_backward"),
 )
 

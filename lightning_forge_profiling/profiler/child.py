@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from lightning_forge_profiling.profiler.paths import plugin_path, trace_path, window_folder
+from lightning_forge_profiling.profiler.config import plugin_path, trace_path, window_folder
 
 PATIENCE_S: Final = 4.0
 # for the other ranks' last lines: ranks end together, but the disk of another node may show them later, or never

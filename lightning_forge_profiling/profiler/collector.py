@@ -11,13 +11,15 @@ import functools
 import gc
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from threading import Lock
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from threading import Lock, get_ident
 from time import perf_counter, sleep
 from typing import Any, Final
 
 import torch
-from torch.profiler import ProfilerAction, profile
+from torch._C._autograd import _enable_record_function
+from torch.profiler import ProfilerAction, profile, record_function
 
 from lightning_forge_profiling.profiler.child import ctrl_c_ends, exit_timeout_s
 
@@ -126,3 +128,55 @@ def let_gpu_settle(world_size: int) -> None:
     del event  # the exception keeps this frame, and a forked process cannot destroy an event
     if busy:
         raise TimeoutError(f"the GPU was still busy {seconds:.0f} s after the exception")
+
+
+class Marks:
+    """Begins named ranges of a recording, and leaves operators out of it or takes them in again.
+
+    Operators and ranges are both calls of PyTorch's `RecordFunction`, which a thread can switch off; autograd's threads
+    take that over with each backward pass. A range is switched on for the moment in which it begins.
+    """
+
+    def __init__(self) -> None:
+        self._without_operators_on: int | None = None  # the thread
+
+    def leave_operators_out(self) -> None:
+        """Record no operators of this thread, and of backward passes that it begins."""
+        if self._without_operators_on is None:
+            self._without_operators_on = get_ident()
+            _enable_record_function(False)  # noqa: FBT003
+
+    def take_operators_in(self) -> None:
+        """Record operators again; on the thread that left them out."""
+        if self._without_operators_on == get_ident():
+            self._without_operators_on = None
+            _enable_record_function(True)  # noqa: FBT003
+
+    def begin(self, name: str) -> record_function:
+        """Begin a range. Leaving it as a context ends it."""
+        mark = record_function(name.replace('"', "'"))  # PyTorch (2.13) does not escape it, and the trace is no JSON
+        off = self._without_operators_on == get_ident()
+        if off:
+            _enable_record_function(True)  # noqa: FBT003
+        try:
+            mark.__enter__()  # type: ignore[no-untyped-call]
+        finally:
+            if off:
+                _enable_record_function(False)  # noqa: FBT003
+        return mark
+
+
+_RECORDS: Final = "NSYS_PROFILING_SESSION_ID"  # which `nsys` sets in what it starts
+
+
+def nsight_ranges(environment: Mapping[str, str]) -> Callable[[str], AbstractContextManager[Any]] | None:
+    """What makes an NVTX range of a name; None unless `nsys` has started this process, on a machine with a GPU.
+
+    Examples:
+        >>> nsight_ranges({}) is None
+        True
+    """
+    if _RECORDS not in environment or not torch.cuda.is_available():
+        return None
+    make: Callable[[str], AbstractContextManager[Any]] = torch.cuda.nvtx.range
+    return make

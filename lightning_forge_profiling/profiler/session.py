@@ -22,6 +22,7 @@ from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import FinishingChild, exit_timeout_s
 from lightning_forge_profiling.profiler.collector import (
     RECORDING,
+    Marks,
     active_profiler,
     detached_at_stop,
     forks_exit_at_once,
@@ -29,9 +30,10 @@ from lightning_forge_profiling.profiler.collector import (
     no_warning_of_later_cycles,
     scheduled_profiler,
 )
-from lightning_forge_profiling.profiler.config import Phase, ProfilingConfig, StepWindow
-from lightning_forge_profiling.profiler.marks import Marks
-from lightning_forge_profiling.profiler.paths import (
+from lightning_forge_profiling.profiler.config import (
+    Phase,
+    ProfilingConfig,
+    StepWindow,
     claim,
     numbered_folders,
     plugin_path,

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.profiler.paths import required_local_folder, trace_path
+from lightning_forge_profiling.profiler.config import required_local_folder, trace_path
 from lightning_forge_profiling.report.console import print_analysis
 from lightning_forge_profiling.report.files import write_reports
 from lightning_forge_profiling.report.screen import Screen

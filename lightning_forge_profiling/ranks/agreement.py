@@ -1,18 +1,83 @@
-"""How all ranks come to record the same steps although none waits for another.
-
-Rank 0 names a step that is some seconds ahead of the rank that is furthest. Each rank that reads this says whether it
-can begin there. Once all can, rank 0 says so, and a rank that has read that records. If one is past the step already, a
-later step is tried.
-"""
+"""When all ranks record the same steps although none waits for another, and when a run becomes slow."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.schema import MOST_TEXT, Pulse, RanksStatus, WindowAnswer, WindowPlan, WindowRequest
+from lightning_forge_profiling.schema import (
+    MOST_TEXT,
+    LateRank,
+    Pulse,
+    RanksStatus,
+    WindowAnswer,
+    WindowPlan,
+    WindowRequest,
+)
+
+_FEWEST: Final = 20  # looks before which nothing is called slow
+_KEPT: Final = 120  # looks that the usual pace is taken of
+_LASTING: Final = 10  # looks over which a drift lasts
+_DRIFT: Final = 1.1
+_OUTLIER: Final = 3.0
+_PAUSE_S: Final = 60.0  # between two that are noticed
+
+
+class Slowness:
+    """Compares the steps since the last look, about a second ago, with those before."""
+
+    def __init__(self) -> None:
+        self._usual: deque[float] = deque(maxlen=_KEPT)  # mean milliseconds per step, by look
+        self._latest: deque[float] = deque(maxlen=_LASTING)
+        self._before: tuple[float, int, float] | None = None
+        self._slowest = 0.0
+        self._late: tuple[int, str] | None = None
+        self._quiet_until = 0.0
+
+    def look(self, at_s: float, step: int, paused_s: float, slowest: tuple[int, float], late: LateRank | None) -> str:
+        """What has become slow since the last look; "" for nothing.
+
+        Args:
+            at_s: the time, by any clock.
+            step: number of steps that ended.
+            paused_s: time so far that is no part of a step, such as validation.
+            slowest: number and milliseconds of the slowest step so far.
+            late: the rank that the others wait for.
+        """
+        before = self._before
+        if before is not None and step <= before[1]:
+            return ""
+        self._before = at_s, step, paused_s
+        if before is None:
+            return ""
+        self._latest.append(1e3 * (at_s - before[0] - (paused_s - before[2])) / (step - before[1]))
+        said = ""
+        if at_s >= self._quiet_until:  # what lasts is still to be seen when the pause is over
+            said = self._said(step, slowest, late) if len(self._usual) >= _FEWEST else ""
+            if len(self._latest) == _LASTING:  # so that a drift is not taken for usual before it is noticed
+                self._usual.append(self._latest[0])
+        self._slowest = max(self._slowest, slowest[1])
+        if said:
+            self._quiet_until = at_s + _PAUSE_S
+        return said
+
+    def _said(self, step: int, slowest: tuple[int, float], late: LateRank | None) -> str:
+        usual, lasting = median(self._usual), min(self._latest)
+        found = None if late is None else (late.rank, late.cause)
+        if found is not None and found != self._late:
+            self._late = found
+            return f"rank {found[0]} has become late: {found[1]}"
+        if len(self._latest) == _LASTING and lasting > _DRIFT * usual:
+            self._usual.clear()  # what it is now is usual from here on
+            self._usual.extend([median(self._latest)] * _FEWEST)
+            return f"steps before {step} took {median(self._latest):.3g} ms, earlier ones {usual:.3g} ms"
+        if slowest[1] > max(_OUTLIER * max(usual, self._latest[-1]), self._slowest):  # longer than those about it, too
+            return f"step {slowest[0]} took {slowest[1]:.3g} ms, the usual one {usual:.3g} ms"
+        return ""
+
 
 _LEAD_S: Final = 5.0  # how far ahead: the plan, the answers and the agreement need a second each to be read
 _LEAD_PERIODS: Final = 5
@@ -23,7 +88,12 @@ _SEARCHED: Final = 1000  # steps among which some without a pause are looked for
 
 
 class Leader:
-    """Rank 0's part: makes plans, and finds out whether the ranks can keep them."""
+    """Rank 0's part: makes plans, and finds out whether the ranks can keep them.
+
+    It names a step that is some seconds ahead of the rank that is furthest. Each rank that reads this says whether it
+    can begin there. Once all can, rank 0 says so, and a rank that has read that records. If one is past the step
+    already, a later step is tried.
+    """
 
     def __init__(
         self,
@@ -82,7 +152,9 @@ class Leader:
         lead_s = 2 ** (self._tries - 1) * max(_LEAD_S, _LEAD_PERIODS * period_s)
         start = newest + 2 + round(lead_s * self._pace(pulses))
         steps = request.steps + self._named
-        start = self._clear_of_pauses(start, steps)
+        # the first step from there on whose window has no pause in it, nor before it
+        from_there = range(start, start + _SEARCHED)
+        start = next((n for n in from_there if not any(map(self._pause_before, range(n, n + steps)))), start)
         too_late = self._of_fit is not None and start + steps > self._of_fit
         return WindowPlan(
             run=self._run,
@@ -95,13 +167,6 @@ class Leader:
             ranks=ranks,
             text=f"the run has {self._of_fit} steps, and {newest} have ended" if too_late else request.why,
         )
-
-    def _clear_of_pauses(self, start: int, steps: int) -> int:
-        """The first step from there on whose window has no pause in it, nor before it."""
-        for first in range(start, start + _SEARCHED):
-            if not any(map(self._pause_before, range(first, first + steps))):
-                return first
-        return start
 
     def _pace(self, pulses: Mapping[int, Pulse]) -> float:
         """Steps per second, at most: by the latest looks in which steps ended, and by the time of a step."""

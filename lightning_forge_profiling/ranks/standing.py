@@ -1,20 +1,23 @@
-"""Whether this rank's training thread stands, and where: a watchdog that only reports."""
+"""Whether this rank's training thread stands, where, and in which collective: a watchdog that only reports."""
 
+import json
 import os
 import sys
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing import process
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import torch
 
 from lightning_forge_profiling.host import ThreadCounts, is_traced, moved_bytes, process_state, thread_counts
 from lightning_forge_profiling.names import FIRST_STEP, STEPS, hook_region
-from lightning_forge_profiling.ranks.flight_recorder import Collectives, read_collectives
 from lightning_forge_profiling.ranks.stacks import (
     StacksFile,
     called,
@@ -24,6 +27,74 @@ from lightning_forge_profiling.ranks.stacks import (
     lines_of,
 )
 from lightning_forge_profiling.schema import Standing
+
+# by backend; a build of PyTorch has those of its backends
+_DUMPS: Final = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+
+_LONGEST: Final = 200  # characters of sizes
+
+
+class Pending(NamedTuple):
+    """A collective that was entered and is not completed."""
+
+    name: str  # such as `all_reduce`
+    number: int  # in its process group, from 1
+    group: str
+    shape: str
+    since: float  # Unix time in seconds
+
+
+class Collectives(NamedTuple):
+    """What a process has entered."""
+
+    pending: Pending | None  # the one that was entered first
+    entered: dict[str, int]  # the number of the last one, by process group
+
+
+def read_collectives(training: int) -> Collectives:
+    """What this process has entered, without what other Python threads than the training one wait in.
+
+    PyTorch's Flight Recorder records NCCL's and gloo's collectives. A dump halts Python threads, for 70 to 120 ms in a
+    large run: it is asked for only where a rank stands.
+    """
+    others = {str(thread.ident) for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}  # noqa: SLF001
+    entries: list[dict[str, Any]] = []
+    for name in _DUMPS:
+        with suppress(Exception):  # the layout is PyTorch's own
+            dump = getattr(torch._C._distributed_c10d, name)  # noqa: SLF001
+            entries += json.loads(dump(includeCollectives=True, onlyActive=False))["entries"]
+    collectives = Collectives(None, {})
+    with suppress(Exception):
+        collectives = collectives_of(entries, others - {str(training)})
+        # a group in which nothing was entered has no entry
+        whole = min((entry["record_id"] for entry in entries), default=0) == 0
+        for group in torch.distributed.distributed_c10d._world.pg_names.values() if whole else ():  # noqa: SLF001
+            collectives.entered.setdefault(str(group), 0)
+    return collectives
+
+
+def collectives_of(entries: list[dict[str, Any]], but: Container[str]) -> Collectives:
+    """What a process has entered by the entries of a dump, without those of some threads."""
+    entered: dict[str, int] = {}
+    for entry in entries:
+        if not entry["is_p2p"]:
+            group = str(entry["process_group"][0])
+            entered[group] = max(entered.get(group, 0), int(entry["collective_seq_id"]))
+    pending = min(_pending(entries, but), key=lambda one: (one.since, one.number), default=None)
+    return Collectives(pending, entered)
+
+
+def _pending(entries: list[dict[str, Any]], but: Container[str]) -> Iterator[Pending]:
+    for entry in entries:
+        if not entry["retired"] and entry["state"] != "completed" and entry.get("thread_id") not in but:
+            yield Pending(
+                name=entry["profiling_name"].rpartition(":")[2].removeprefix("_"),
+                number=int(entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"]),
+                group=str(entry["process_group"][0]),
+                shape=", ".join(" x ".join(map(str, sizes)) for sizes in entry["input_sizes"])[:_LONGEST],
+                since=entry["time_created_ns"] / 1e9,
+            )
+
 
 LEAST_S = 30.0
 _LEAST_AT_END_S: Final = 5.0  # in a step that never ends, since the fit does
@@ -41,42 +112,25 @@ _TIMES: Final = 50  # per second that a thread is given a core: in a transfer it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What tells whether training moves, read without stopping it.
+    """What tells whether training moves, read without stopping it."""
 
-    Attributes:
-        step: number of steps that ended.
-        parts: the open parts of the ledger, outermost first.
-        changed_ns: when the ledger's part changed last, by `time.perf_counter_ns`.
-    """
-
-    step: int
-    parts: tuple[str, ...]
-    changed_ns: int
+    step: int  # number of steps that ended
+    parts: tuple[str, ...]  # the open parts of the ledger, outermost first
+    changed_ns: int  # when the ledger's part changed last, by `time.perf_counter_ns`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """Readings of a process at one moment.
+    """Readings of a process at one moment."""
 
-    Attributes:
-        at_s: the monotonic clock.
-        asleep_s: for how long the machine has been suspended, in all.
-        step: number of steps that ended.
-        part: what may take long without a sign of life, such as `validation`; "" within a step.
-        changes: anything that is another one once training has moved, such as the stack.
-        used_s: CPU time, and waits for a core, of the training thread and of what it waits for.
-        times: how often the training thread was given a core.
-        bytes: what the process has read and written.
-    """
-
-    at_s: float
-    asleep_s: float = 0.0
-    step: int = 0
-    part: str = ""
-    changes: object = None
-    used_s: float = 0.0
-    times: int = 0
-    bytes: int = 0
+    at_s: float  # the monotonic clock
+    asleep_s: float = 0.0  # for how long the machine has been suspended, in all
+    step: int = 0  # number of steps that ended
+    part: str = ""  # what may take long without a sign of life, such as `validation`; "" within a step
+    changes: object = None  # anything that is another one once training has moved, such as the stack
+    used_s: float = 0.0  # CPU time, and waits for a core, of the training thread and of what it waits for
+    times: int = 0  # how often the training thread was given a core
+    bytes: int = 0  # what the process has read and written
 
 
 class Stillness:
@@ -168,18 +222,15 @@ class StandingWatch:
         self._stillness = Stillness()
         self._step = -1
         self._since_s = 0.0  # when it ended
-        self.where = 0.0, ""  # from 30 s without a step's end on: that time, and the innermost line of the user's code
-        self.at_end = 0.0, ""  # for how long it stood if the fit ended now, and that line
+        # from 30 s without a step's end on: that time, and the innermost line of the user's code
+        self.where = 0.0, ""
+        # for how long it stood if the fit ended now, and that line; 0 if it moves
+        self.at_end = 0.0, ""
         self._ask_s = 0.0  # how long a thread that computes has to look the same until the Flight Recorder is asked
         self._found: dict[str, Any] | None = None  # the fields of `Standing`
         self._asked: int | None = None  # where a worker's stacks begin
 
-    @property
-    def limits_s(self) -> tuple[float, float]:
-        """The time without a movement that is a hang, in the present part and within a step."""
-        return self._stillness.limit_s, self._stillness.step_limit_s
-
-    def look(self, progress: Progress) -> Standing | None:
+    def standing(self, progress: Progress) -> Standing | None:
         """Where the training thread stands; None while it moves."""
         frame = sys._current_frames().get(self._thread_id) if progress.step == self._step else None  # noqa: SLF001
         if frame is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_forge_profiling.kineto.rank_result import summary_json
+from lightning_forge_profiling.kineto.files import summary_json
 from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.safe_files import read_regular, write_whole

@@ -8,6 +8,7 @@ neighbour misses the datagrams, and has faulthandler's handler write the stack o
 import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,6 +20,7 @@ from lightning_forge_profiling.host import moved_bytes, process_state, thread_co
 from lightning_forge_profiling.names import stacks_name
 from lightning_forge_profiling.ranks.stacks import (
     Line,
+    StacksFile,
     append_stacks,
     ask_thread,
     innermost,
@@ -26,8 +28,8 @@ from lightning_forge_profiling.ranks.stacks import (
     parse_dump,
     read_dump,
 )
-from lightning_forge_profiling.ranks.standing import Look, Stillness
-from lightning_forge_profiling.schema import SilentRank
+from lightning_forge_profiling.ranks.standing import Look, Progress, StandingWatch, Stillness
+from lightning_forge_profiling.schema import SilentRank, Standing
 
 _SILENT_S: Final = 5.0
 _LONG_S: Final = 10.0
@@ -200,3 +202,31 @@ class Neighbours:
                     yield life, memory
                 elif memory >= 0:
                     os.close(memory)
+
+
+class HangWatch(StandingWatch):
+    """All that a rank says of hangs: whether it stands, and which ranks of its machine are silent.
+
+    Made by the training thread before the fit has loaders; another thread looks about once a second.
+    """
+
+    def __init__(self, folder: Path, run: str, rank: int, world_size: int) -> None:
+        stacks = StacksFile(folder / stacks_name(rank))
+        super().__init__(threading.get_ident(), threading.get_native_id(), stacks)
+        self._neighbours = Neighbours(folder, run, rank, world_size, memory=stacks.memory)
+        own = process_state(os.getpid())
+        started = 0 if own is None else own.started
+        self._life = Life(rank, os.getpid(), started, training=threading.get_native_id(), signal=stacks.signal)
+
+    def look(self, progress: Progress, *, ended: bool) -> tuple[Standing | None, tuple[SilentRank, ...]]:
+        """Where this rank stands, None while it moves; and the ranks of this machine that are silent."""
+        standing = None if ended else self.standing(progress)
+        limit_s, step_limit_s = self._stillness.limit_s, self._stillness.step_limit_s
+        return standing, self._neighbours.beat(
+            self._life._replace(ended=ended, limit_s=limit_s, step_limit_s=step_limit_s)
+        )
+
+    def close(self) -> None:
+        """Leave neither handler nor socket behind, nor an empty file."""
+        self._neighbours.close()
+        self._stacks.close()

@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from lightning_forge_profiling.analysis.steps import (
     spans_of,
     step_marks,
 )
-from lightning_forge_profiling.kineto.trace import ACTIVITIES, Cut, Ints, Spans, Table, Trace
+from lightning_forge_profiling.kineto.trace import ACTIVITIES, Cut, Ints, Table, Trace
 from lightning_forge_profiling.names import MARK_PREFIX
 
 
@@ -154,17 +154,17 @@ def explain(recording: Recording) -> Recording:
     calls are the anchors, and between two of them time is stretched or shrunk evenly.
     """
     steps, trace = recording.steps, recording.trace
-    works = _Work.of(recording)
+    works = _works(recording)
     donors: dict[bytes, list[int]] = defaultdict(list)
     for step in np.flatnonzero(~steps.light & steps.whole).tolist():
-        donors[works.key(step)].append(step)
+        donors[works[step].key].append(step)
     done, collective = np.zeros_like(steps.light), trace.gpu.collective.copy()
     operators, annotations = [trace.operators], [trace.annotations]
     sequences = int(trace.operators.sequence.max(initial=0)) + 1
     marks = step_marks(trace) | named(trace, trace.annotations, _MARK)
     annotated = steps.host.at(trace.annotations.start)
     for step in np.flatnonzero(steps.light).tolist():
-        same = donors[works.key(step)]
+        same = donors[works[step].key]
         if not same:
             continue
         donor, done[step] = same[len(operators) % len(same)], True
@@ -175,7 +175,7 @@ def explain(recording: Recording) -> Recording:
         # the callbacks' marks and the user's regions are shown in light steps, too
         own = np.isin(trace.annotations.name, trace.annotations.name[annotated == step])
         annotations.append(clock.moved(trace.annotations, ~(marks | own)))
-        collective[works.gpu_rows(step)] = collective[works.gpu_rows(donor)]
+        collective[works[step].gpu] = collective[works[donor].gpu]
     if not done.any():
         return recording
     gpu = replace(trace.gpu, collective=collective)
@@ -189,102 +189,65 @@ def _joined(parts: list[_T]) -> _T:
     return type(parts[0])(**columns).in_order()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Work:
-    """The launches and waits of all steps, and the GPU work of each launch."""
+class _Work(NamedTuple):
+    """What a step launched and waited for."""
 
-    trace: Trace
-    rows: Ints  # of `Trace.calls`, by step, thread and time
-    first: Ints  # for each step its first position in `rows`, and one past the last
-    gpu: Ints  # rows of `Trace.gpu`, by step, launch and name
-    gpu_first: Ints  # for each step its first position in `gpu`, and one past the last
-    gpu_call: Ints  # for each of `gpu` the position of its launch among those of its step
+    key: bytes  # the same for steps that do the same
+    calls: Ints  # rows of `Trace.calls`, by thread and time
+    gpu: Ints  # rows of `Trace.gpu`, by launch and name
 
-    @classmethod
-    def of(cls, recording: Recording) -> "_Work":
-        trace, links, steps = recording.trace, recording.links, recording.steps
-        calls = trace.calls
-        launched = np.zeros(len(calls) + 1, bool)
-        launched[links.call] = True
-        threads = np.unique(calls.thread[launched[:-1]])
-        chosen = launched[:-1] | (named(trace, calls, WAITS) & np.isin(calls.thread, threads))
-        rows = np.flatnonzero(chosen)
-        at = steps.host.at(calls.start[rows])
-        rows, at = rows[at >= 0], at[at >= 0]
-        order = np.lexsort((calls.start[rows], calls.thread[rows], at))
-        rows, at = rows[order], at[order]
-        first = np.searchsorted(at, np.arange(len(steps) + 1))
-        position = np.full(len(calls) + 1, -1)
-        position[rows] = np.arange(len(rows)) - first[at]
-        gpu = np.flatnonzero(position[links.call] >= 0)
-        step = steps.host.at(links.time[gpu])
-        order = np.lexsort((trace.gpu.start[gpu], trace.gpu.name[gpu], position[links.call[gpu]], step))
-        gpu = gpu[order]
-        bounds = np.searchsorted(step[order], np.arange(len(steps) + 1))
-        return cls(trace, rows, first, gpu, bounds, position[links.call[gpu]])
 
-    def calls(self, step: int) -> Ints:
-        """Rows of `Trace.calls`."""
-        return self.rows[self.first[step] : self.first[step + 1]]
-
-    def gpu_rows(self, step: int) -> Ints:
-        """Rows of `Trace.gpu`."""
-        return self.gpu[self.gpu_first[step] : self.gpu_first[step + 1]]
-
-    def key(self, step: int) -> bytes:
-        """What two steps share that do the same."""
-        calls, gpu = self.calls(step), self.gpu_rows(step)
-        of_gpu = self.gpu_call[self.gpu_first[step] : self.gpu_first[step + 1]]
-        columns = (self.trace.calls.thread[calls], self.trace.calls.name[calls], of_gpu, self.trace.gpu.name[gpu])
-        return b"".join((len(calls).to_bytes(8), *(np.ascontiguousarray(column).tobytes() for column in columns)))
+def _works(recording: Recording) -> list[_Work]:
+    trace, links, steps = recording.trace, recording.links, recording.steps
+    calls = trace.calls
+    launched = np.zeros(len(calls) + 1, bool)
+    launched[links.call] = True
+    threads = np.unique(calls.thread[launched[:-1]])
+    rows = np.flatnonzero(launched[:-1] | (named(trace, calls, WAITS) & np.isin(calls.thread, threads)))
+    at = steps.host.at(calls.start[rows])
+    rows, at = rows[at >= 0], at[at >= 0]
+    order = np.lexsort((calls.start[rows], calls.thread[rows], at))
+    rows, at = rows[order], at[order]
+    position = np.full(len(calls) + 1, -1)  # of a call among those of its step
+    position[rows] = np.arange(len(rows)) - np.searchsorted(at, at)
+    gpu = np.flatnonzero(position[links.call] >= 0)
+    step = steps.host.at(links.time[gpu])
+    order = np.lexsort((trace.gpu.start[gpu], trace.gpu.name[gpu], position[links.call[gpu]], step))
+    later = np.arange(1, len(steps))
+    works = []
+    by_step = np.split(rows, np.searchsorted(at, later)), np.split(gpu[order], np.searchsorted(step[order], later))
+    for own, work in zip(*by_step, strict=True):
+        columns = (calls.thread[own], calls.name[own], position[links.call[work]], trace.gpu.name[work])
+        works.append(_Work(len(own).to_bytes(8) + b"".join(column.tobytes() for column in columns), own, work))
+    return works
 
 
 class _Clock:
     """When a light step did what a step with operators did."""
 
-    def __init__(self, recording: Recording, works: _Work, donor: int, step: int) -> None:
+    def __init__(self, recording: Recording, works: list[_Work], donor: int, step: int) -> None:
         self._steps, self._donor = recording.steps, donor
-        trace = recording.trace
-        bounds = recording.steps.host_start, recording.steps.host_end
-        self._bounds = tuple(np.array([int(side[each]) for side in bounds]) for each in (donor, step))
-        theirs, own = works.calls(donor), works.calls(step)
-        marks = _paired_marks(recording, donor, step)
-        main = int(trace.annotations.thread[recording.steps.marks[0]]) if len(recording.steps.marks) else -1
+        trace, steps, both = recording.trace, recording.steps, (donor, step)
+        self._bounds = tuple(np.array([steps.host_start[each], steps.host_end[each]]) for each in both)
+        marks = region_marks(trace)
+        marks_of = [marks.at(steps.host.at(marks.start) == each) for each in both]
+        same_marks = np.array_equal(marks_of[0].name, marks_of[1].name)
+        main = int(trace.annotations.thread[steps.marks[0]]) if len(steps.marks) else -1
         self._anchors: dict[int, tuple[Ints, Ints]] = {}
-        calls = trace.calls
-        for thread in {main, *np.unique(calls.thread[theirs]).tolist()}:
-            of_thread = calls.thread[theirs] == thread
-            pairs = [(_both(calls, theirs[of_thread]), _both(calls, own[of_thread]))]
-            if thread == main:
-                pairs.append(marks)
-            self._anchors[thread] = ascending(
-                np.concatenate((self._bounds[0], *(pair[0] for pair in pairs))),
-                np.concatenate((self._bounds[1], *(pair[1] for pair in pairs))),
-            )
+        for thread in {main, *np.unique(trace.calls.thread[works[donor].calls]).tolist()}:
+            instants = []
+            for each, bounds, own in zip(both, self._bounds, marks_of, strict=True):
+                rows = works[each].calls[trace.calls.thread[works[each].calls] == thread]
+                tables = [trace.calls.at(rows), *([own] if thread == main and same_marks else [])]
+                instants.append(np.concatenate((bounds, *(side for one in tables for side in (one.start, one.end)))))
+            self._anchors[thread] = ascending(*instants)
 
     def moved(self, table: _T, wanted: NDArray[np.bool_]) -> _T:
         """The wanted rows that begin in the step with operators, at their times in the light step."""
-        inside = wanted & (self._steps.host.at(table.start) == self._donor)
-        rows = np.flatnonzero(inside)
-        columns: dict[str, Any] = {name: column[rows] for name, column in table.columns().items()}
+        columns: dict[str, Any] = table.at(wanted & (self._steps.host.at(table.start) == self._donor)).columns()
         for thread in np.unique(columns["thread"]).tolist():
             own = columns["thread"] == thread
             theirs, here = self._anchors.get(thread, self._bounds)
             for side in ("start", "end"):
                 columns[side][own] = np.rint(np.interp(columns[side][own], theirs, here))
         return type(table)(**columns)
-
-
-def _both(spans: Spans, rows: Ints) -> Ints:
-    return np.concatenate((spans.start[rows], spans.end[rows]))
-
-
-def _paired_marks(recording: Recording, donor: int, step: int) -> tuple[Ints, Ints]:
-    """Both ends of the callbacks' marks in two steps; empty if they are not the same marks."""
-    marks = region_marks(recording.trace)
-    at = recording.steps.host.at(marks.start)
-    theirs, own = marks.at(at == donor), marks.at(at == step)
-    if not np.array_equal(theirs.name, own.name):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    every = np.arange(len(own))
-    return _both(theirs, every), _both(own, every)

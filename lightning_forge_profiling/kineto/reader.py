@@ -187,7 +187,7 @@ class _Index(dict[K, int]):
 
 
 class TraceTables:
-    """Tables that grow with each chunk of events until `close`; then `trace` has the columns."""
+    """Tables that grow with each chunk of events; `trace` makes columns of them."""
 
     def __init__(self) -> None:
         self.left_out = 0  # events with a missing or impossible time
@@ -202,12 +202,6 @@ class TraceTables:
         self._signatures: _Index[bytes] = _Index()
         self._collectives: _Index[CollectiveCall] = _Index()
         self._growing: dict[str, dict[str, array[int]]] = {}
-        self._tables: dict[str, dict[str, Ints]] = {}
-
-    @property
-    def empty(self) -> bool:
-        """Whether all tables are empty."""
-        return not any(len(table["start"]) for table in self._tables.values())
 
     def add(self, events: Sequence[TraceEvent]) -> None:
         """Add a chunk of events."""
@@ -303,48 +297,38 @@ class TraceTables:
             "signature": _ints(signature),
         }
 
-    def close(self) -> None:
-        """Leave out events with impossible times, once all are added."""
-        for name, growing in self._growing.items():
-            self._tables[name] = {column: np.frombuffer(values, np.int64) for column, values in growing.items()}
-        if not self.empty:
-            self._drop_absurd()
-            self._begin_at_zero()
-
-    def _drop_absurd(self) -> None:
-        """Leave out events a day or more away from the rest, or far longer than the recording: CUPTI has such."""
-        starts = np.concatenate([table["start"] for table in self._tables.values()])
-        middle = int(np.partition(starts, len(starts) // 2)[len(starts) // 2])
-        extent = int(np.ptp(starts[np.abs(starts - middle) < _DAY_NS]))
-        longest = _ABSURD_RATIO * extent + _ABSURD_ABOVE_NS
-        for table in self._tables.values():
-            start, end = table["start"], table["end"]
-            sound = (np.abs(start - middle) < _DAY_NS) & (end - start <= longest)
-            if not sound.all():
-                self.left_out += int((~sound).sum())
-                for name in table:
-                    table[name] = table[name][sound]
-
-    def _begin_at_zero(self) -> None:
-        """Shift a trace with times before its base time: elsewhere a negative time means unknown."""
-        self._shift = -min(int(table["start"].min(initial=0)) for table in self._tables.values())
-        for table in self._tables.values() if self._shift else ():
-            table["start"], table["end"] = table["start"] + self._shift, table["end"] + self._shift
-
-    def trace(self, file: str) -> Trace:
-        """The columns in order of time; these tables are then empty."""
+    def trace(self, file: str) -> Trace | None:
+        """The columns of all events in order of time, without those with impossible times; None without events."""
+        tables: dict[str, dict[str, Ints]] = {
+            name: {column: np.frombuffer(values, np.int64) for column, values in growing.items()}
+            for name, growing in self._growing.items()
+        }
+        self._drop_absurd(tables)
+        if not any(len(table["start"]) for table in tables.values()):
+            return None
         names = tuple(self._names)
         threads, thread = _texts(self._threads)
         lanes, lane = _texts(self._lanes)
-        for table in self._tables.values():
+        # a trace with times before its base time is shifted: elsewhere a negative time means unknown
+        self._shift = -min(int(table["start"].min(initial=0)) for table in tables.values())
+        if allocations := tables.get("allocations"):  # until late in 2021 they had no total
+            known = (allocations.pop("device_type") != _ON_CPU) & (allocations["allocated"] >= 0)
+            tables["allocations"] = {column: values[known] for column, values in allocations.items()}
+        for table in tables.values():
+            if self._shift:
+                table["start"], table["end"] = table["start"] + self._shift, table["end"] + self._shift
             table["thread"] = thread[table["thread"]]
             if "lane" in table:
                 table["lane"] = lane[table["lane"]]
-        operators, annotations = self._table("operators"), self._table("annotations")
-        if not annotations and operators:
+            # an outer range before the inner ones that begin with it
+            order = np.lexsort((-table["end"], table["start"]))
+            for column in table.values():
+                column[:] = column[order]  # in place, to need less memory
+        if "annotations" not in tables and "operators" in tables:
+            operators = tables["operators"]
             marks = np.array([name.startswith(_ANNOTATIONS_2021) for name in names])[operators["name"]]
-            annotations = {column: values[marks] for column, values in operators.items()}
-            operators = {column: values[~marks] for column, values in operators.items()}
+            tables["annotations"] = {column: values[marks] for column, values in operators.items()}
+            tables["operators"] = {column: values[~marks] for column, values in operators.items()}
         return Trace(
             file=file,
             names=names,
@@ -352,26 +336,29 @@ class TraceTables:
             lanes=lanes,
             signatures=tuple(Signature(*inputs.split(_BETWEEN_INPUTS)) for inputs in self._signatures),
             collectives=tuple(self._collectives),
-            gpu=_filled(GpuWork, self._table("gpu")),
-            calls=_filled(Calls, self._table("calls")),
-            operators=_filled(Operators, operators),
-            annotations=_filled(Spans, annotations),
-            frames=_filled(Spans, self._table("frames")),
-            allocations=_filled(Allocations, self._table("allocations")),
+            gpu=_filled(GpuWork, tables.get("gpu")),
+            calls=_filled(Calls, tables.get("calls")),
+            operators=_filled(Operators, tables.get("operators")),
+            annotations=_filled(Spans, tables.get("annotations")),
+            frames=_filled(Spans, tables.get("frames")),
+            allocations=_filled(Allocations, tables.get("allocations")),
         )
 
-    def _table(self, table: str) -> dict[str, Ints]:
-        columns = self._tables.pop(table, {})
-        if table == "allocations" and columns:
-            # until late in 2021 they had no total
-            known = (columns.pop("device_type") != _ON_CPU) & (columns["allocated"] >= 0)
-            columns = {name: column[known] for name, column in columns.items()}
-        if columns:
-            # an outer range before the inner ones that begin with it
-            order = np.lexsort((-columns["end"], columns["start"]))
-            for column in columns.values():
-                column[:] = column[order]  # in place, to need less memory
-        return columns
+    def _drop_absurd(self, tables: Mapping[str, dict[str, Ints]]) -> None:
+        """Leave out events a day or more away from the rest, or far longer than the recording: CUPTI has such."""
+        starts = np.concatenate([np.zeros(0, np.int64), *(table["start"] for table in tables.values())])
+        if not len(starts):
+            return
+        middle = int(np.partition(starts, len(starts) // 2)[len(starts) // 2])
+        extent = int(np.ptp(starts[np.abs(starts - middle) < _DAY_NS]))
+        longest = _ABSURD_RATIO * extent + _ABSURD_ABOVE_NS
+        for table in tables.values():
+            start, end = table["start"], table["end"]
+            sound = (np.abs(start - middle) < _DAY_NS) & (end - start <= longest)
+            if not sound.all():
+                self.left_out += int((~sound).sum())
+                for name in table:
+                    table[name] = table[name][sound]
 
 
 def _table_of(event: TraceEvent) -> str:
@@ -385,8 +372,8 @@ def _texts(pairs: Iterable[tuple[object, object]]) -> tuple[tuple[tuple[str, str
     return tuple(distinct), np.array(rows, np.int64)
 
 
-def _filled(table: type[_Table], columns: Mapping[str, Ints]) -> _Table:
-    return table(**{column.name: columns[column.name] for column in fields(table) if columns})
+def _filled(table: type[_Table], columns: Mapping[str, Ints] | None) -> _Table:
+    return table(**{column.name: columns[column.name] for column in fields(table)}) if columns else table()
 
 
 def _external(arguments: list[Arguments]) -> Ints:
@@ -466,7 +453,8 @@ def read_trace(path: Path) -> Trace:
             if decoder.left_out > _MOST_LEFT_OUT:
                 text.problems.append("the rest was not read: too many events are malformed")
                 break
-    tables.close()
+    name = encodable(path.name)
+    trace = tables.trace(name)
     problems = list(text.problems)
     for number, what in (
         (decoder.left_out, "malformed and left out"),
@@ -475,12 +463,10 @@ def read_trace(path: Path) -> Trace:
     ):
         if number:
             problems.append(f"{number} {'event is' if number == 1 else 'events are'} {what}")
-    if tables.empty:
+    if trace is None:
         what = f"of its {count} events, none is an operator, a runtime call, GPU work or an annotation"
         raise TraceError(f"{path}: {'; '.join([what, *problems])}")
-    name = encodable(path.name)
     cut = tables.cut()
-    trace = tables.trace(name)
     device = _device(text.header, trace)
     distributed, about = (_value(text.header, name, dict[str, msgspec.Raw]) or {} for name in _ABOUT)
     return replace(

@@ -26,6 +26,7 @@ from lightning_forge_profiling import CUDATimerCollection, ThroughputCallback
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
 from lightning_forge_profiling.callbacks.lightning_api import Actions
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.timing.region_clock import RegionClock
 
 
 def best_us(call: Callable[[], object], number: int = 500) -> float:
@@ -96,7 +97,7 @@ class OnlyTheProxy(OnAndOff):
         """Switch the proxy alone."""
         super().switch(trainer, on=on)
         trainer.callbacks = self._callbacks
-        self._ours.step_timer.active = False
+        self._ours.step_timer.regions.active = False
 
 
 def train(steps: int, *callbacks: Callback) -> None:
@@ -110,7 +111,7 @@ def calls_in_a_run(steps: int = 1500) -> None:
     """How long the calls take where they are made, in a launch-bound loop."""
     spent: dict[str, list[int]] = defaultdict(list)
     places: list[tuple[type, str]] = [(CUDATimerCollection, "switch"), (CUDATimerCollection, "harvest")]
-    places += [(StepTimer, name) for name in ("enter", "exit", "end_step")]
+    places += [(RegionClock, "enter"), (RegionClock, "exit"), (StepTimer, "end_step")]
     originals = {(home, name): getattr(home, name) for home, name in places}
 
     def timed(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

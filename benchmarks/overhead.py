@@ -188,8 +188,8 @@ class OnAndOff(Callback):
         if self._logged_at != before:
             return "with a row"
         step_timer = self._ours.step_timer
-        (split, deliver_at), self._was = self._was, (step_timer.is_split, step_timer._deliver_at)  # noqa: SLF001
-        if step_timer._deliver_at != deliver_at:  # noqa: SLF001
+        (split, deliver_at), self._was = self._was, (step_timer.regions.is_split, step_timer._completed.due_step)  # noqa: SLF001
+        if step_timer._completed.due_step != deliver_at:  # noqa: SLF001
             return "read"
         return "split" if split else "plain"
 
@@ -203,7 +203,7 @@ class OnAndOff(Callback):
         others = [callback for callback in self._callbacks if not isinstance(callback, TimedCallback)]
         trainer.callbacks = self._callbacks if on else others
         trainer.profiler = self._ours if on else self._ours.inner
-        self._ours.step_timer.active = on
+        self._ours.step_timer.regions.active = on
         if on:  # the steps in between are no long step, which would be searched for
             self._ours.step_timer._stepped_ns = time.perf_counter_ns()  # noqa: SLF001
 

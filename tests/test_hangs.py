@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ThroughputCallback
-from lightning_forge_profiling.callbacks import standstills
+from lightning_forge_profiling.callbacks import step_timer
 from lightning_forge_profiling.diagnosis.hangs import find_hang
 from lightning_forge_profiling.diagnosis.rank_status import ranks_status
 from lightning_forge_profiling.host import ThreadCounts, thread_counts, wait_channel
@@ -436,7 +436,7 @@ def test_the_time_for_which_the_process_was_stopped_is_a_hang_and_its_step_does_
 @pytest.mark.parametrize("why", ["held lock", "busy machine", "unknown"])
 def test_a_long_step_of_a_process_that_was_not_stopped_is_no_hang(tmp_path, monkeypatch, why):
     used = {"busy machine": lambda *_: ThreadCounts(time.perf_counter(), 0), "unknown": lambda *_: None}
-    monkeypatch.setattr(standstills, "thread_counts", used.get(why, thread_counts))
+    monkeypatch.setattr(step_timer, "thread_counts", used.get(why, thread_counts))
     ledger, summary = pauses(tmp_path, "step hold" if why == "held lock" else "step stop")
     assert "hang" not in ledger.parts
     assert "the process was stopped" not in summary

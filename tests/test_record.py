@@ -504,8 +504,8 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
     timer.start()
     for step in range(100_000):
         for region in ("data", "forward", "backward", "optimizer"):
-            timer.enter(region)
-            timer.exit(region)
+            timer.regions.enter(region)
+            timer.regions.exit(region)
         timer.end_step(StepWork(samples=4, optimizer_steps=1))
         if step % 10 == 9:
             timer.deliver()

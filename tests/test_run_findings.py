@@ -374,12 +374,12 @@ class Loop:
         self.device.run(ms=ms)
 
     def region(self, name, *, host, gpu=0.0, launches=1):
-        self.step_timer.enter(name)
+        self.step_timer.regions.enter(name)
         for _ in range(launches):
             self.pass_time(host / launches)
             if gpu:
                 self.device.enqueue(gpu / launches)
-        self.step_timer.exit(name)
+        self.step_timer.regions.exit(name)
 
     def step(self, regions):
         for name, options in regions.items():

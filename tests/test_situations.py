@@ -6,7 +6,7 @@ import lightning as L
 import pytest
 
 from lightning_forge_profiling import ForgeProfilerCallback, region
-from lightning_forge_profiling.callbacks.step_timer import _ABSORBED_BELOW_NS
+from lightning_forge_profiling.timing.region_clock import ABSORBED_BELOW_NS
 from tests import models
 from tests.models import SLOW_MS, Classifier, Samples, Stream, busy, every_step, loader
 from tests.outcomes import PARTITION, excluded_s, logged, recorded_steps, spans, summary_of, tables, the_trace
@@ -89,7 +89,7 @@ def test_the_regions_tile_the_step_without_gap_or_overlap(tmp_path, make_trainer
     total = counted * metrics["time/step_ms"]
     assert sum(metrics[f"time/{region}_ms"] for region in PARTITION) == pytest.approx(metrics["time/step_ms"])
     rows = 1e3 * excluded_s(tmp_path, "profiler")
-    early = _ABSORBED_BELOW_NS / 1e6  # so much of its end, which is `other`, may count to the next step
+    early = ABSORBED_BELOW_NS / 1e6  # so much of its end, which is `other`, may count to the next step
     assert before.read[-1] - after.read[0] - early <= total + rows <= after.read[-1] - before.read[0] + early
 
 

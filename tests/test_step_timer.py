@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from lightning_forge_profiling.callbacks import fit_monitor
-from lightning_forge_profiling.callbacks.step_timer import MAX_USER_REGIONS, StepTimer
+from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.names import FIRST_STEP, PROFILER, REGIONS, STEPS
 from lightning_forge_profiling.profiler.collector import Marks
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEventSource
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import StepWork
+from lightning_forge_profiling.timing.region import MAX_USER_REGIONS
 from tests.entered_steps import watch
 from tests.fakes import FakeDevice
 from tests.models import Classifier, ManualClosure, every_step, loader, quiet_trainer
@@ -35,12 +36,12 @@ def collect(step_timer):
 
 
 def inside(step_timer, device, name, ms, *nested):
-    step_timer.enter(name)
+    step_timer.regions.enter(name)
     device.pass_host_time(ms=1)
     device.enqueue(ms)
     for call in nested:
         call()
-    step_timer.exit(name)
+    step_timer.regions.exit(name)
 
 
 def test_the_first_step_ends_so_long_after_the_fit_began(device):
@@ -68,10 +69,10 @@ def test_nsight_gets_a_range_for_each_step_and_region_and_each_ends(device):
     step_timer.start()
     for _ in range(2):
         inside(step_timer, device, "optimizer", 5, lambda: inside(step_timer, device, "forward", 7))
-        token = step_timer.open_region("encoder")
-        step_timer.close_region("encoder", token)
+        token = step_timer.user_regions.open_region("encoder")
+        step_timer.user_regions.close_region("encoder", token)
         step_timer.end_step(StepWork())
-    step_timer.enter("data")
+    step_timer.regions.enter("data")
     step_timer.finish(wait=True)
     region = ["forge.optimizer", "forge.forward", "/forge.forward", "/forge.optimizer", "encoder", "/encoder"]
     last = ["step 2", "forge.data", "/forge.data", "/step 2"]
@@ -143,10 +144,10 @@ def test_device_time_of_data_is_the_exposed_stall_only(device):
     inside(step_timer, device, "forward", 30)
     step_timer.end_step(StepWork())
     device.run(ms=10)  # the host ran ahead: 20 ms are still queued when it asks for the next batch
-    step_timer.enter("data")
+    step_timer.regions.enter("data")
     device.pass_host_time(ms=25)
     device.run(ms=25)
-    step_timer.exit("data")
+    step_timer.regions.exit("data")
     inside(step_timer, device, "forward", 30)
     step_timer.end_step(StepWork())
     step_timer.finish(wait=True)
@@ -162,11 +163,11 @@ def test_validation_is_no_part_of_a_step_and_what_comes_before_it_is(device):
     inside(step_timer, device, "forward", 5)
     step_timer.end_step(StepWork())
     device.enqueue(100)  # of callbacks and loggers that come after ours
-    step_timer.enter_validation()
+    step_timer.regions.enter_validation()
     inside(step_timer, device, "transfer", 1)  # of a validation batch
     inside(step_timer, device, "checkpoint", 50)
     device.enqueue(200)
-    step_timer.exit_validation()
+    step_timer.regions.exit_validation()
     inside(step_timer, device, "data", 3)
     step_timer.end_step(StepWork())
     step_timer.finish(wait=True)
@@ -183,19 +184,19 @@ def test_waits_for_other_ranks_outside_of_steps_are_by_the_hosts_clock(device):
     step_timer = recorder_on(device)
 
     def reduce():  # which calls a barrier of its own
-        step_timer.enter_wait()
-        step_timer.enter_wait()
+        step_timer.waits.enter()
+        step_timer.waits.enter()
         device.pass_host_time(ms=30)
-        step_timer.exit_wait()
-        step_timer.exit_wait()
+        step_timer.waits.exit()
+        step_timer.waits.exit()
 
     step_timer.start()
     inside(step_timer, device, "checkpoint", 1, reduce, reduce)
-    step_timer.enter_validation()
+    step_timer.regions.enter_validation()
     reduce()
-    step_timer.exit_validation()
+    step_timer.regions.exit_validation()
     step_timer.end_step(StepWork())
-    assert step_timer.waits_outside_ns == {"checkpoint": 60e6, "validation": 30e6}
+    assert step_timer.waits.outside_ns == {"checkpoint": 60e6, "validation": 30e6}
 
 
 @pytest.mark.parametrize(
@@ -212,14 +213,14 @@ def test_what_the_gpu_waits_for_holds_it_up_from_when_the_host_has_more_for_it(
     step_timer = recorder_on(device)
     seen = collect(step_timer)
     step_timer.start()
-    step_timer.enter("backward")
+    step_timer.regions.enter("backward")
     device.enqueue(queued)
-    step_timer.enter_wait("backward")
+    step_timer.waits.enter("backward")
     device.enqueue(exchanged)
-    step_timer.wait_on_gpu()
+    step_timer.waits.end_on_gpu()
     device.pass_host_time(ms=host)
     device.run(ms=host)
-    step_timer.exit("backward")
+    step_timer.regions.exit("backward")
     inside(step_timer, device, "optimizer", 7)
     step_timer.end_step(StepWork())
     step_timer.finish(wait=True)
@@ -235,11 +236,11 @@ def test_launching_an_exchange_is_no_wait_where_the_host_is_behind(device, queue
     seen = collect(step_timer)
     step_timer.start()
     device.enqueue(queued)
-    step_timer.enter_wait("other")
+    step_timer.waits.enter("other")
     device.pass_host_time(ms=3)
     device.run(ms=0 if queued else 3)
     device.enqueue(5 if queued else 2)
-    step_timer.exit_wait(host_waits=False)
+    step_timer.waits.exit(host_waits=False)
     step_timer.end_step(StepWork())
     step_timer.finish(wait=True)
     assert seen[0][0].device_ms["wait/other"] == pytest.approx(waited)
@@ -250,15 +251,15 @@ def test_a_wait_on_the_gpu_that_no_boundary_follows_ends_where_it_did(device):
     seen = collect(step_timer)
     step_timer.start()
     for exchanged in (3, 5):  # of two backward passes
-        step_timer.enter_wait("backward")
+        step_timer.waits.enter("backward")
         device.enqueue(exchanged)
-        step_timer.wait_on_gpu()
+        step_timer.waits.end_on_gpu()
         device.enqueue(50)
     step_timer.end_step(StepWork())
     device.enqueue(1)
-    step_timer.enter_wait("backward")
+    step_timer.waits.enter("backward")
     device.enqueue(2)
-    step_timer.exit_wait()
+    step_timer.waits.exit()
     step_timer.end_step(StepWork())
     step_timer.finish(wait=True)
     assert [times.device_ms["wait/backward"] for times, *_ in seen] == pytest.approx([8, 2])
@@ -270,7 +271,7 @@ def test_a_validation_run_that_never_says_it_ended_ends_with_the_next_fetch(devi
     step_timer.start()
     inside(step_timer, device, "forward", 1)
     step_timer.end_step(StepWork())
-    step_timer.enter_validation()
+    step_timer.regions.enter_validation()
     device.enqueue(7)
     inside(step_timer, device, "data", 3)
     step_timer.end_step(StepWork())
@@ -293,14 +294,14 @@ def test_a_closure_in_manual_optimization_shows_its_forward(device):
     step_timer = recorder_on(device)
     seen = collect(step_timer)
     step_timer.start()
-    step_timer.enter("forward")
-    step_timer.enter("optimizer")
+    step_timer.regions.enter("forward")
+    step_timer.regions.enter("optimizer")
     device.enqueue(5)  # the closure computes the loss ...
-    step_timer.forward_in_closure()  # ... and calls backward
+    step_timer.regions.forward_in_closure()  # ... and calls backward
     inside(step_timer, device, "backward", 7)
     device.enqueue(11)  # the optimizer's own work
-    step_timer.exit("optimizer")
-    step_timer.exit("forward")
+    step_timer.regions.exit("optimizer")
+    step_timer.regions.exit("forward")
     step_timer.end_step(StepWork())
     step_timer.finish(wait=True)
     assert dict(seen[0][0].device_ms) == pytest.approx({"forward": 5, "backward": 7, "optimizer": 11, "other": 0})
@@ -310,13 +311,13 @@ def test_users_regions_lie_over_the_built_in_ones(device):
     step_timer = recorder_on(device)
     seen = collect(step_timer)
     step_timer.start()
-    step_timer.enter("forward")
-    outer = step_timer.open_region("block")
-    inner = step_timer.open_region("block")  # recursion: the same nanosecond is not counted twice
+    step_timer.regions.enter("forward")
+    outer = step_timer.user_regions.open_region("block")
+    inner = step_timer.user_regions.open_region("block")  # recursion: the same nanosecond is not counted twice
     device.enqueue(4)
-    step_timer.close_region("block", inner)
-    step_timer.close_region("block", outer)
-    step_timer.exit("forward")
+    step_timer.user_regions.close_region("block", inner)
+    step_timer.user_regions.close_region("block", outer)
+    step_timer.regions.exit("forward")
     step_timer.end_step(StepWork())
     step_timer.finish(wait=True)
     times = seen[0][0]
@@ -327,10 +328,10 @@ def test_users_regions_lie_over_the_built_in_ones(device):
 def test_users_regions_are_not_timed_in_validation_and_are_limited_in_number(device):
     step_timer = recorder_on(device)
     step_timer.start()
-    step_timer.enter_validation()
-    assert step_timer.open_region("block") is None
-    step_timer.exit_validation()
-    tokens = [step_timer.open_region(f"region {i}") for i in range(MAX_USER_REGIONS + 5)]
+    step_timer.regions.enter_validation()
+    assert step_timer.user_regions.open_region("block") is None
+    step_timer.regions.exit_validation()
+    tokens = [step_timer.user_regions.open_region(f"region {i}") for i in range(MAX_USER_REGIONS + 5)]
     assert sum(token is not None for token in tokens) == MAX_USER_REGIONS
 
 
@@ -367,8 +368,8 @@ def test_what_an_exception_left_open_ends_with_the_step(device):
     step_timer = recorder_on(device)
     seen = collect(step_timer)
     step_timer.start()
-    step_timer.enter("forward")
-    step_timer.enter("backward")
+    step_timer.regions.enter("forward")
+    step_timer.regions.enter("backward")
     device.enqueue(2)  # raises, and the user's code carries on
     step_timer.end_step(StepWork())
     inside(step_timer, device, "forward", 3)
@@ -410,14 +411,14 @@ def no_cpu_clock(_):
 # the regions that are open, and the call in which timing fails
 BOUNDARIES = {
     "training begins": ((), lambda timer, _: timer.start()),
-    "a region begins": ((), lambda timer, _: timer.enter("forward")),
-    "a region ends": (("forward",), lambda timer, _: timer.exit("forward")),
-    "the loader ends": (("data",), lambda timer, _: timer.loader_ended()),
-    "a closure's forward": (("optimizer",), lambda timer, _: timer.forward_in_closure()),
-    "validation": ((), lambda timer, _: timer.enter_validation()),
+    "a region begins": ((), lambda timer, _: timer.regions.enter("forward")),
+    "a region ends": (("forward",), lambda timer, _: timer.regions.exit("forward")),
+    "the loader ends": (("data",), lambda timer, _: timer.regions.loader_ended()),
+    "a closure's forward": (("optimizer",), lambda timer, _: timer.regions.forward_in_closure()),
+    "validation": ((), lambda timer, _: timer.regions.enter_validation()),
     "a step ends": ((), lambda timer, _: timer.end_step(StepWork())),
-    "a custom region begins": ((), lambda timer, _: timer.open_region("other block")),
-    "a custom region ends": ((), lambda timer, token: timer.close_region("block", token)),
+    "a custom region begins": ((), lambda timer, _: timer.user_regions.open_region("other block")),
+    "a custom region ends": ((), lambda timer, token: timer.user_regions.close_region("block", token)),
     "training ends": ((), lambda timer, _: timer.finish(wait=False)),
 }
 
@@ -431,15 +432,15 @@ def test_a_failure_at_a_boundary_is_logged_once_and_switches_timing_off(boundary
     token = None
     if boundary != "training begins":
         step_timer.start()
-        token = step_timer.open_region("block")
+        token = step_timer.user_regions.open_region("block")
     for name in regions:
-        step_timer.enter(name)
+        step_timer.regions.enter(name)
     device.pass_host_time(ms=1)
-    device.broken, step_timer.mark = True, Marks().begin
+    device.broken, step_timer.regions.followers.mark = True, Marks().begin
     device.clock_broken = boundary == "the loader ends"  # which takes no event
-    step_timer.region_ends = no_cpu_clock
+    step_timer.regions.followers.region_ends = no_cpu_clock
     call(step_timer, token)
-    assert (step_timer.active, step_timer.mark) == (False, None)
+    assert (step_timer.regions.active, step_timer.regions.followers.mark) == (False, None)
     for name, (_, each) in BOUNDARIES.items():
         if name not in {"training begins", "a custom region ends"}:
             each(step_timer, None)
@@ -463,7 +464,7 @@ def test_a_failure_to_read_completed_steps_is_logged_once_and_switches_timing_of
         device.run(ms=10)
     assert step_timer.step == 64, "completed steps are read 64 at a time"
     step_timer.finish(wait=True)
-    assert not step_timer.active
+    assert not step_timer.regions.active
     [message] = [record.message for record in caplog.records]
     assert message == "Profiling is switched off for the rest of this run: RuntimeError: no sum"
 
@@ -536,7 +537,7 @@ def test_what_is_slow_at_the_ends_of_a_log_entry_is_in_one_part_once(device):
     ledger = LedgerClock(0, clock_ns=device.host_clock_ns)
     step_timer = recorder_on(device, ledger=ledger)
     step_timer.start()
-    step_timer.region_ends = lambda _: device.pass_host_time(ms=5)
+    step_timer.regions.followers.region_ends = lambda _: device.pass_host_time(ms=5)
     with step_timer.own_work():
         pass
     step_timer.end_step(StepWork(), began_ns=device.host_ns)
@@ -597,13 +598,13 @@ def test_many_regions_a_step_are_all_counted_or_the_step_is_not(device, regions,
     step_timer = recorder_on(device)
     step_timer.start()
     for _ in range(20):
-        step_timer.enter("forward")
+        step_timer.regions.enter("forward")
         for _ in range(regions):
-            token = step_timer.open_region("layer")
+            token = step_timer.user_regions.open_region("layer")
             device.enqueue(0.5)
-            step_timer.close_region("layer", token)
+            step_timer.user_regions.close_region("layer", token)
             device.run(ms=0.5)
-        step_timer.exit("forward")
+        step_timer.regions.exit("forward")
         step_timer.end_step(StepWork())
         device.run(ms=1)
     step_timer.finish(wait=True)

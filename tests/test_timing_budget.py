@@ -66,10 +66,10 @@ def train(device, step_timer, steps, *, cycle=1, before=lambda step: None):
     for step in range(steps):
         before(step)
         for name, ms in (("data", 1), ("forward", 5), ("backward", 10), ("optimizer", 0 if (step + 1) % cycle else 8)):
-            step_timer.enter(name)
+            step_timer.regions.enter(name)
             device.pass_host_time(ms=1)
             device.enqueue(ms + 0.01 * (step % 7))
-            step_timer.exit(name)
+            step_timer.regions.exit(name)
         step_timer.end_step(StepWork(samples=2, optimizer_steps=int((step + 1) % cycle == 0)))
         device.run(ms=30)
     step_timer.finish(wait=True)
@@ -124,9 +124,9 @@ def test_a_step_after_validation_or_at_an_epochs_start_is_split_and_speaks_for_i
 
     def validate(step):
         if step and step % 10 == 0:
-            step_timer.enter_validation()
+            step_timer.regions.enter_validation()
             device.enqueue(100)
-            step_timer.exit_validation()
+            step_timer.regions.exit_validation()
             device.enqueue(50)  # what only these steps have, before their fetch
 
     train(device, step_timer, 400, before=validate)
@@ -160,11 +160,11 @@ def test_a_row_without_a_step_like_the_others_has_no_regions():
 def test_users_regions_and_spans_follow_the_same_rhythm():
     step_timer = recorder_on(FakeDevice(), rate=0.0)
     step_timer.start()
-    assert step_timer.open_region("block") is not None, "the first step is split: nothing is known yet"
+    assert step_timer.user_regions.open_region("block") is not None, "the first step is split: nothing is known yet"
     step_timer.end_step(StepWork())
-    assert step_timer.open_region("block") is None
-    step_timer.split()  # as the profiler's callback does for a step that it records
-    assert step_timer.open_region("block") is not None
+    assert step_timer.user_regions.open_region("block") is None
+    step_timer.regions.split()  # as the profiler's callback does for a step that it records
+    assert step_timer.user_regions.open_region("block") is not None
 
 
 @pytest.mark.slow
@@ -218,10 +218,10 @@ def test_timing_behind_queued_work_is_free_and_every_step_is_split():
         step_timer.start()
         for _ in range(200):
             for name in ("forward", "backward", "optimizer"):
-                step_timer.enter(name)
+                step_timer.regions.enter(name)
                 device.pass_host_time(ms=1)
                 device.enqueue(device_ms)
-                step_timer.exit(name)
+                step_timer.regions.exit(name)
             device.run(ms=5)
             step_timer.end_step(StepWork(optimizer_steps=1))
             device.run(ms=5)

@@ -43,9 +43,9 @@ class Loop:
 
     def step(self, ms, during=lambda: None):
         for name in ("data", "forward", "backward", "optimizer"):
-            self.step_timer.enter(name)
+            self.step_timer.regions.enter(name)
             self.pass_time(ms / 4)
-            self.step_timer.exit(name)
+            self.step_timer.regions.exit(name)
         during()
         if self.in_bulk and self.step_timer.end_plain_step(ONE, self.device.host_clock_ns()):
             self.ended_in_bulk += 1
@@ -67,7 +67,9 @@ def test_in_bulk_they_come_to_the_same_totals_and_ledger():
     for loop in loops:
         loop.budget.rate = 0.05
         for step in range(1000):
-            loop.step(10 + step % 3, during=lambda loop=loop, step=step: step == 500 and loop.step_timer.split())
+            loop.step(
+                10 + step % 3, during=lambda loop=loop, step=step: step == 500 and loop.step_timer.regions.split()
+            )
         loop.finish()
     assert [loop.ended_in_bulk > 600 for loop in loops] == [False, True]
     one, other = loops
@@ -104,7 +106,7 @@ def test_each_takes_one_event_and_has_its_own_time(loop):
     assert loop.device.calls == made + 20
 
     def made_unlike_others():
-        loop.step_timer.split()
+        loop.step_timer.regions.split()
         loop.pass_time(30)
 
     loop.step(10, during=made_unlike_others)
@@ -139,16 +141,16 @@ def test_what_lies_between_two_of_them_is_not_theirs(loop, region):
 
     def between():
         if region == "validation":
-            loop.step_timer.enter_validation()
+            loop.step_timer.regions.enter_validation()
         elif region == LOADER_START:
-            loop.step_timer.enter_loader_start()
+            loop.step_timer.regions.enter_loader_start()
         else:
-            loop.step_timer.enter(region)
+            loop.step_timer.regions.enter(region)
         loop.pass_time(500)
         if region == "validation":
-            loop.step_timer.exit_validation()
+            loop.step_timer.regions.exit_validation()
         else:
-            loop.step_timer.exit(region)
+            loop.step_timer.regions.exit(region)
 
     for ms in range(10, 16):
         loop.step(ms, during=between if ms == 13 else lambda: None)

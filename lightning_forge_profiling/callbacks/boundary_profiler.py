@@ -50,7 +50,7 @@ _IDLE: Final = _Boundary()
 
 def _boundaries(step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]:
     boundaries = {
-        name: _Boundary(partial(step_timer.enter, region), partial(step_timer.exit, region))
+        name: _Boundary(partial(step_timer.regions.enter, region), partial(step_timer.regions.exit, region))
         for name, region in actions.regions.items()
     }
     fetched = _Boundary(after=actions.fetched)
@@ -61,10 +61,10 @@ def _boundaries(step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]
     boundaries |= dict.fromkeys(actions.saves, _Boundary(checkpoint.save, checkpoint.saved))
     boundaries |= dict.fromkeys(actions.may_save, _Boundary(checkpoint.enter_hook, checkpoint.leave_hook))
     boundaries |= dict.fromkeys(actions.state_collected, _Boundary(after=checkpoint.write))
-    boundaries |= dict.fromkeys(actions.loader_starts, _Boundary(step_timer.enter_loader_start))
-    boundaries |= dict.fromkeys(actions.loader_started, _Boundary(partial(step_timer.exit, LOADER_START)))
-    boundaries |= dict.fromkeys(actions.validation_begins, _Boundary(step_timer.enter_validation))
-    boundaries |= dict.fromkeys(actions.validation_ends, _Boundary(after=step_timer.exit_validation))
+    boundaries |= dict.fromkeys(actions.loader_starts, _Boundary(step_timer.regions.enter_loader_start))
+    boundaries |= dict.fromkeys(actions.loader_started, _Boundary(partial(step_timer.regions.exit, LOADER_START)))
+    boundaries |= dict.fromkeys(actions.validation_begins, _Boundary(step_timer.regions.enter_validation))
+    boundaries |= dict.fromkeys(actions.validation_ends, _Boundary(after=step_timer.regions.exit_validation))
     ledger = step_timer.ledger
     epoch = _Boundary(partial(ledger.open_span, EPOCH), partial(ledger.close_span, EPOCH))
     return boundaries | {name: epoch.around(boundaries.get(name, _IDLE)) for name in actions.epochs}
@@ -72,13 +72,13 @@ def _boundaries(step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]
 
 def _without_regions(boundaries: dict[str, _Boundary], step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]:
     """The boundaries in a step that is timed as a whole: calls without effect would take 20 us."""
-    training_step = _Boundary(partial(setattr, step_timer, "saw_training_step", True))  # noqa: FBT003
+    training_step = _Boundary(partial(setattr, step_timer.regions.now, "saw_training_step", True))  # noqa: FBT003
     kept = {}
     for name, boundary in boundaries.items():
         region = actions.regions.get(name, "")
         if region == "forward":
             kept[name] = training_step
-        elif not region or (region == "data" and step_timer.each_fetch):
+        elif not region or (region == "data" and step_timer.regions.each_fetch):
             kept[name] = boundary
     return kept
 
@@ -93,7 +93,7 @@ class _Checkpoint:
     def save(self) -> None:
         if not self._open:
             self._open = True
-            self._step_timer.enter("checkpoint")
+            self._step_timer.regions.enter("checkpoint")
 
     def write(self) -> None:
         if self._open:
@@ -103,7 +103,7 @@ class _Checkpoint:
         self._step_timer.ledger.exit(CHECKPOINT_WRITE)
         if self._open and not self._in_hook:
             self._open = False
-            self._step_timer.exit("checkpoint")
+            self._step_timer.regions.exit("checkpoint")
 
     def enter_hook(self) -> None:
         self._in_hook = True
@@ -288,20 +288,20 @@ class ProfilerProxy:
             self.uninstall(trainer)  # a fit that ended without calling any hook left one
             trainer.profiler = BoundaryProfiler(trainer.profiler, self._step_timer, self._actions, self._parts)
         self._ours = ours = trainer.profiler
-        self._step_timer.on_split_change = ours.turn
-        ours.turn(split=self._step_timer.is_split)
+        self._step_timer.regions.followers.split_changes = ours.turn
+        ours.turn(split=self._step_timer.regions.is_split)
 
     def follow(self, trainer: Trainer) -> None:
         """Wrap another profiler that was assigned to `trainer.profiler` since the last check."""
-        if trainer.profiler is not self._ours and self._step_timer.active:
+        if trainer.profiler is not self._ours and self._step_timer.regions.active:
             self._replaced = True
             self.install(trainer)
 
     def saw_step(self, trainer: Trainer, *, trained: bool) -> bool:
         """Whether all boundaries of the step that has just ended were announced to our profiler."""
         step_timer = self._step_timer
-        saw = step_timer.saw_training_step or not trained
-        step_timer.saw_training_step = False
+        saw = step_timer.regions.now.saw_training_step or not trained
+        step_timer.regions.now.saw_training_step = False
         if saw and trainer.profiler is self._ours and not self._replaced:
             self._lost = 0
             return True

@@ -126,7 +126,7 @@ class FitLog(Guarded):
     def summary(self) -> dict[str, float]:
         """The metrics over all steps that count, up to now or, once they have ended, of the fit; {} before any."""
         metrics = dict(self._summary)
-        if self._step_timer.active:
+        if self._step_timer.regions.active:
             self._step_timer.deliver()
             metrics = self._run_metrics(self._step_timer.totals.steady())
         for rates in self.loops:
@@ -462,7 +462,7 @@ class FitLog(Guarded):
         step_timer, now_s = self._step_timer, perf_counter()
         self._due_from(now_s)
         metrics = self._metrics(rates)
-        if now_s - self._shares_s >= self._settings.shares_period_s or not step_timer.active:
+        if now_s - self._shares_s >= self._settings.shares_period_s or not step_timer.regions.active:
             self._shares_s = now_s
             metrics |= self._ledger_metrics(step_timer.totals.steady())
         if self._telemetry is not None:

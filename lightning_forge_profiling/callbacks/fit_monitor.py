@@ -95,7 +95,7 @@ class FitMonitor(Guarded):
         """This is a forked process: the fit is none of its own."""
         self.failed = self._ended = self._closed = self._concluded = True
         self.window = self.log = self._progress = None
-        self.step_timer.active = False
+        self.step_timer.regions.active = False
         for callback in self.callbacks:
             callback.fit_is_over()
 
@@ -144,10 +144,10 @@ class FitMonitor(Guarded):
         self._leave_set_up(trainer)
         self.readings.begin(trainer)
         actions = lightning_api.actions(trainer, module)._replace(fetched=partial(self._fetch_ends, trainer))
-        self.step_timer.each_fetch = lightning_api.has_unsized_loader(trainer)
+        self.step_timer.regions.each_fetch = lightning_api.has_unsized_loader(trainer)
         self._proxy = ProfilerProxy(self.step_timer, actions, hook_parts(trainer, module, self.callbacks))
         self._proxy.install(trainer)
-        self._previous_sink = set_region_sink(self.step_timer)
+        self._previous_sink = set_region_sink(self.step_timer.user_regions)
         self._ledger_parts = LedgerParts(self.ledger, trainer, self._warming_up)
         self._measure_waits(trainer)
         self.memory = memory_watch(trainer, began_ns=self.ledger.began_ns, say=self._memory_grows)
@@ -192,7 +192,7 @@ class FitMonitor(Guarded):
 
     def _fetch_ends(self, trainer: Trainer) -> None:
         if lightning_api.has_exhausted_loader(trainer):
-            self.step_timer.loader_ended()
+            self.step_timer.regions.loader_ended()
 
     def end_step(self, trainer: Trainer, batch: Any) -> None:
         """End the step, move the window on, and log an entry when one is due."""
@@ -311,7 +311,7 @@ class FitMonitor(Guarded):
     def enter_validation(self) -> None:
         """A validation run begins."""
         self._pause_readings()
-        self.step_timer.enter_validation()
+        self.step_timer.regions.enter_validation()
 
     @guarded
     def _pause_readings(self) -> None:
@@ -324,7 +324,7 @@ class FitMonitor(Guarded):
         """Leave validation out of the step."""
         if self._proxy is not None:
             self._proxy.follow(trainer)
-            self.step_timer.enter_validation()  # a profiler that was assigned just now has not seen it begin
+            self.step_timer.regions.enter_validation()  # a profiler that was assigned just now has not seen it begin
         if self.log is not None:
             self.log.pause()
 

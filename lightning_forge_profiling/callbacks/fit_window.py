@@ -381,7 +381,7 @@ class FitWindow(Guarded):
         self._armed = self._periodic = None
         if self._memory is not None:
             self._memory.close()
-        self._step_timer.mark = None
+        self._step_timer.regions.followers.mark = None
         if self._session is not None:
             began_ns = perf_counter_ns()
             self._session.stop(interrupted=interrupted)
@@ -422,7 +422,7 @@ class FitWindow(Guarded):
         if not session.will_act():
             session.step()
             return
-        self._step_timer.mark = None
+        self._step_timer.regions.followers.mark = None
         if not session.running:
             self.before_start()
         began_ns = perf_counter_ns()
@@ -431,18 +431,18 @@ class FitWindow(Guarded):
                 session.start()
             else:
                 session.step()
-        self._step_timer.mark = session.marks.begin if session.recording else None
+        self._step_timer.regions.followers.mark = session.marks.begin if session.recording else None
         self._mark(session, began_ns)
         if session.running:
-            self._step_timer.split()  # a trace shows the regions of each of its steps
+            self._step_timer.regions.split()  # a trace shows the regions of each of its steps
 
     @contextmanager
     def _as_profiler(self) -> Iterator[None]:
-        self._step_timer.enter(PROFILER)
+        self._step_timer.regions.enter(PROFILER)
         try:
             yield
         finally:
-            self._step_timer.exit(PROFILER)
+            self._step_timer.regions.exit(PROFILER)
 
     def _mark(self, session: TraceSession, began_ns: int) -> None:
         """Enter into the ledger when the window was recorded, without the time that stopping takes."""

@@ -27,7 +27,8 @@ class HostReadings:
         of_step = AUTOGRAD if self._step_timer.timers.on_device else ""
         self._cpu = cpu = CpuAccount(partial(worker_processes, trainer), threads=of_step)
         cpu.watch_thread()
-        self._step_timer.region_ends, self._step_timer.on_standstill = cpu.turn, cpu.skip
+        followers = self._step_timer.regions.followers
+        followers.region_ends, followers.stood_still = cpu.turn, cpu.skip
 
     def look_up_switches(self, trainer: Trainer, *, recording: bool) -> None:
         """Find them, once: after the first step, as the user's hooks may set them before it."""
@@ -44,7 +45,7 @@ class HostReadings:
             return
         if self._stacks is None and counts and not self._step_timer.host_is_ahead:
             with self._step_timer.own_work():
-                region = None if self.stacks_show_regions else self._step_timer.region_under_way
+                region = None if self.stacks_show_regions else self._step_timer.regions.under_way
                 self._stacks = StackSampler(self._step_timer.ledger.innermost, cpu.clock, region)
                 self._stacks.start()
         with self._step_timer.own_work():
@@ -67,7 +68,7 @@ class HostReadings:
         if self._stacks is not None:
             self._stacks.stop()
         if self._cpu is not None:
-            self._step_timer.region_ends = None
+            self._step_timer.regions.followers.region_ends = None
             try:
                 self._cpu.read(counts=False)
             finally:

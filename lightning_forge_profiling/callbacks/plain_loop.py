@@ -73,12 +73,12 @@ class PlainLoop(Guarded):
         self.in_step, self._batch, self._samples = True, batch, samples
         if (window := self.monitor.window) is not None:
             window.begin_step()
-        self.timer.enter("forward")
+        self.timer.regions.enter("forward")
 
     @guarded
     def end_step(self, batch: Any = None) -> None:
         """A step ends."""
-        self.timer.forget_forward()
+        self.timer.regions.forget_forward()
         fetches, trainer = self.watch.fetches, self.trainer
         given = self._batch if batch is None else batch
         batch = fetches.batch if given is None else given
@@ -88,7 +88,7 @@ class PlainLoop(Guarded):
         trainer.count_step(BatchSource(loaders, one_a_step, self._samples), ends_epoch=ends_epoch)
         if batch is None and self.timer.step:  # that of the first step was fetched before
             batch = UNSEEN
-        self.timer.saw_training_step = True
+        self.timer.regions.now.saw_training_step = True
         self.monitor.end_step(trainer, batch)
         trainer.step_ended()
         self._ended_ns = perf_counter_ns()
@@ -96,8 +96,8 @@ class PlainLoop(Guarded):
     @guarded
     def leave_step(self, exception: BaseException) -> None:
         """A step is left by an exception. It is no step, and the end of the loop if no other begins."""
-        self.timer.forget_forward()
-        self.timer.exit("forward")
+        self.timer.regions.forget_forward()
+        self.timer.regions.exit("forward")
         self.in_step, self._batch = False, None
         self._failure = _without_frames(exception) if _fails(exception) else None
         if self.monitor.window is not None and isinstance(exception, torch.OutOfMemoryError):
@@ -108,23 +108,23 @@ class PlainLoop(Guarded):
     def open_region(self, name: str) -> object | None:
         """Begin a region."""
         if name not in RESERVED:
-            return self.timer.open_region(name)
+            return self.timer.user_regions.open_region(name)
         if get_ident() != self.thread:
             return None
         if name == _VALIDATION:
             self._name_validation()
         elif name == "backward":
-            self.timer.enter_backward()
+            self.timer.regions.enter_backward()
         else:
-            self.timer.enter(name)
+            self.timer.regions.enter(name)
         return self
 
     def close_region(self, name: str, token: object) -> None:
         """End a region."""
         if token is not self:
-            self.timer.close_region(name, token)
+            self.timer.user_regions.close_region(name, token)
         elif name != _VALIDATION:
-            self.timer.exit(name)
+            self.timer.regions.exit(name)
         else:
             self._end_named_validation()
 
@@ -153,7 +153,7 @@ class PlainLoop(Guarded):
     def leave_validation(self) -> None:
         """Validation ends."""
         self.validating = False
-        self.timer.exit_validation()
+        self.timer.regions.exit_validation()
         self.monitor.validation_ends(self.trainer)
 
     # -- the end -------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class RankWaits:
         if _has_sync_batch_norm(model):
             self.unmeasured, self.because = ("forward", "backward"), "SyncBatchNorm waits inside forward and backward"
         self._wrapped.append(
-            WrappedMethod(loop, "_broadcast_sigterm_tensor", self._in_broadcast, lambda: step_timer.is_split)
+            WrappedMethod(loop, "_broadcast_sigterm_tensor", self._in_broadcast, lambda: step_timer.regions.is_split)
         )
         for name in _COLLECTIVES:
             self._wrap(strategy, name)
@@ -69,7 +69,7 @@ class RankWaits:
         if not rates.split_steps or rates.atypical:
             return Waits(because="too few typical steps had their regions timed")
         timer = self._step_timer
-        outside_ms = {part: ns / 1e6 / max(timer.step, 1) for part, ns in timer.waits_outside_ns.items()}
+        outside_ms = {part: ns / 1e6 / max(timer.step, 1) for part, ns in timer.waits.outside_ns.items()}
         return Waits(rates.waits_ms | outside_ms, self.unmeasured, self.because)
 
     def close(self) -> None:
@@ -85,11 +85,11 @@ class RankWaits:
 
     @contextmanager
     def _waiting(self, leaf: str = "", *, host_waits: bool = True) -> Iterator[None]:
-        self._step_timer.enter_wait(leaf)
+        self._step_timer.waits.enter(leaf)
         try:
             yield
         finally:
-            self._step_timer.exit_wait(host_waits=host_waits)
+            self._step_timer.waits.exit(host_waits=host_waits)
 
     @contextmanager
     def _in_broadcast(self) -> Iterator[None]:
@@ -116,8 +116,8 @@ class RankWaits:
     def _backward_begins(self, *args: Any, **kwargs: Any) -> bool:
         """Have autograd call us after the last gradient: callbacks run in the order in which they were queued."""
         loss: Any = args[0] if args else kwargs.get("closure_loss")
-        timer = self._step_timer
-        if timer.is_split and timer.active and getattr(loss, "requires_grad", False) and not _compiles_autograd():
+        regions = self._step_timer.regions
+        if regions.is_split and regions.active and getattr(loss, "requires_grad", False) and not _compiles_autograd():
             loss.register_hook(self._queue)
         return False
 
@@ -126,9 +126,9 @@ class RankWaits:
 
     def _gradients_ready(self) -> None:
         """Called before DDP waits; queues the call behind that."""
-        timer = self._step_timer
-        timer.enter_wait("backward")
-        ends = timer.wait_on_gpu if self._host_goes_on else timer.exit_wait
+        waits = self._step_timer.waits
+        waits.enter("backward")
+        ends = waits.end_on_gpu if self._host_goes_on else waits.exit
         torch.autograd.Variable._execution_engine.queue_callback(ends)  # noqa: SLF001
 
 
@@ -174,14 +174,14 @@ def _around_unshard(module: nn.Module, step_timer: StepTimer) -> list[Any]:
     """Events around the wait for a module's parameters, before its forward and before its backward."""
 
     def enter(region: str, *_: Any) -> None:
-        step_timer.enter_wait(region)
+        step_timer.waits.enter(region)
 
     def exit_(*_: Any) -> None:
-        step_timer.exit_wait()
+        step_timer.waits.exit()
 
     def on_outputs(hook: Any, _module: nn.Module, _args: Any, output: Any) -> None:
         for tensor in torch.utils._pytree.tree_leaves(output):  # noqa: SLF001
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad and step_timer.is_split:
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad and step_timer.regions.is_split:
                 tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
     return [

@@ -183,13 +183,13 @@ class TimedCallback(Callback):
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
         """Begins `backward` in manual optimization; in automatic optimization the Trainer's profiler announces it."""
         if self.monitor is not None:
-            self.monitor.step_timer.forward_in_closure()
-            self.monitor.step_timer.enter("backward")
+            self.monitor.step_timer.regions.forward_in_closure()
+            self.monitor.step_timer.regions.enter("backward")
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Ends `backward` in manual optimization."""
         if self.monitor is not None:
-            self.monitor.step_timer.exit("backward")
+            self.monitor.step_timer.regions.exit("backward")
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Enter the sanity check in the ledger."""

@@ -126,6 +126,10 @@ class LedgerClock:
             if part not in self._first_ns:
                 self._first_ns[part] = self._ns[part]
 
+    def goes_on(self, part: str) -> None:
+        """Count the latest entry of a part as no other one: it was left for something in between."""
+        self._counts[part] -= 1
+
     @contextmanager
     def inside(self, part: str, *, counts: bool = True) -> Iterator[None]:
         """Enter a part, and exit it at the end of the context."""

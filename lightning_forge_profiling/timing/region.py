@@ -5,6 +5,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from threading import get_ident
 from types import TracebackType
 from typing import Final, ParamSpec, Protocol, Self, TypeVar
@@ -13,8 +14,13 @@ import torch
 
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import RESERVED
-from lightning_forge_profiling.plain_text import name_of
+from lightning_forge_profiling.plain_text import name_of, plain_logger
+from lightning_forge_profiling.timing.region_clock import RegionClock
 from lightning_forge_profiling.timing.steps import NAMED_BY_LOOP
+
+_log = plain_logger(__name__)
+
+_ANNOUNCED: Final = "region(%r) is not timed in a Trainer's fit: Lightning announces the built-in regions."
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,6 +65,56 @@ def _works_for_autograd() -> bool:
     # a backward pass in another Python thread does not belong to the fit
     started = (thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread))  # noqa: SLF001  (as `threading` takes in what others started)
     return get_ident() not in {thread.ident for thread in started}
+
+
+# regions of the user's beyond these are not timed, so that names made up in a loop cannot grow without end
+MAX_USER_REGIONS: Final = 64
+
+
+class UserRegions:
+    """Times the user's regions, which overlap the built-in ones, in the steps that are split."""
+
+    def __init__(self, regions: RegionClock) -> None:
+        self._regions = regions
+        self._depth: dict[str, int] = {}
+        self._lock = threading.Lock()  # autograd has a thread for each device
+        self._said_announced = False
+
+    def open_region(self, name: str) -> object | None:
+        """Begin a region."""
+        regions = self._regions
+        if name in RESERVED:
+            if not self._said_announced:
+                self._said_announced = True
+                _log.warning(_ANNOUNCED, name)
+            return None
+        if not regions.active or regions.validating or not regions.is_split:
+            return None
+        try:
+            with self._lock:
+                depth = self._depth.get(name, 0)
+                if not depth:
+                    if name not in self._depth and len(self._depth) >= MAX_USER_REGIONS:
+                        return None
+                    regions.timers.add_region(name)
+                    regions.timers.start(name)
+                self._depth[name] = depth + 1
+            return regions.followers.show(name) or self
+        except Exception as exc:
+            regions.note_failure(exc)
+            return None
+
+    def close_region(self, name: str, token: object) -> None:
+        """End a region."""
+        try:
+            if isinstance(token, AbstractContextManager):
+                token.__exit__(None, None, None)
+            with self._lock:
+                self._depth[name] -= 1
+                if not self._depth[name] and self._regions.active:
+                    self._regions.timers.stop(name)
+        except Exception as exc:
+            self._regions.note_failure(exc)
 
 
 class region:  # noqa: N801  (used like a function, as torch.no_grad is)

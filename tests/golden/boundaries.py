@@ -8,7 +8,7 @@ boundary when it is played, so that the same figures follow each time.
 import gzip
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -21,14 +21,19 @@ from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEventSource
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.rates import StepWork
+from lightning_forge_profiling.timing.region import UserRegions
+from lightning_forge_profiling.timing.region_clock import RegionClock
+from lightning_forge_profiling.timing.wait_clock import WaitClock
 
 FOLDER: Final = Path(__file__).parent / "boundaries"
 
-_OF_STEPS: Final = (
-    *("start", "enter", "exit", "split", "enter_loader_start", "loader_ended", "enter_validation", "exit_validation"),
-    *("forward_in_closure", "enter_backward", "forget_forward", "was_loader_start", "enter_wait", "exit_wait"),
-    *("wait_on_gpu", "end_plain_step", "end_step", "finish", "open_region", "close_region"),
+_OF_STEPS: Final = ("start", "end_plain_step", "end_step", "finish")
+_OF_REGIONS: Final = (
+    *("enter", "exit", "split", "enter_loader_start", "loader_ended", "enter_validation", "exit_validation"),
+    *("forward_in_closure", "enter_backward", "forget_forward", "was_loader_start"),
 )
+_OF_USER_REGIONS: Final = ("open_region", "close_region")
+_OF_WAITS: Final = {"enter": "enter_wait", "exit": "exit_wait", "end_on_gpu": "wait_on_gpu"}  # and what is kept
 _OF_LEDGER: Final = ("enter", "exit", "turn_to", "charge", "move", "count_steps", "open_span", "close_span")
 
 
@@ -58,11 +63,12 @@ class _Keeper:
             if name in {"end_plain_step", "end_step"}:
                 flags = {key: value for key, value in options.items() if key != "began_ns"}
                 if name == "end_step" or given:
-                    self.lines.append([at_ns, "step", [*arguments[0]], flags, it.is_split and name == "end_step"])
+                    split = it.regions.is_split and name == "end_step"
+                    self.lines.append([at_ns, "step", [*arguments[0]], flags, split])
             else:
-                prefix = "" if kind is StepTimer else "ledger."
+                said = f"ledger.{name}" if kind is LedgerClock else _OF_WAITS[name] if kind is WaitClock else name
                 plain = [each for each in arguments if not _is_token(each)]
-                self.lines.append([at_ns, prefix + name, plain, options])
+                self.lines.append([at_ns, said, plain, options])
             return given
 
         return call
@@ -70,7 +76,7 @@ class _Keeper:
     def write(self, path: Path) -> None:
         """Write what was kept, behind the settings of the fit."""
         [timer] = self.timers
-        regions = [name for name in REGIONS if timer._labels[name] == name]
+        regions = [name for name in REGIONS if timer.regions.labels[name] == name]
         began = {"began_ns": timer.ledger.began_ns, "warmup_steps": timer.warmup_steps, "regions": regions}
         path.parent.mkdir(exist_ok=True)
         text = "".join(json.dumps(line) + "\n" for line in (began, *self.lines))
@@ -92,7 +98,10 @@ def kept(path: Path, clock_ns: Callable[[], int]) -> Iterator[None]:
         keeper.write(path)
 
 
-_KINDS: Final = ((StepTimer, _OF_STEPS), (LedgerClock, _OF_LEDGER))
+_KINDS: Final[tuple[tuple[type, Collection[str]], ...]] = (
+    *((StepTimer, _OF_STEPS), (RegionClock, _OF_REGIONS), (UserRegions, _OF_USER_REGIONS), (WaitClock, _OF_WAITS)),
+    (LedgerClock, _OF_LEDGER),
+)
 
 
 def _is_token(value: object) -> bool:
@@ -202,13 +211,16 @@ def play(case: str, *, on_gpu: bool) -> dict[str, Any]:
             if flags or not timer.end_plain_step(work, at_ns):
                 timer.end_step(work, began_ns=at_ns, **flags)
         elif name == "open_region":
-            tokens.setdefault(arguments[0], []).append(timer.open_region(*arguments))
+            tokens.setdefault(arguments[0], []).append(timer.user_regions.open_region(*arguments))
         elif name == "close_region":
-            timer.close_region(arguments[0], tokens[arguments[0]].pop())
+            timer.user_regions.close_region(arguments[0], tokens[arguments[0]].pop())
         elif name.startswith("ledger."):
             getattr(ledger, name.partition(".")[2])(*arguments, **rest[0])
+        elif name in _OF_WAITS.values():
+            method = next(method for method, said in _OF_WAITS.items() if said == name)
+            getattr(timer.waits, method)(*arguments, **rest[0])
         else:
-            getattr(timer, name)(*arguments, **rest[0])
+            getattr(timer.regions if name in _OF_REGIONS else timer, name)(*arguments, **rest[0])
     return _figures(timer)
 
 

@@ -121,7 +121,7 @@ def demo() -> None:
 def console_report(case: str) -> None:
     """Draw what `analyze` prints."""
     from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415
-    from lightning_forge_profiling.report.console import print_analysis  # noqa: PLC0415
+    from lightning_forge_profiling.report.analysis_text import print_analysis  # noqa: PLC0415
 
     analysis = analyze(TRACES / case).analysis
     save(lambda screen: print_analysis(analysis, screen, kernels=5), "analyze", f"forge-profiling analyze {case}/")

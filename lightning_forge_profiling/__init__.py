@@ -18,4 +18,4 @@ __version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = names_of_stub(__name__)
 
-ShownInNotebook.renderer = "lightning_forge_profiling.report.notebook"
+ShownInNotebook.renderer = "lightning_forge_profiling.report.page"

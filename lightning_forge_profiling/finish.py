@@ -206,7 +206,7 @@ def analyze(
     # imported here, so that compressing does not wait for them
     from lightning_forge_profiling import pipeline  # noqa: PLC0415
     from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN  # noqa: PLC0415
-    from lightning_forge_profiling.report.files import write_reports  # noqa: PLC0415
+    from lightning_forge_profiling.report.page import write_reports  # noqa: PLC0415
 
     if len(ranks) > 1:
         pipeline.write_rank_results(own)

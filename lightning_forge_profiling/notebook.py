@@ -9,7 +9,7 @@ class ShownInNotebook:
 
     __slots__ = ()
 
-    renderer: ClassVar[str]  # the module whose `page` makes HTML of a result, imported when one is shown
+    renderer: ClassVar[str]  # the module whose `html_of` makes HTML of a result, imported when one is shown
 
     def _repr_html_(self) -> str:
-        return str(import_module(self.renderer).page(self))
+        return str(import_module(self.renderer).html_of(self))

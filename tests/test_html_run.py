@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_forge_profiling.report.markdown import markdown
+from lightning_forge_profiling.report.analysis_text import markdown
 from lightning_forge_profiling.report.run_wording import goodput_words
 from lightning_forge_profiling.schema import RunLedger, SlowStep, Span
 from tests.test_html_report import HOSTILE, RUN, run_only

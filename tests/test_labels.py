@@ -5,8 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from lightning_forge_profiling.report.console import print_analysis
-from lightning_forge_profiling.report.markdown import markdown
+from lightning_forge_profiling.report.analysis_text import markdown, print_analysis
 from lightning_forge_profiling.report.page import report_page
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.text import kernel_labels, operator_labels

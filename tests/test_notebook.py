@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from lightning_forge_profiling.report.notebook import analysis_html, ledger_html
+from lightning_forge_profiling.report.page import analysis_html, ledger_html
 from lightning_forge_profiling.schema import Analysis, Hint
 from lightning_forge_profiling.timing.ledger import Ledger
 from tests.outcomes import Tags

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_forge_profiling.cli.main import main
-from lightning_forge_profiling.report.files import write_reports
+from lightning_forge_profiling.report.page import write_reports
 from lightning_forge_profiling.schema import Analysis
 
 H200 = Path(__file__).parent / "data" / "crossover_h200.json"

@@ -15,13 +15,12 @@ from markdown_it import MarkdownIt
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.cli.schema import schema_json
 from lightning_forge_profiling.diagnosis.verdict import decide
+from lightning_forge_profiling.kineto.files import summary_json
 from lightning_forge_profiling.names import docs_url
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.plain_text import plain
-from lightning_forge_profiling.report.console import print_analysis
-from lightning_forge_profiling.report.files import summary_json, write_reports
-from lightning_forge_profiling.report.markdown import markdown
-from lightning_forge_profiling.report.page import report_page
+from lightning_forge_profiling.report.analysis_text import markdown, print_analysis
+from lightning_forge_profiling.report.page import report_page, write_reports
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.text import code_cell, prose, short, short_kernel_name
 from lightning_forge_profiling.safe_files import write_whole

@@ -11,8 +11,7 @@ from lightning_forge_profiling.names import SUMMARY_JSON
 from lightning_forge_profiling.record.histogram import histogram
 from lightning_forge_profiling.record.lines import End, EventLine, IntervalLine, State, encode_line
 from lightning_forge_profiling.record.reader import read_run
-from lightning_forge_profiling.report.files import write_reports
-from lightning_forge_profiling.report.page import block_of, record_of, timelines_of
+from lightning_forge_profiling.report.page import block_of, record_of, timelines_of, write_reports
 from lightning_forge_profiling.report.run_page import points_of, run_page, write_run_page
 from lightning_forge_profiling.schema import TraceReport
 from tests.record_builder import MadeRun

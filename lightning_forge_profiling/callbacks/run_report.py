@@ -22,7 +22,7 @@ from lightning_forge_profiling.diagnosis.ranks import rank_work
 from lightning_forge_profiling.kineto.files import read_summary
 from lightning_forge_profiling.names import BETWEEN_EPOCHS, OWN_WORK, PROFILER, REGIONS, WAIT_PREFIX
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.report.files import write_reports
+from lightning_forge_profiling.report.page import write_reports
 from lightning_forge_profiling.schema import (
     Analysis,
     LoopRates,

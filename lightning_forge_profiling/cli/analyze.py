@@ -189,7 +189,7 @@ def _analyzed_anonymously(args: argparse.Namespace, path: Path, progress: Progre
 
 def _write_files(args: argparse.Namespace, result: "AnalysisResult") -> None:
     if args.markdown:
-        from lightning_forge_profiling.report.markdown import markdown  # noqa: PLC0415
+        from lightning_forge_profiling.report.analysis_text import markdown  # noqa: PLC0415
 
         write_output(args.markdown, markdown(result.analysis).encode(errors="replace"))
     if args.html:
@@ -199,7 +199,7 @@ def _write_files(args: argparse.Namespace, result: "AnalysisResult") -> None:
 
 
 def _print(args: argparse.Namespace, result: "AnalysisResult") -> None:
-    from lightning_forge_profiling.report.console import print_analysis  # noqa: PLC0415
+    from lightning_forge_profiling.report.analysis_text import print_analysis  # noqa: PLC0415
 
     shown = args.top or _TOP_ON_TERMINAL
     print_analysis(result.analysis, kernels=shown, operators=shown if args.top or args.sort else 0)

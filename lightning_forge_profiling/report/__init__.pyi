@@ -1,1 +1,1 @@
-from .files import write_reports as write_reports
+from .page import write_reports as write_reports

@@ -9,7 +9,6 @@ from lightning_forge_profiling.record.histogram import percentile_ms
 from lightning_forge_profiling.record.lines import EventLine, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.report.blocks import Line, Text
-from lightning_forge_profiling.report.energy import RunEnergy, energy_words, run_energy
 from lightning_forge_profiling.report.ranks import (
     hang_line,
     rank_table,
@@ -21,13 +20,16 @@ from lightning_forge_profiling.report.ranks import (
 from lightning_forge_profiling.report.run_status import (
     Outcome,
     Progress,
+    RunEnergy,
     Stretch,
     counted,
     duration,
+    energy_words,
     events_once,
     latest_stretch,
     progress_words,
     rates_of,
+    run_energy,
     run_progress,
     run_status,
     silent_ranks,

@@ -1,19 +1,26 @@
-"""Web pages: one file each, which loads nothing, made from the templates, scripts and style sheets in `assets/`."""
+"""HTML of results: pages, one file each, which loads nothing; notebooks. Reports of an analysis as files."""
 
 import hashlib
+import os
 import re
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, singledispatch
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from lightning_forge_profiling.diagnosis.memory import growth_words, memory_layers
-from lightning_forge_profiling.names import docs_url
+from lightning_forge_profiling.kineto.files import summary_json
+from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN, docs_url
 from lightning_forge_profiling.plain_text import LONGEST_KERNEL, all_plain, plain
+from lightning_forge_profiling.report.analysis_tables import ledger_table, run_regions_table
+from lightning_forge_profiling.report.analysis_text import markdown
+from lightning_forge_profiling.report.blocks import Row, Rows, rows_of
 from lightning_forge_profiling.report.run_wording import (
     compute_lines,
     goodput_words,
@@ -22,8 +29,17 @@ from lightning_forge_profiling.report.run_wording import (
     slowest_rows,
 )
 from lightning_forge_profiling.report.text import kernel_labels
-from lightning_forge_profiling.report.wording import cpu_threads, findings_note, findings_remarks, ranks_note, share_of
+from lightning_forge_profiling.report.wording import (
+    cpu_threads,
+    evidence_words,
+    findings_note,
+    findings_remarks,
+    ranks_note,
+    share_of,
+)
+from lightning_forge_profiling.safe_files import read_regular, write_whole
 from lightning_forge_profiling.schema import Analysis, RunMemory, Timeline
+from lightning_forge_profiling.timing.ledger import Ledger
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -179,3 +195,106 @@ def _labels(analysis: Analysis) -> dict[str, str]:
             if len(name) > _SHOWN_OF_NAME and alike[name[:_SHOWN_OF_NAME]] > 1
         }
     return labels
+
+
+@singledispatch
+def html_of(result: object) -> str:
+    """HTML of a result, by its type."""
+    raise TypeError(f"notebooks show no {type(result).__name__}")
+
+
+@html_of.register
+def analysis_html(analysis: Analysis) -> str:
+    """HTML of the verdict, the findings with their evidence, and the split of the step."""
+    findings = [
+        (
+            finding,
+            docs_url(finding.code),
+            f"{finding.share_pct:.1f} % {share_of(analysis, finding)}",
+            "; ".join(evidence_words(finding)),
+        )
+        for finding in analysis.findings
+    ]
+    return rendered("notebook.html", analysis=analysis, findings=findings, rows=_step_rows(analysis))
+
+
+@html_of.register
+def ledger_html(ledger: Ledger) -> str:
+    """HTML table of the largest parts of a ledger, with their share of the wall time."""
+    rows = ledger_table(ledger, decimals=2)
+    whole = Row(("the run", f"{ledger.wall_s:.2f}", "", ""))
+    return rendered("notebook_rows.html", rows=replace(rows, rows=(*rows.rows, whole)))
+
+
+def _step_rows(analysis: Analysis) -> Rows | None:
+    """The regions of the run, else how busy the GPU of each rank was."""
+    run = analysis.run
+    if run is not None and run.regions:
+        rows = run_regions_table(run)
+        whole = ("step", f"{run.step_ms.mean:.3f}", "")[: len(rows.columns)]
+        return replace(rows, rows=(*rows.rows, Row(whole)))
+    if not analysis.ranks:
+        return None
+    return rows_of(
+        analysis.ranks,
+        {
+            "rank": lambda rank: str(rank.rank),
+            "median step ms": lambda rank: f"{rank.step_ms.p50:.3f}",
+            "GPU busy": lambda rank: f"{rank.gpu.busy_pct:.1f} %",
+            "GPU idle": lambda rank: f"{rank.gpu.idle_pct:.1f} %",
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPaths:
+    """Where the reports of one analysis lie.
+
+    Attributes:
+        summary_json: everything, for programs; `forge-profiling schema` describes it.
+        summary_markdown: for a pull request or an editor.
+        html: with the timeline, for a browser.
+    """
+
+    summary_json: Path
+    summary_markdown: Path
+    html: Path
+
+
+def write_reports(
+    analysis: Analysis, timelines: Sequence[Timeline] | None, folder: str | os.PathLike[str]
+) -> ReportPaths:
+    """Write `summary.json`, `summary.md` and `report.html`, each complete or not at all.
+
+    Args:
+        analysis: what to report.
+        timelines: what the HTML's timeline shows, one per rank; None keeps those of the page that is replaced, and what
+            it shows of the run's record.
+        folder: where to, made if need be; earlier reports in it are replaced.
+
+    Returns:
+        Where they are.
+
+    Raises:
+        OSError: a file could not be read or written.
+        ValueError: `timelines` is None, and `report.html` is a page of something else.
+
+    Examples:
+        >>> from tempfile import mkdtemp
+        >>> analysis = Analysis(source="run", verdict="nothing stands out", verdict_text="", findings=())
+        >>> write_reports(analysis, (), f"{mkdtemp()}/reports").html.name
+        'report.html'
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = ReportPaths(folder / SUMMARY_JSON, folder / SUMMARY_MARKDOWN, folder / REPORT_HTML)
+    record: Any = None
+    if timelines is None:
+        timelines = ()
+        if paths.html.is_file():
+            page = read_regular(paths.html).decode()
+            timelines, record = timelines_of(page), record_of(page)
+    write_whole(paths.summary_json, summary_json(analysis))
+    write_whole(paths.summary_markdown, markdown(analysis).encode(errors="replace"))
+    write_whole(paths.html, report_page(analysis, timelines, record).encode(errors="replace"))
+    return paths

@@ -1,6 +1,6 @@
-"""An analysis as GitHub's Markdown: the content of `summary.md`."""
+"""An analysis as text: on a terminal, and as GitHub's Markdown, the content of `summary.md`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from shlex import quote
 from typing import Final
 
@@ -11,6 +11,7 @@ from lightning_forge_profiling.report.analysis_tables import (
     copies_table,
     efficiency_table,
     functions_table,
+    idle_table,
     kernels_table,
     ledger_table,
     operators_table,
@@ -21,7 +22,7 @@ from lightning_forge_profiling.report.analysis_tables import (
     step_table,
     syncs_table,
 )
-from lightning_forge_profiling.report.blocks import Column, Rows
+from lightning_forge_profiling.report.blocks import Column, Rows, Text
 from lightning_forge_profiling.report.run_wording import (
     compute_lines,
     goodput_words,
@@ -29,10 +30,12 @@ from lightning_forge_profiling.report.run_wording import (
     telemetry_words,
     timing_lines,
 )
+from lightning_forge_profiling.report.screen import Screen, Table, laid_out
 from lightning_forge_profiling.report.text import code, code_cell, prose
 from lightning_forge_profiling.report.wording import (
     STACKS_NOTE,
     all_warnings,
+    between,
     by_text,
     cpu_threads,
     efficiency,
@@ -46,20 +49,114 @@ from lightning_forge_profiling.report.wording import (
     slowest_rank,
     steps_of,
     used_gpu,
+    users_functions,
+    verdict,
 )
-from lightning_forge_profiling.schema import Analysis, RankSummary
+from lightning_forge_profiling.schema import Analysis, Finding, RankSummary
 
-_KERNELS: Final = 20
-_OPERATORS: Final = 20
+_SHOWN_KERNELS: Final = 8
+_SHOWN_FINDINGS: Final = 5
+_NAMES_WIDTH: Final = 10
+_NAME_LINES: Final = 2  # lines of a name: elementwise kernels differ late in theirs
+_BESIDE_KERNELS, _BESIDE_OPERATORS = 46, 56  # columns that the rest of the table takes
+_NARROWEST_NAME: Final = 20
+
+
+def print_analysis(
+    analysis: Analysis, screen: Screen | None = None, *, kernels: int = _SHOWN_KERNELS, operators: int = 0
+) -> None:
+    """Print what an analysis found."""
+    screen = screen or Screen()
+    screen.line(verdict(analysis))
+    if note := findings_note(analysis):
+        screen.line(Text(note, "dim"))
+    if note := ranks_note(analysis):
+        screen.line(Text(f"{note}.", "dim"))
+    if all(rank.cpu is not None for rank in analysis.ranks):
+        operators = operators or kernels  # there are no kernels to show
+    tables = _printed_tables(analysis, kernels, operators, screen.width)
+    screen.tables((title, laid_out(table) if isinstance(table, Rows) else table) for title, table in tables)
+    for name, text in _printed_remarks(analysis):
+        screen.line(text, name=Text(name, "yellow" if name == "warning" else "bold"), column=_NAMES_WIDTH)
+
+
+def _printed_tables(analysis: Analysis, kernels: int, operators: int, width: int) -> Iterator[tuple[str, Rows | Table]]:
+    """The titles and the tables."""
+    ranks = analysis.ranks
+    if ranks:
+        rank = slowest_rank(ranks)
+        of_rank = f" of rank {rank.rank}{slowest(ranks)}" if len(ranks) > 1 else ""
+    if len(ranks) == 1:
+        yield steps_of(ranks[0]), step_table(ranks[0])
+    elif any(map(used_gpu, ranks)):
+        title = f"{_number_of(analysis)} ranks, percent of the step; rank {ranks[0].rank}: {steps_of(ranks[0])}"
+        yield title, ranks_table(ranks)
+        yield "Idle by host activity, percent of the step", idle_table(analysis)
+    elif ranks:
+        yield f"{_number_of(analysis)} ranks; rank {ranks[0].rank}: {steps_of(ranks[0])}", ranks_table(ranks)
+        yield f"The step on the host{of_rank}", step_table(rank)
+    if analysis.findings:
+        shown = analysis.findings[:_SHOWN_FINDINGS]
+        averaged = any("mean" in share_of(analysis, finding) for finding in shown)
+        yield f"Findings{', shares averaged over the ranks' if averaged else ''}", _findings_table(shown)
+    if ranks and rank.top_kernels[:kernels]:
+        yield f"Top kernels{of_rank}", kernels_table(rank.top_kernels[:kernels], _name_room(width - _BESIDE_KERNELS))
+    if ranks and rank.operators[:operators]:
+        name_width = _name_room(width - _BESIDE_OPERATORS)
+        table = operators_table(rank.operators[:operators], name_width, on_gpu=used_gpu(rank))
+        yield f"Operators{of_rank}: per step, times in milliseconds", table
+
+
+def _number_of(analysis: Analysis) -> str:
+    shown = len(analysis.ranks)
+    return f"{shown} of {analysis.all_ranks:,}" if analysis.all_ranks > shown else f"{shown}"
+
+
+def _name_room(column: int) -> int:
+    return _NAME_LINES * max(column, _NARROWEST_NAME)
+
+
+def _findings_table(findings: Iterable[Finding]) -> Table:
+    table = Table("", "of step", "what, and what to do", align="<><")
+    for position, finding in enumerate(findings):
+        on_rank = "" if finding.rank is None else f"rank {finding.rank}: "
+        share = f"{finding.share_pct:.1f} %{between(finding)}"
+        table.row(finding.code, share, Text(f"{on_rank}{finding.title}", "bold"))
+        if position:  # the first one's is in the verdict
+            table.row("", "", finding.remedy)
+    return table
+
+
+def _printed_remarks(analysis: Analysis) -> Iterator[tuple[str, str]]:
+    """Names and texts of the lines below the tables."""
+    if analysis.ranks:
+        rank = slowest_rank(analysis.ranks)
+        cut = " (of a file that is cut off)" if rank.cut_off else ""
+        for name, text in (("compute", efficiency(rank)), ("threads", cpu_threads(rank)), ("linked", linked(rank))):
+            if text:
+                yield name, text + cut
+        if functions := users_functions(rank):
+            yield "functions", f"{functions}. {STACKS_NOTE}"
+    yield from (("note", remark) for remark in findings_remarks(analysis))
+    hidden = len(analysis.findings) - _SHOWN_FINDINGS
+    if hidden > 0:
+        yield "findings", f"{hidden} more: see the reports"
+    for where, text in by_text(((hint.rank, hint.text) for hint in analysis.hints), len(analysis.ranks) > 1):
+        yield "hint", where + text
+    yield from (("difference", difference) for difference in analysis.differences)
+    yield from (("warning", warning) for warning in all_warnings(analysis))
+
+
+_LISTED: Final = 20  # kernels and operators
 _LONGEST_NAME: Final = 120
 
 
 def markdown(analysis: Analysis) -> str:
     """All that `summary.md` holds."""
-    return "\n".join(_lines(analysis)) + "\n"
+    return "\n".join(_markdown_lines(analysis)) + "\n"
 
 
-def _lines(analysis: Analysis) -> Iterator[str]:
+def _markdown_lines(analysis: Analysis) -> Iterator[str]:
     yield from (f"# Profile of {code(analysis.source)}", "", f"**Verdict:** {prose(analysis.verdict_text)}")
     if note := findings_note(analysis):
         yield from ("", f"{prose(note)}.")
@@ -70,7 +167,7 @@ def _lines(analysis: Analysis) -> Iterator[str]:
         if any(rank.comm.ms_per_step for rank in analysis.ranks):
             yield from ("", "## Communication")
             for block in communication_tables(analysis):
-                yield from table(block)
+                yield from markdown_table(block)
         yield from _efficiency(analysis.ranks)
     yield from _run(analysis)
     yield from _findings(analysis)
@@ -81,7 +178,7 @@ def _lines(analysis: Analysis) -> Iterator[str]:
         yield from _how_to_view(analysis)
 
 
-def table(block: Rows) -> Iterator[str]:
+def markdown_table(block: Rows) -> Iterator[str]:
     """A table in Markdown; "" comes before it."""
     columns = block.columns
     yield ""
@@ -104,17 +201,17 @@ def _cell(text: str, column: Column) -> str:
 def _section(title: str, block: Rows, note: str = "") -> Iterator[str]:
     """A table below its title; nothing without rows."""
     if block.rows:
-        yield from ("", f"## {title}", *(["", note] if note else []), *table(block))
+        yield from ("", f"## {title}", *(["", note] if note else []), *markdown_table(block))
 
 
 def _breakdown(ranks: Sequence[RankSummary]) -> Iterator[str]:
     yield from ("", "## Time breakdown")
     if len(ranks) > 1:
         yield from ("", "Times in milliseconds, shares in percent of the step:")
-        yield from table(ranks_table(ranks, causes=True))
+        yield from markdown_table(ranks_table(ranks, causes=True))
     rank = slowest_rank(ranks)
     yield from ("", f"Rank {rank.rank}{slowest(ranks)}, {code(rank.file)}: {prose(steps_of(rank))}")
-    yield from table(step_table(rank, kinds=True))
+    yield from markdown_table(step_table(rank, kinds=True))
 
 
 def _efficiency(ranks: Sequence[RankSummary]) -> Iterator[str]:
@@ -125,7 +222,7 @@ def _efficiency(ranks: Sequence[RankSummary]) -> Iterator[str]:
         )
         yield from (f"- {prose(where + text)}" for where, text in by_text(texts, several=len(ranks) > 1))
     if any(map(used_gpu, ranks)):
-        yield from table(efficiency_table(ranks))
+        yield from markdown_table(efficiency_table(ranks))
 
 
 def _details(ranks: Sequence[RankSummary]) -> Iterator[str]:
@@ -137,10 +234,8 @@ def _details(ranks: Sequence[RankSummary]) -> Iterator[str]:
     yield from _section(f"Your functions: rank {rank.rank}", functions_table(rank), f"{STACKS_NOTE}.")
     yield from _section(f"Copies: rank {rank.rank}", copies_table(rank))
     of_rank = f"rank {rank.rank}{slowest(ranks)}"
-    yield from _section(
-        f"Top kernels: {of_rank}", kernels_table(rank.top_kernels[:_KERNELS], _LONGEST_NAME, means=True)
-    )
-    operators = operators_table(rank.operators[:_OPERATORS], _LONGEST_NAME, on_gpu=used_gpu(rank), shapes=True)
+    yield from _section(f"Top kernels: {of_rank}", kernels_table(rank.top_kernels[:_LISTED], _LONGEST_NAME, means=True))
+    operators = operators_table(rank.operators[:_LISTED], _LONGEST_NAME, on_gpu=used_gpu(rank), shapes=True)
     yield from _section(f"Operators: {of_rank}", operators, "Per step, times in milliseconds:")
 
 
@@ -160,13 +255,13 @@ def _run(analysis: Analysis) -> Iterator[str]:
     if run.telemetry is not None:
         words = ", ".join(telemetry_words(run.telemetry))
         yield from ("", f"GPU of rank 0, {code(run.telemetry.device)}: {prose(words)}.")
-    yield from table(run_regions_table(run))
+    yield from markdown_table(run_regions_table(run))
     if run.slowest:
-        yield from ("", "Slowest steps:", *table(slowest_table(run)))
+        yield from ("", "Slowest steps:", *markdown_table(slowest_table(run)))
     if run.ledger is not None:
         goodput = goodput_words(run.ledger)
         yield from ("", f"Wall time of the run: {run.ledger.wall_s:.2f} s{goodput and f', {goodput}'}.", "")
-        yield from table(ledger_table(run.ledger))
+        yield from markdown_table(ledger_table(run.ledger))
 
 
 def _findings(analysis: Analysis) -> Iterator[str]:

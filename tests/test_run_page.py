@@ -40,7 +40,7 @@ def test_the_page_has_the_whole_run(tmp_path):
     }  # fmt: skip
     title = "Where a step goes: 42.6 ms, mean of 1195 of 1200 steps on NVIDIA H200, longest 63.1 ms"
     assert view["step"]["title"] == title
-    assert [row["name"] for row in view["step"]["rows"]][:3] == ["data", "transfer", "forward"]
+    assert [row["cells"][0] for row in view["step"]["table"]["rows"]][:3] == ["data", "transfer", "forward"]
     assert view["step"]["lines"][0]["text"]["text"].startswith("1,50")
     assert [curve["title"] for curve in view["curves"]] == [
         *("Step time", "Samples", "Tokens"),
@@ -77,9 +77,10 @@ def test_an_exception_and_a_run_without_totals_have_a_page_too(tmp_path):
     early = record_of(page)
     assert analysis_in(page)["verdict"] == "no verdict yet"
     assert early["status"].startswith("silent for ")
-    assert "forward" in [row["name"] for row in early["step"]["rows"]]
+    assert "forward" in [row["cells"][0] for row in early["step"]["table"]["rows"]]
     empty = record_of(page_of(MadeRun(began=LONG_AGO, rows=0), tmp_path / "empty"))
-    assert empty["step"]["rows"] == empty["curves"] == empty["seconds"] == []
+    assert empty["step"]["table"] is None
+    assert empty["curves"] == empty["seconds"] == []
 
 
 def test_a_long_run_is_as_many_points_as_a_page_shows_and_no_step_is_lost():

@@ -11,8 +11,8 @@ import termios
 
 import pytest
 
-from lightning_forge_profiling.report.blocks import Text
-from lightning_forge_profiling.report.screen import Screen, Table, width_of
+from lightning_forge_profiling.report.blocks import Row, Table, Text, columns_of
+from lightning_forge_profiling.report.screen import Screen, width_of
 from tests.test_cli import COMMAND, ENVIRONMENT, INPUT_BOUND, TRACES, forge
 from tests.test_crossover_command import read_from
 
@@ -92,8 +92,7 @@ def test_a_stream_that_is_little_more_than_a_function_will_do():
 def test_an_encoding_without_the_characters_gets_others_of_the_same_width():
     written = io.BytesIO()
     stream = io.TextIOWrapper(written, encoding="ascii")
-    table = Table("kernel", "time")
-    table.row("elementwise_kernel…", "2 µs")
+    table = Table(columns_of("kernel", "time"), (Row(("elementwise_kernel…", "2 µs")),))
     Screen(stream, width=24).table(table)
     Screen(stream).line("歩")
     stream.flush()

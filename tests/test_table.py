@@ -4,24 +4,22 @@ import re
 
 import pytest
 
-from lightning_forge_profiling.report.blocks import Text
-from lightning_forge_profiling.report.screen import Table, clean, padded, painted, width_of, wrap
+from lightning_forge_profiling.report.blocks import Row, Table, Text, columns_of
+from lightning_forge_profiling.report.screen import clean, padded, painted, table_lines, width_of, wrap
 
 STYLE = re.compile(r"\x1b\[[\d;]*m")
 
 
 def shown(table, width):
     """The lines as they are read, and none wider than the terminal."""
-    lines = [STYLE.sub("", line) for line in table.lines(width)]
+    lines = [STYLE.sub("", line) for line in table_lines(table, width)]
     assert max(map(width_of, lines)) <= width
     return lines
 
 
 def kernels(*names, **options):
-    table = Table("kernel", "kind", "calls", "total ms", align="<<", **options)
-    for number, name in enumerate(names):
-        table.row(name, "matmul", str(number), f"{number}.125")
-    return table
+    rows = (Row((name, "matmul", str(number), f"{number}.125")) for number, name in enumerate(names))
+    return Table(columns_of("kernel", "kind", "calls", "total ms", align="<<"), tuple(rows), **options)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +80,7 @@ def test_the_widest_text_wraps_and_numbers_stay_in_its_first_line():
 
 
 def test_a_row_of_a_tree_keeps_its_indentation():
-    table = Table("", "ms")
-    table.row("  in Python between launches", "8.484")
+    table = Table(columns_of("", "ms"), (Row(("in Python between launches", "8.484"), depth=2),))
     assert shown(table, 28) == [
         "                          ms",
         "────────────────────────────",
@@ -94,8 +91,8 @@ def test_a_row_of_a_tree_keeps_its_indentation():
 
 @pytest.mark.parametrize("width", [20, 30, 40, 60])
 def test_on_a_narrow_terminal_columns_without_room_follow_below_and_no_number_is_lost(width):
-    table = Table("rank", *(f"column {number}" for number in range(8)))
-    table.row("0", *(f"{number}.125" for number in range(8)))
+    rows = (Row(("0", *(f"{number}.125" for number in range(8)))),)
+    table = Table(columns_of("rank", *(f"column {number}" for number in range(8))), rows)
     lines = shown(table, width)
     assert re.findall(r"\d\.125", "\n".join(lines)) == [f"{number}.125" for number in range(8)]
     blocks = "\n".join(lines).split("\n\n")
@@ -104,19 +101,15 @@ def test_on_a_narrow_terminal_columns_without_room_follow_below_and_no_number_is
 
 
 def test_headings_may_be_missing_and_a_row_may_be_empty():
-    table = Table("", "", "")
-    table.row("forward", "1.0", "10 %")
-    table.row()
-    table.row("step", "10.0", "100 %")
-    assert shown(table, 40) == ["forward    1.0    10 %", "", "step      10.0   100 %"]
-    assert shown(Table("a", "b"), 40) == ["a   b", "─────"]
-    assert Table("", "").lines(40) == []
+    rows = Row(("forward", "1.0", "10 %")), Row(()), Row(("step", "10.0", "100 %"))
+    assert shown(Table(columns_of("", "", ""), rows), 40) == ["forward    1.0    10 %", "", "step      10.0   100 %"]
+    assert shown(Table(columns_of("a", "b"), ()), 40) == ["a   b", "─────"]
+    assert table_lines(Table(columns_of("", ""), ()), 40) == []
 
 
 def test_style_is_put_around_text_and_not_around_the_space_beside_it():
-    table = Table("name", "ms")
-    table.row("a", Text("1", "green"), style="bold")
-    assert table.lines(40) == [
+    table = Table(columns_of("name", "ms"), (Row(("a", Text("1", "green")), style="bold"),))
+    assert table_lines(table, 40) == [
         "\x1b[1mname\x1b[0m   \x1b[1mms\x1b[0m",
         "─────────",
         "\x1b[1ma\x1b[0m       \x1b[32m1\x1b[0m",
@@ -128,7 +121,6 @@ def test_style_is_put_around_text_and_not_around_the_space_beside_it():
 
 def test_names_lose_what_could_steer_the_terminal_before_they_are_measured():
     assert clean(Text("a\x1b[31mb\u202e", "bold")) == Text("ab", "bold")
-    table = Table("\x1b]0;title\x07name", "ms")
-    table.row("x\x1b[2J\ny", "1")
+    table = Table(columns_of("\x1b]0;title\x07name", "ms"), (Row(("x\x1b[2J\ny", "1")),))
     assert shown(table, 40) == ["name   ms", "─────────", "x y     1"]
-    assert "\x1b]" not in "".join(table.lines(40))
+    assert "\x1b]" not in "".join(table_lines(table, 40))

@@ -14,7 +14,7 @@ from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON, SUMMARY_M
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import problems_within
 from lightning_forge_profiling.report.analysis_text import markdown, markdown_table
-from lightning_forge_profiling.report.blocks import Column, Row, Rows
+from lightning_forge_profiling.report.blocks import Column, Row, Table
 from lightning_forge_profiling.report.page import write_reports
 from lightning_forge_profiling.safe_files import read_regular
 from lightning_forge_profiling.schema import Analysis
@@ -169,5 +169,7 @@ def _files(reports: Path) -> Iterator[Path]:
 
 def _text(result: Result) -> str:
     rows = tuple(Row((name, f"{value:.6g}")) for name, value in result.means.items())
-    means = "\n".join(markdown_table(Rows((Column("metric", "code"), Column("mean of the run")), rows))) if rows else ""
+    means = (
+        "\n".join(markdown_table(Table((Column("metric", "code"), Column("mean of the run")), rows))) if rows else ""
+    )
     return markdown(result.analysis) + means

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from lightning_forge_profiling.comparison.compare import Change, Comparison, Fixed, Metric, Side
 from lightning_forge_profiling.comparison.gate import Gate, change_words, headline, metric_title, overall, percent
-from lightning_forge_profiling.report.blocks import Text
-from lightning_forge_profiling.report.screen import Screen, Table
+from lightning_forge_profiling.report.blocks import Row, Table, Text, columns_of
+from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.text import digits, kernel_labels
 from lightning_forge_profiling.report.wording import IDLE_WORDS
 
@@ -76,7 +76,7 @@ def _print_side(name: str, side: Side, screen: Screen) -> None:
 
 
 def _metric_table(comparison: Comparison) -> Table:
-    table = Table("", "before", "now", "change", "95 % interval", "", align="<>>>><")
+    rows = []
     for metric in comparison.metrics.values():
         if metric.share_pct < _LEAST_SHARE_PCT or not (metric.a or metric.b) or _without_gpu(comparison, metric.name):
             continue
@@ -86,8 +86,8 @@ def _metric_table(comparison: Comparison) -> Table:
             "step, median ms" if of_trace else _TITLES.get(metric.name) or f"{metric_title(metric.name)} {metric.unit}"
         )
         sides = ("" if value is None else digits(value) for value in (metric.a, metric.b))
-        table.row(title, *sides, *_change_cells(metric), Text(metric.outcome or "", style))
-    return table
+        rows.append(Row((title, *sides, *_change_cells(metric), Text(metric.outcome or "", style))))
+    return Table(columns_of("", "before", "now", "change", "95 % interval", "", align="<>>>><"), tuple(rows))
 
 
 def _without_gpu(comparison: Comparison, name: str) -> bool:
@@ -114,16 +114,21 @@ def _change_cells(metric: Metric) -> tuple[str, str]:
 def _other_tables(comparison: Comparison, width: int) -> Iterator[tuple[str, Table]]:
     parts = [change for change in comparison.ledger if _share(change, comparison) >= _LEAST_PART]
     if parts:
-        table = Table("", "before", "now", "change", "per", align="<>>><")
-        for change in parts[:_ROWS]:
-            table.row(change.name, f"{change.a:.2f}", f"{change.b:.2f}", f"{change.b - change.a:+.2f}", change.per)
+        rows = [
+            Row((change.name, f"{change.a:.2f}", f"{change.b:.2f}", f"{change.b - change.a:+.2f}", change.per))
+            for change in parts[:_ROWS]
+        ]
         wall = f"{comparison.a.wall_s:.1f} s before, {comparison.b.wall_s:.1f} s now"
-        yield f"Wall time by part of the ledger, s (whole run: {wall})", table
+        yield (
+            f"Wall time by part of the ledger, s (whole run: {wall})",
+            Table(columns_of("", "before", "now", "change", "per", align="<>>><"), tuple(rows)),
+        )
     if comparison.gpu:
-        table = Table("", "before", "now", "change")
-        for mean in comparison.gpu[: 2 * _ROWS]:
-            table.row(mean.name, digits(mean.a), digits(mean.b), f"{mean.pct:+.1f} %" if mean.pct is not None else "")
-        yield "GPU, means of the run, not tested", table
+        rows = [
+            Row((mean.name, digits(mean.a), digits(mean.b), f"{mean.pct:+.1f} %" if mean.pct is not None else ""))
+            for mean in comparison.gpu[: 2 * _ROWS]
+        ]
+        yield "GPU, means of the run, not tested", Table(columns_of("", "before", "now", "change"), tuple(rows))
     causes = tuple(replace(change, name=IDLE_WORDS.get(change.name, change.name)) for change in comparison.idle)
     for title, changes in (
         ("Idle by cause, mean step", causes if all(_on_gpu(comparison)) else ()),
@@ -144,13 +149,13 @@ def _share(change: Change, comparison: Comparison) -> float:
 
 def _change_table(changes: Sequence[Change], width: int) -> Table:
     counted = any(change.a_calls or change.b_calls for change in changes)
-    table = Table("", "before", "now", "ms", "%", *(["calls"] if counted else []))
+    rows = []
     labels = kernel_labels([change.name for change in changes], _KERNEL_LINES * max(width - _BESIDE, _NARROWEST_NAME))
     for change in changes:
         pct = "new" if change.pct is None else f"{change.pct:+.1f}"
         numbers = f"{change.a:.3f}", f"{change.b:.3f}", f"{change.b - change.a:+.3f}", pct
-        table.row(labels[change.name], *numbers, *([_calls(change)] if counted else []))
-    return table
+        rows.append(Row((labels[change.name], *numbers, *([_calls(change)] if counted else []))))
+    return Table(columns_of("", "before", "now", "ms", "%", *(["calls"] if counted else [])), tuple(rows))
 
 
 def _calls(change: Change) -> str:

@@ -12,8 +12,8 @@ import msgspec
 from lightning_forge_profiling.bench.result import BenchmarkResult, in_unit, median_interval
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.plain_text import plain
-from lightning_forge_profiling.report.blocks import Text
-from lightning_forge_profiling.report.screen import Screen, Table
+from lightning_forge_profiling.report.blocks import Row, Table, Text, columns_of
+from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.safe_files import read_regular
 
 Way: TypeAlias = Literal["cpu", "stream", "alone", "copies"]
@@ -385,12 +385,12 @@ def print_crossover(result: CrossoverResult) -> None:
 
 
 def _table(operation: OperationCurves) -> Table:
-    table = Table("n", *(WAY_NAMES[curve.way] for curve in operation.curves), align=">")
+    rows = []
     cpu = operation.curve("cpu")
     for size in operation.sizes:
         other = None if cpu is None else cpu.at(size)
-        table.row(str(size), *(_cell(curve, size, other) for curve in operation.curves))
-    return table
+        rows.append(Row((str(size), *(_cell(curve, size, other) for curve in operation.curves))))
+    return Table(columns_of("n", *(WAY_NAMES[curve.way] for curve in operation.curves), align=">"), tuple(rows))
 
 
 def _cell(curve: Curve, size: int, cpu: Point | None) -> Text:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from lightning_forge_profiling.report.blocks import Column, Row, Rows, rows_of
+from lightning_forge_profiling.report.blocks import Column, Row, Table, table_of
 from lightning_forge_profiling.report.run_wording import ledger_rows, slowest_rows
 from lightning_forge_profiling.report.text import kernel_labels, operator_labels, short
 from lightning_forge_profiling.report.wording import IDLE_WORDS, calls, rank_name, step_on_host, used_gpu
@@ -26,11 +26,11 @@ _OF_STEP: Final = Column("of step")
 _CALLS: Final = Column("calls per step", brief="calls/step")
 
 
-def step_table(rank: RankSummary, *, kinds: bool = False) -> Rows:
+def step_table(rank: RankSummary, *, kinds: bool = False) -> Table:
     """The step of a rank: busy time by category and, with `kinds`, by kind; idle time by cause. On a CPU by region."""
     rows = _on_gpu(rank, kinds=kinds) if used_gpu(rank) else step_on_host(rank)
     cells = tuple(Row((name, f"{ms:.3f}", f"{pct:.1f} %"), depth == 0, depth) for name, ms, pct, depth in rows)
-    return Rows((Column("part of the step", "text", brief=" "), _MS, _OF_STEP), cells)
+    return Table((Column("part of the step", "text", brief=" "), _MS, _OF_STEP), cells)
 
 
 def _on_gpu(rank: RankSummary, *, kinds: bool) -> Iterator[tuple[str, float, float, int]]:
@@ -50,7 +50,7 @@ def _on_gpu(rank: RankSummary, *, kinds: bool) -> Iterator[tuple[str, float, flo
             yield IDLE_WORDS[cause], rank.idle[cause].ms_per_step, rank.idle[cause].pct, 2
 
 
-def ranks_table(ranks: Sequence[RankSummary], *, causes: bool = False) -> Rows:
+def ranks_table(ranks: Sequence[RankSummary], *, causes: bool = False) -> Table:
     """Step times and shares of the step of each rank; with `causes`, those of idle time too."""
     columns: dict[str | Column, Callable[[RankSummary], str]] = {
         "rank": rank_name,
@@ -64,7 +64,7 @@ def ranks_table(ranks: Sequence[RankSummary], *, causes: bool = False) -> Rows:
         columns["idle"] = _on_gpu_only(lambda rank: rank.gpu.idle_pct)
         if causes:
             columns |= _idle_columns("idle: ")
-    return rows_of(ranks, columns)
+    return table_of(ranks, columns)
 
 
 def _on_gpu_only(pct: Callable[[RankSummary], float]) -> Callable[[RankSummary], str]:
@@ -78,12 +78,12 @@ def _idle_columns(before: str) -> dict[str | Column, Callable[[RankSummary], str
     return {before + cause: pct(cause) for cause in IDLE_CAUSES}
 
 
-def idle_table(analysis: Analysis) -> Rows:
+def idle_table(analysis: Analysis) -> Table:
     """Idle time of each rank by cause, and its waiting for other ranks."""
     columns: dict[str | Column, Callable[[RankSummary], str]] = {"rank": rank_name, **_idle_columns("")}
     if analysis.rank_waits:
         columns["waits for others, ms"] = _waits(analysis)
-    return rows_of(analysis.ranks, columns)
+    return table_of(analysis.ranks, columns)
 
 
 def _waits(analysis: Analysis) -> Callable[[RankSummary], str]:
@@ -91,9 +91,9 @@ def _waits(analysis: Analysis) -> Callable[[RankSummary], str]:
     return lambda rank: waits.get(rank.rank, "")
 
 
-def communication_tables(analysis: Analysis) -> Iterator[Rows]:
+def communication_tables(analysis: Analysis) -> Iterator[Table]:
     """Communication of each rank, then the collectives."""
-    yield rows_of(
+    yield table_of(
         [rank for rank in analysis.ranks if rank.comm.ms_per_step],
         {
             "rank": rank_name,
@@ -105,7 +105,7 @@ def communication_tables(analysis: Analysis) -> Iterator[Rows]:
         },
     )
     if analysis.collectives:
-        yield rows_of(
+        yield table_of(
             analysis.collectives,
             {
                 Column("collective", "code"): lambda one: one.name,
@@ -118,9 +118,9 @@ def communication_tables(analysis: Analysis) -> Iterator[Rows]:
         )
 
 
-def efficiency_table(ranks: Iterable[RankSummary]) -> Rows:
+def efficiency_table(ranks: Iterable[RankSummary]) -> Table:
     """What each rank asks of its GPU and of the host."""
-    return rows_of(
+    return table_of(
         filter(used_gpu, ranks),
         {
             "rank": rank_name,
@@ -136,9 +136,9 @@ def efficiency_table(ranks: Iterable[RankSummary]) -> Rows:
     )
 
 
-def regions_table(rank: RankSummary) -> Rows:
+def regions_table(rank: RankSummary) -> Table:
     """Regions of the recorded steps."""
-    return rows_of(
+    return table_of(
         rank.regions,
         {
             Column("region", "code"): lambda region: region.name,
@@ -150,9 +150,9 @@ def regions_table(rank: RankSummary) -> Rows:
     )
 
 
-def syncs_table(rank: RankSummary) -> Rows:
+def syncs_table(rank: RankSummary) -> Table:
     """Calls that wait for the GPU."""
-    return rows_of(
+    return table_of(
         rank.host.syncs,
         {
             Column("cause", "text"): lambda sync: sync.cause,
@@ -164,9 +164,9 @@ def syncs_table(rank: RankSummary) -> Rows:
     )
 
 
-def functions_table(rank: RankSummary) -> Rows:
+def functions_table(rank: RankSummary) -> Table:
     """The user's Python functions."""
-    return rows_of(
+    return table_of(
         rank.python.users if rank.python else (),
         {
             Column("function", "code"): lambda user: user.where,
@@ -177,9 +177,9 @@ def functions_table(rank: RankSummary) -> Rows:
     )
 
 
-def copies_table(rank: RankSummary) -> Rows:
+def copies_table(rank: RankSummary) -> Table:
     """Copies between host and GPU."""
-    return rows_of(
+    return table_of(
         rank.copies,
         {
             Column("direction", "text"): lambda copies: copies.direction,
@@ -193,11 +193,11 @@ def copies_table(rank: RankSummary) -> Rows:
     )
 
 
-def kernels_table(kernels: Sequence[Kernel], name_width: int, *, means: bool = False) -> Rows:
+def kernels_table(kernels: Sequence[Kernel], name_width: int, *, means: bool = False) -> Table:
     """Kernels, with the mean time of a call if asked for."""
     labels = kernel_labels([kernel.name for kernel in kernels], name_width)
     mean: dict[str | Column, Callable[[Kernel], str]] = {"mean µs": lambda kernel: f"{kernel.mean_us:.1f}"}
-    return rows_of(
+    return table_of(
         kernels,
         {
             Column("kernel", "code"): lambda kernel: labels[kernel.name],
@@ -210,7 +210,7 @@ def kernels_table(kernels: Sequence[Kernel], name_width: int, *, means: bool = F
     )
 
 
-def operators_table(operators: Sequence[Operator], name_width: int, *, on_gpu: bool, shapes: bool = False) -> Rows:
+def operators_table(operators: Sequence[Operator], name_width: int, *, on_gpu: bool, shapes: bool = False) -> Table:
     """Operators, without columns that would be empty; with the shapes of their inputs if asked for."""
     labels = operator_labels([operator.name for operator in operators], name_width)
     columns: dict[str | Column, Callable[[Operator], str]] = {
@@ -228,19 +228,21 @@ def operators_table(operators: Sequence[Operator], name_width: int, *, on_gpu: b
     columns["host"] = lambda operator: f"{operator.host_ms_per_step:.3f}"
     if any(operator.allocated_bytes_per_step is not None for operator in operators):
         columns["MB"] = lambda operator: f"{(operator.allocated_bytes_per_step or 0.0) / 1e6:.1f}"
-    return rows_of(operators, columns)
+    return table_of(operators, columns)
 
 
-def run_regions_table(run: RunEvidence) -> Rows:
+def run_regions_table(run: RunEvidence) -> Table:
     """Means of the regions over a whole run."""
     columns = ("device ms per step", "host ms per step") if run.on_device else ("ms per step",)
     cells = ((name, f"{part.device_ms:.3f}", f"{part.host_ms:.3f}") for name, part in run.regions.items())
-    return Rows((Column("region", "code"), *map(Column, columns)), tuple(Row(row[: 1 + len(columns)]) for row in cells))
+    return Table(
+        (Column("region", "code"), *map(Column, columns)), tuple(Row(row[: 1 + len(columns)]) for row in cells)
+    )
 
 
-def slowest_table(run: RunEvidence) -> Rows:
+def slowest_table(run: RunEvidence) -> Table:
     """The slowest steps of a run."""
-    return rows_of(
+    return table_of(
         list(slowest_rows(run)),
         {
             "step": lambda slow: str(slow[0]),
@@ -251,9 +253,9 @@ def slowest_table(run: RunEvidence) -> Rows:
     )
 
 
-def ledger_table(ledger: Ledger | RunLedger, decimals: int = 3) -> Rows:
+def ledger_table(ledger: Ledger | RunLedger, decimals: int = 3) -> Table:
     """Parts of a run's wall time."""
-    return rows_of(
+    return table_of(
         ledger_rows(ledger),
         {
             Column("part", "code"): lambda part: part[0],

@@ -22,7 +22,7 @@ from lightning_forge_profiling.report.analysis_tables import (
     step_table,
     syncs_table,
 )
-from lightning_forge_profiling.report.blocks import Column, Rows, Text
+from lightning_forge_profiling.report.blocks import Column, Row, Table, Text, columns_of
 from lightning_forge_profiling.report.run_wording import (
     compute_lines,
     goodput_words,
@@ -30,7 +30,7 @@ from lightning_forge_profiling.report.run_wording import (
     telemetry_words,
     timing_lines,
 )
-from lightning_forge_profiling.report.screen import Screen, Table, laid_out
+from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.text import code, code_cell, prose
 from lightning_forge_profiling.report.wording import (
     STACKS_NOTE,
@@ -74,13 +74,12 @@ def print_analysis(
         screen.line(Text(f"{note}.", "dim"))
     if all(rank.cpu is not None for rank in analysis.ranks):
         operators = operators or kernels  # there are no kernels to show
-    tables = _printed_tables(analysis, kernels, operators, screen.width)
-    screen.tables((title, laid_out(table) if isinstance(table, Rows) else table) for title, table in tables)
+    screen.tables(_printed_tables(analysis, kernels, operators, screen.width))
     for name, text in _printed_remarks(analysis):
         screen.line(text, name=Text(name, "yellow" if name == "warning" else "bold"), column=_NAMES_WIDTH)
 
 
-def _printed_tables(analysis: Analysis, kernels: int, operators: int, width: int) -> Iterator[tuple[str, Rows | Table]]:
+def _printed_tables(analysis: Analysis, kernels: int, operators: int, width: int) -> Iterator[tuple[str, Table]]:
     """The titles and the tables."""
     ranks = analysis.ranks
     if ranks:
@@ -117,14 +116,14 @@ def _name_room(column: int) -> int:
 
 
 def _findings_table(findings: Iterable[Finding]) -> Table:
-    table = Table("", "of step", "what, and what to do", align="<><")
+    rows = []
     for position, finding in enumerate(findings):
         on_rank = "" if finding.rank is None else f"rank {finding.rank}: "
         share = f"{finding.share_pct:.1f} %{between(finding)}"
-        table.row(finding.code, share, Text(f"{on_rank}{finding.title}", "bold"))
+        rows.append(Row((finding.code, share, Text(f"{on_rank}{finding.title}", "bold"))))
         if position:  # the first one's is in the verdict
-            table.row("", "", finding.remedy)
-    return table
+            rows.append(Row(("", "", finding.remedy)))
+    return Table(columns_of("", "of step", "what, and what to do", align="<><"), tuple(rows))
 
 
 def _printed_remarks(analysis: Analysis) -> Iterator[tuple[str, str]]:
@@ -178,7 +177,7 @@ def _markdown_lines(analysis: Analysis) -> Iterator[str]:
         yield from _how_to_view(analysis)
 
 
-def markdown_table(block: Rows) -> Iterator[str]:
+def markdown_table(block: Table) -> Iterator[str]:
     """A table in Markdown; "" comes before it."""
     columns = block.columns
     yield ""
@@ -190,7 +189,8 @@ def markdown_table(block: Rows) -> Iterator[str]:
         yield f"| {' | '.join([first, *others])} |"
 
 
-def _cell(text: str, column: Column) -> str:
+def _cell(cell: str | Text, column: Column) -> str:
+    text = cell if isinstance(cell, str) else cell.text
     if column.kind == "text":
         return prose(text)
     if column.kind == "number" or not text:
@@ -198,7 +198,7 @@ def _cell(text: str, column: Column) -> str:
     return ", ".join(map(code_cell, text.split("\n"))) if column.kind == "codes" else code_cell(text)
 
 
-def _section(title: str, block: Rows, note: str = "") -> Iterator[str]:
+def _section(title: str, block: Table, note: str = "") -> Iterator[str]:
     """A table below its title; nothing without rows."""
     if block.rows:
         yield from ("", f"## {title}", *(["", note] if note else []), *markdown_table(block))

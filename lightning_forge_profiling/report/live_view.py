@@ -8,7 +8,7 @@ from lightning_forge_profiling.names import MFU, per_second
 from lightning_forge_profiling.record.histogram import percentile_ms
 from lightning_forge_profiling.record.lines import EventLine, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
-from lightning_forge_profiling.report.blocks import Line, Text
+from lightning_forge_profiling.report.blocks import Column, Line, Row, Table, Text
 from lightning_forge_profiling.report.ranks import (
     hang_line,
     rank_table,
@@ -40,12 +40,10 @@ from lightning_forge_profiling.report.run_status import (
 )
 from lightning_forge_profiling.report.run_table import (
     NAMES_WIDTH,
-    RegionRow,
-    RunTable,
     print_lines,
     print_run,
+    region_row,
     run_table,
-    step_table,
 )
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.text import digits
@@ -175,7 +173,7 @@ def print_pace(rank: RankRecord, now: float, screen: Screen) -> None:
         times += [f"{_ms(p50, mean_ms):>{_MS}} median", f"{_ms(p95, mean_ms):>{_MS}} p95"]
     print_lines([Line("step", Text(",".join(times)))], screen)
     if split(stretch.intervals):
-        screen.table(step_table(latest_regions(stretch.intervals), screen.width, fixed=True))
+        screen.table(latest_regions(stretch.intervals))
     metrics = _by_time(stretch.intervals)
     parts = (("throughput", _throughput(rates, metrics)), ("gpu", _gpu(metrics)))
     print_lines((Line(name, Text(", ".join(words))) for name, words in parts if words), screen)
@@ -206,17 +204,18 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_LEVELS[min(int(8 * (value - low) / span), 7) if span else 0] for value in shown)
 
 
-def latest_regions(intervals: Sequence[IntervalLine]) -> RunTable:
+def latest_regions(intervals: Sequence[IntervalLine]) -> Table:
     """Table of the regions, whose shares are those of the steps that were split."""
     step_ms, of_split = rates_of(intervals).mean_ms("step"), rates_of(split(intervals))
 
-    def row(name: str, share: float) -> RegionRow:
-        return RegionRow(name, None if name == "step" else 100 * share, (_ms(share * step_ms, step_ms),))
+    def row(name: str, share: float) -> Row:
+        return region_row(name, None if name == "step" else 100 * share, _ms(share * step_ms, step_ms))
 
     names = [name for name in of_split.regions if of_split.mean_ms(name)]
     whole = of_split.mean_ms("step") or 1.0
     rows = [row(name, of_split.mean_ms(name) / whole) for name in names]
-    return RunTable((), "", ("", "share of mean", "mean ms".rjust(_MS)), (*rows, row("step", 1.0)))
+    columns = (Column("", "text"), Column("share of mean", "share"), Column("mean ms".rjust(_MS)))
+    return Table(columns, (*rows, row("step", 1.0)), ruled=False, steady=True)
 
 
 def _throughput(rates: Rates, metrics: Mapping[str, float]) -> list[str]:

@@ -20,7 +20,7 @@ from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON, SUMMARY_M
 from lightning_forge_profiling.plain_text import LONGEST_KERNEL, all_plain, plain
 from lightning_forge_profiling.report.analysis_tables import ledger_table, run_regions_table
 from lightning_forge_profiling.report.analysis_text import markdown
-from lightning_forge_profiling.report.blocks import Row, Rows, rows_of
+from lightning_forge_profiling.report.blocks import Row, Table, table_of
 from lightning_forge_profiling.report.run_wording import (
     compute_lines,
     goodput_words,
@@ -226,7 +226,7 @@ def ledger_html(ledger: Ledger) -> str:
     return rendered("notebook_rows.html", rows=replace(rows, rows=(*rows.rows, whole)))
 
 
-def _step_rows(analysis: Analysis) -> Rows | None:
+def _step_rows(analysis: Analysis) -> Table | None:
     """The regions of the run, else how busy the GPU of each rank was."""
     run = analysis.run
     if run is not None and run.regions:
@@ -235,7 +235,7 @@ def _step_rows(analysis: Analysis) -> Rows | None:
         return replace(rows, rows=(*rows.rows, Row(whole)))
     if not analysis.ranks:
         return None
-    return rows_of(
+    return table_of(
         analysis.ranks,
         {
             "rank": lambda rank: str(rank.rank),

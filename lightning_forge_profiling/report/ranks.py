@@ -11,9 +11,8 @@ from lightning_forge_profiling.diagnosis.ranks import STRAGGLER, not_measured
 from lightning_forge_profiling.diagnosis.rule import in_ms
 from lightning_forge_profiling.record.pulses import MOST_RANKS
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
-from lightning_forge_profiling.report.blocks import Line, Text
+from lightning_forge_profiling.report.blocks import Line, Row, Table, Text, columns_of
 from lightning_forge_profiling.report.run_status import duration, rank_status, run_status, totals
-from lightning_forge_profiling.report.screen import Table
 from lightning_forge_profiling.schema import Analysis, LateRank, RanksStatus, RankState, RankStatus, RankWork
 
 _SHOWN: Final = 8
@@ -161,11 +160,12 @@ def rank_table(
     place = next((place for place, one in enumerate(ranks) if one.rank == chosen), 0)
     shown = ranks[max(0, place + 1 - _SHOWN) :][:_SHOWN]
     columns = _columns(status, width, figures)
-    table = Table(*columns, align="".join("<" if heading in _TEXTS else ">" for heading in columns))
+    rows = []
     for one in shown:
         odd = one.state in _BAD or (status.straggler is not None and status.straggler.rank == one.rank)
-        table.row(*(say(one) for say in columns.values()), style="yellow" if odd else "")
-    return table, _others([one for one in ranks if one not in shown])
+        rows.append(Row(tuple(say(one) for say in columns.values()), style="yellow" if odd else ""))
+    align = "".join("<" if heading in _TEXTS else ">" for heading in columns)
+    return Table(columns_of(*columns, align=align), tuple(rows)), _others([one for one in ranks if one not in shown])
 
 
 _TEXTS: Final = ("rank", "host", "")

@@ -14,16 +14,14 @@ from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.report.blocks import Line, Text
 from lightning_forge_profiling.report.run_table import (
     NAMES_WIDTH,
-    RunTable,
     also,
-    brief_rows,
+    brief_table,
     figure_notes,
     in_notebook,
     missing_files,
     no_verdict,
     print_lines,
     print_run,
-    step_table,
     throughput,
     where_a_step_goes,
 )
@@ -54,9 +52,8 @@ def print_end(report: RunReport, files: Path | None, screen: Screen | None = Non
     screen.line()
     for line in titles:
         screen.line(Text(line, "bold"))
-    rows = brief_rows(report, max(_LINES - taken, _FEWEST_ROWS))
-    if rows:
-        screen.table(step_table(RunTable((), "", ("", "", ""), rows), screen.width))
+    if table := brief_table(report, max(_LINES - taken, _FEWEST_ROWS)):
+        screen.table(table)
     print_lines(above, screen)
     if below:
         screen.line()

@@ -189,7 +189,7 @@ def run_view(record: RunRecord, now: float, *, has_sensors: bool = False) -> Run
     if state is not None:
         step = replace(run_table(state.report), verdict=())
     else:
-        step = latest_regions(intervals) if by_region else RunTable((), "")
+        step = RunTable((), "", latest_regions(intervals) if by_region else None)
     lost = intervals[0] if intervals else None
     return RunView(
         outcome=status.outcome,

@@ -5,7 +5,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from math import floor, log10
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.names import REPORT_HTML, STEPS
-from lightning_forge_profiling.report.blocks import Line, Text
+from lightning_forge_profiling.report.blocks import Column, Line, Row, Table, Text
 from lightning_forge_profiling.report.page import rendered
 from lightning_forge_profiling.report.run_wording import (
     compute_lines,
@@ -30,7 +30,7 @@ from lightning_forge_profiling.report.run_wording import (
     telemetry_words,
     window_effect_words,
 )
-from lightning_forge_profiling.report.screen import Screen, Table, width_of
+from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.report.wording import between, by_text, verdict
 from lightning_forge_profiling.schema import Analysis, Rates, RunLedger, RunRegion, RunReport, RunSummary, TraceReport
@@ -38,6 +38,7 @@ from lightning_forge_profiling.schema import Analysis, Rates, RunLedger, RunRegi
 _SHOWN_PCT: Final = 0.05  # what is shorter shows as 0.0 %
 _SMALL_PCT: Final = 1.0  # regions that take less share a row
 _REST: Final = "rest"
+_TIMES: Final = ("median ms", "p95 ms", "host mean")
 _HOST_DIFFERS_PCT: Final = 1.0  # from this share of the step on, a host time that is not the device time has a column
 # elsewhere a host time says where the host waits for room in the GPU's queue
 _HOST_WAITS_IN: Final[Sequence[str]] = ("data", "transfer")
@@ -48,39 +49,26 @@ _SHORTEST_EXCLUDED_MS: Final = 5.0  # what is shorter shows as 0.00 s
 
 
 @dataclass(frozen=True, slots=True)
-class RegionRow:
-    """One region of the step."""
-
-    name: str  # the region, or `step`
-    pct: float | None  # its share of the mean step; None for the step itself
-    times: tuple[str, ...]  # the texts below the headings
-
-    @property
-    def share(self) -> str:
-        """The share as text."""
-        return "" if self.pct is None else f"{self.pct:.1f} %"
-
-
-@dataclass(frozen=True, slots=True)
 class RunTable:
-    """The content of the table, for a terminal, a file or a notebook."""
+    """What is said of a run, for a terminal, a file or a notebook."""
 
     verdict: tuple[Line, ...]  # the verdict, and what goes with it
-    title: str  # over the rows
-    # of the rows' names, shares and times; that of the names says in which steps the regions were timed
-    headings: tuple[str, ...] = ()
-    rows: tuple[RegionRow, ...] = ()  # the built-in regions, the step, the user's regions
+    title: str  # over the table
+    table: Table | None = None  # the built-in regions, the step, the user's regions; None if no step was timed
     lines: tuple[Line, ...] = ()  # rates, then files
+
+
+def region_row(name: str, pct: float | None, *times: str) -> Row:
+    """A region with its share of the mean step and its times, or the step itself, which has no share."""
+    return Row((name, "" if pct is None else f"{pct:.1f} %", *times), strong=pct is None, share=pct)
 
 
 def run_table(report: RunReport) -> RunTable:
     """The content of the table."""
-    headings, rows = _rows(report) if report.run.steady.steps else ((), ())
     return RunTable(
         verdict=tuple(_verdict(report)),
         title=_title(report),
-        headings=headings,
-        rows=rows,
+        table=_table(report) if report.run.steady.steps else None,
         lines=(*_rate_lines(report), *_file_lines(report)),
     )
 
@@ -143,8 +131,11 @@ def _sampled(rates: Rates) -> str:
     return f"sampled: {f'1 in {each:.0f}' if each >= 2 else f'{rates.split_steps} of {rates.steps}'} steps"  # noqa: PLR2004
 
 
-def _rows(report: RunReport) -> tuple[tuple[str, ...], tuple[RegionRow, ...]]:
-    """The headings and the rows. Columns without a number and regions of 0.0 % are left out; small ones share a row."""
+def _table(report: RunReport) -> Table:
+    """The split of the step; its first heading says in which steps regions were timed.
+
+    Columns without a number and regions of 0.0 % are left out; small ones share a row.
+    """
     run = report.run
     rates, step_ms = run.steady, run.steady.mean_ms("step")
     decimals = _decimals(step_ms)
@@ -155,8 +146,8 @@ def _rows(report: RunReport) -> tuple[tuple[str, ...], tuple[RegionRow, ...]]:
     def share(region: str) -> float:
         return 100 * rates.mean_ms(region) / step_ms if step_ms else 0.0
 
-    def row(name: str, pct: float | None, of: RunRegion, host_ms: float | None = None) -> RegionRow:
-        return RegionRow(name, pct, (written(of.p50_ms), written(of.p95_ms), written(host_ms)))
+    def row(name: str, pct: float | None, of: RunRegion, host_ms: float | None = None) -> Row:
+        return region_row(name, pct, written(of.p50_ms), written(of.p95_ms), written(host_ms))
 
     # mean host times that say something beside the device's
     least = _HOST_DIFFERS_PCT / 100 * step_ms
@@ -172,16 +163,16 @@ def _rows(report: RunReport) -> tuple[tuple[str, ...], tuple[RegionRow, ...]]:
         for name in regions
         if name in host or (share(name) >= _SHOWN_PCT and not (merged and name in small))
     ]
-    rows += [RegionRow(_REST, rest_pct, ("", "", ""))] if merged else []
-    rows.append(RegionRow("step", None, (written(run.step_ms.p50), written(run.step_ms.p95), "")))
+    rows += [region_row(_REST, rest_pct, "", "", "")] if merged else []
+    rows.append(region_row("step", None, written(run.step_ms.p50), written(run.step_ms.p95), ""))
     rows += [
         row(f"your {name}", share(name), run.regions[name])
         for name in (rates.user_regions if rates.split_steps else ())
     ]
-    headings = ("median ms", "p95 ms", "host mean")
-    filled = [column for column in range(len(headings)) if any(row.times[column] for row in rows)]
-    kept = tuple(RegionRow(row.name, row.pct, tuple(row.times[column] for column in filled)) for row in rows)
-    return (_sampled(rates), "share of mean", *(headings[column] for column in filled)), kept
+    columns = Column(_sampled(rates), "text"), Column("share of mean", "share"), *map(Column, _TIMES)
+    filled = [place for place in range(len(columns)) if place <= 1 or any(row.cells[place] for row in rows)]
+    kept = (replace(row, cells=tuple(row.cells[place] for place in filled)) for row in rows)
+    return Table(tuple(columns[place] for place in filled), tuple(kept), ruled=False)
 
 
 def _decimals(step_ms: float) -> int:
@@ -189,15 +180,15 @@ def _decimals(step_ms: float) -> int:
     return 3 if step_ms <= 0 else max(1, min(3, 4 - floor(log10(step_ms))))
 
 
-def brief_rows(report: RunReport, most: int) -> tuple[RegionRow, ...]:
-    """The largest regions with their mean times, at most so many rows; what the others take is one row."""
+def brief_table(report: RunReport, most: int) -> Table | None:
+    """The largest regions with their mean times, at most so many rows, the last for the others; None for no row."""
     rates, step_ms = report.run.steady, report.run.steady.mean_ms("step")
     if not rates.split_steps or step_ms <= 0:
-        return ()
+        return None
     ms = {name: rates.mean_ms(name) for name in (*rates.regions, *rates.user_regions)}
 
-    def row(name: str, region_ms: float) -> RegionRow:
-        return RegionRow(name.ljust(NAMES_WIDTH - 2), 100 * region_ms / step_ms, (f"{digits(region_ms)} ms",))
+    def row(name: str, region_ms: float) -> Row:
+        return region_row(name.ljust(NAMES_WIDTH - 2), 100 * region_ms / step_ms, f"{digits(region_ms)} ms")
 
     users = sorted(rates.user_regions, key=lambda name: -ms[name])[: max(most // 3, 1)]
     shown = [name for name in rates.regions if 100 * ms[name] >= _SMALL_PCT * step_ms]
@@ -206,7 +197,8 @@ def brief_rows(report: RunReport, most: int) -> tuple[RegionRow, ...]:
     rest_ms = sum(ms[name] for name in rates.regions if name not in largest)
     rows = [row(name, ms[name]) for name in rates.regions if name in largest]
     rows += [row(_REST, rest_ms)] if 100 * rest_ms >= _SHOWN_PCT * step_ms else []
-    return (*rows, *(row(f"your {name}", ms[name]) for name in users))
+    rows += [row(f"your {name}", ms[name]) for name in users]
+    return Table((Column("", "text"), Column("", "share"), Column("")), tuple(rows), ruled=False) if rows else None
 
 
 def _rate_lines(report: RunReport) -> Iterator[Line]:
@@ -371,10 +363,6 @@ def _trace_lines(trace: TraceReport, path: Path, log_folder: Path | None) -> Ite
 
 
 NAMES_WIDTH: Final = 11  # of the names before lines of text
-_BAR_WIDTH: Final = 24
-_SHORTEST_BAR: Final = 6
-_GAP: Final = 3
-_EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 
 
 def print_run(report: RunReport, screen: Screen | None = None) -> None:
@@ -393,8 +381,8 @@ def print_table(table: RunTable, screen: Screen) -> None:
     if table.verdict:
         screen.line()
     screen.line(Text(table.title, "bold"))
-    if table.rows:
-        screen.table(step_table(table, screen.width))
+    if table.table is not None:
+        screen.table(table.table)
     if table.lines:
         screen.line()
     print_lines(table.lines, screen)
@@ -406,30 +394,6 @@ def print_lines(lines: Iterable[Line], screen: Screen) -> None:
     """Print named lines."""
     for line in lines:
         screen.line(line.text, name=Text(line.name, "bold"), column=NAMES_WIDTH, whole=line.whole)
-
-
-def step_table(table: RunTable, width: int, *, fixed: bool = False) -> Table:
-    """The rows of a table with a bar for each share, as far as there is room; `fixed` keeps the columns' places."""
-    first, *columns = table.headings
-    names = (first, *(row.name for row in table.rows))
-    shares = [row.share for row in table.rows]
-    cells = (columns, *((share, *row.times) for share, row in zip(shares, table.rows, strict=True)))
-    widths = [max(map(width_of, column)) for column in (names, *zip(*cells, strict=True))]
-    taken = sum(widths) + _GAP * len(widths)
-    room = min(_BAR_WIDTH, width - taken)
-    with_bars = room >= _SHORTEST_BAR and len(table.rows) > 1
-    lines = Table(*([""] * (1 + with_bars + len(columns))), align="<<" if with_bars else "<")
-    if any(table.headings):
-        lines.row(first, *([""] * with_bars), *columns, style="dim")
-    for row, share in zip(table.rows, shares, strict=True):
-        bars = [_bar(row.pct or 0.0, room).ljust(room if fixed else 0)] if with_bars else []
-        lines.row(row.name, *bars, share, *row.times, style="bold" if row.pct is None else "")
-    return lines
-
-
-def _bar(pct: float, width: int) -> str:
-    full, eighths = divmod(round(min(pct, 100.0) / 100 * width * 8), 8)
-    return "█" * full + (_EIGHTHS[eighths] if eighths else "")
 
 
 def in_notebook() -> bool:

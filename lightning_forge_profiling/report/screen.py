@@ -13,11 +13,15 @@ from types import MappingProxyType
 from typing import Final, TextIO
 
 from lightning_forge_profiling.plain_text import plain
-from lightning_forge_profiling.report.blocks import Rows, Text
+from lightning_forge_profiling.report.blocks import Table, Text
 
 _CODES: Final = MappingProxyType({"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"})
 # spaces between columns and the least width of the widest text column, in the order they are tried
 _LAYOUTS: Final = ((3, 20), (2, 20), (1, 12))
+_BAR_WIDTH: Final = 24
+_SHORTEST_BAR: Final = 6
+_GAP: Final = 3
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 
 
 def painted(text: Text, line: str) -> str:
@@ -83,41 +87,57 @@ def _pieces(word: str, width: int) -> Iterator[str]:
     yield piece
 
 
-class Table:
-    """Rows under headings. Wide text wraps; numbers are never cut: columns without room follow below the others."""
+def table_lines(table: Table, width: int) -> list[str]:
+    """A table in lines of at most `width` columns. Wide text wraps; numbers are never cut, so a line can be wider."""
+    grid = _Grid(table, width)
+    first, *others = range(len(grid.align))
+    lines: list[str] = []
+    while others:
+        parts = ([first, *others[:count]] for count in range(len(others), 0, -1))
+        part = next((part for part in parts if grid.fits(part, width)), [first, others[0]])
+        lines += [*([""] if lines else []), *grid.block(part, width)]  # columns without room follow below the others
+        others = others[len(part) - 1 :]
+    return lines
 
-    def __init__(self, *headings: str, align: str = "<") -> None:
-        self._align = align.ljust(len(headings), ">")
-        self._rows: list[list[Text]] = []
+
+class _Grid:
+    """The cells of a table on a terminal: its headings, and a column of bars before that of the shares."""
+
+    def __init__(self, table: Table, width: int) -> None:
+        headings = [column.brief or column.name for column in table.columns]
+        kinds, count = [column.kind for column in table.columns], len(headings)
+        cells = [[*row.cells, *([""] * (count - len(row.cells)))] for row in table.rows]
+        for row, texts in zip(table.rows, cells, strict=True):
+            if row.depth:
+                texts[0] = f"  {_plain(texts[0])}"
+        if "share" in kinds and len(cells) > 1:
+            place = kinds.index("share")
+            taken = sum(max(map(width_of, map(_plain, column))) for column in zip(headings, *cells, strict=True))
+            room = min(_BAR_WIDTH, width - taken - _GAP * count)
+            if room >= _SHORTEST_BAR:
+                kinds.insert(place, "text")
+                headings.insert(place, "")
+                for row, texts in zip(table.rows, cells, strict=True):
+                    texts.insert(place, _bar(row.share or 0.0, room).ljust(room if table.steady else 0))
+        self.align = ["<" if kind in {"text", "code", "codes"} else ">" for kind in kinds]
+        styles = ["bold" if row.strong else row.style for row in table.rows]
+        self._is_ruled = any(headings) and table.ruled
         if any(headings):
-            self.row(*headings, style="bold")
-        self._has_head = bool(self._rows)
+            cells.insert(0, [*headings])
+            styles.insert(0, "bold" if table.ruled else "dim")
+        self._rows = [
+            [replace(cell, style=cell.style or style) for cell in map(clean, texts)]
+            for style, texts in zip(styles, cells, strict=True)
+        ]
 
-    def row(self, *cells: str | Text, style: str = "") -> None:
-        """Add a row, in one style or each cell in its own; missing cells at its end are empty."""
-        empty = [""] * (len(self._align) - len(cells))
-        self._rows.append([replace(cell, style=cell.style or style) for cell in map(clean, (*cells, *empty))])
-
-    def lines(self, width: int) -> list[str]:
-        """The table in lines of at most `width` columns; numbers are never cut, so a line can be wider."""
-        first, *others = range(len(self._align))
-        lines: list[str] = []
-        while others:
-            counts = range(len(others), 0, -1)
-            parts = ([first, *others[:count]] for count in counts)
-            part = next((part for part in parts if self._fits(part, width)), [first, others[0]])
-            lines += [*([""] if lines else []), *self._block(part, width)]
-            others = others[len(part) - 1 :]
-        return lines
-
-    def _fits(self, columns: Sequence[int], width: int) -> bool:
+    def fits(self, columns: Sequence[int], width: int) -> bool:
         gap, widths = self._layout(columns, width)
         return sum(widths) + gap * (len(widths) - 1) <= width
 
     def _layout(self, columns: Sequence[int], width: int) -> tuple[int, list[int]]:
         """The spaces between these columns, and their widths."""
         widths = [max((width_of(row[column].text) for row in self._rows), default=0) for column in columns]
-        texts = (position for position, column in enumerate(columns) if self._align[column] == "<")
+        texts = (position for position, column in enumerate(columns) if self.align[column] == "<")
         widest = max(texts, key=lambda position: widths[position], default=0)
         for gap, narrowest in _LAYOUTS:
             narrow = min(widths[widest], narrowest)
@@ -127,19 +147,19 @@ class Table:
         widths[widest] = max(narrow, min(widths[widest], room))
         return gap, widths
 
-    def _block(self, columns: Sequence[int], width: int) -> Iterator[str]:
+    def block(self, columns: Sequence[int], width: int) -> Iterator[str]:
         gap, widths = self._layout(columns, width)
         for number, row in enumerate(self._rows):
             cells = [row[column] for column in columns]
             wrapped = [wrap(cell.text, room) for cell, room in zip(cells, widths, strict=True)]
             for parts in zip_longest(*wrapped, fillvalue=""):
                 aligned = (
-                    padded(part, room, self._align[column])
+                    padded(part, room, self.align[column])
                     for part, room, column in zip(parts, widths, columns, strict=True)
                 )
                 styled = (painted(cell, part) for cell, part in zip(cells, aligned, strict=True))
                 yield (" " * gap).join(styled).rstrip()
-            if number == 0 and self._has_head:
+            if number == 0 and self._is_ruled:
                 yield "─" * (sum(widths) + gap * (len(widths) - 1))
 
 
@@ -148,14 +168,13 @@ _STYLE: Final = re.compile(r"\x1b\[[\d;]*m")
 _ASCII: Final = str.maketrans("─µ…█▉▊▋▌▍▎▏▁▂▃▄▅▆▇", "-u~#####   __..-=+")
 
 
-def laid_out(rows: Rows) -> Table:
-    """A block of rows as a table for a terminal."""
-    kinds = "".join(">" if column.kind == "number" else "<" for column in rows.columns)
-    table = Table(*((column.brief or column.name).strip() for column in rows.columns), align=kinds)
-    for row in rows.rows:
-        name, *others = row.cells
-        table.row("  " * bool(row.depth) + name, *others, style="bold" if row.strong else "")
-    return table
+def _bar(pct: float, width: int) -> str:
+    full, eighths = divmod(round(min(pct, 100.0) / 100 * width * 8), 8)
+    return "█" * full + (_EIGHTHS[eighths] if eighths else "")
+
+
+def _plain(cell: str | Text) -> str:
+    return cell if isinstance(cell, str) else cell.text
 
 
 class Screen:
@@ -189,7 +208,7 @@ class Screen:
 
     def table(self, table: Table) -> None:
         """Print a table."""
-        for line in table.lines(self.width):
+        for line in table_lines(table, self.width):
             self._write(line)
 
     def tables(self, titled: Iterable[tuple[str, Table]]) -> None:

@@ -8,9 +8,10 @@ const LARGE_UNITS = [[1e9, "billion "], [1e6, "million "], [1e4, "thousand "]];
 // "12.34" as the number that it is, "" as none.
 const figure = (text) => (text === "" || text === undefined ? null : Number(text.replaceAll(",", "")));
 
-function stepSection({ step: { headings, rows, lines } }) {
-  if (!rows.length) return element("p", { class: "empty" }, "No step was timed.");
-  const [first, share, ...others] = headings;
+function stepSection({ step: { table, lines } }) {
+  if (!table) return element("p", { class: "empty" }, "No step was timed.");
+  const [first, share, ...others] = table.columns.map((each) => each.name);
+  const rows = table.rows.map(({ cells: [name, , ...times], share: pct }) => ({ name, pct, times }));
   const parts = rows.filter((row) => row.pct > 0 && REGION_COLOURS.has(row.name)).map((row) => ({
     name: row.name, pct: row.pct, colour: regionColour(row.name), idle: false,
     title: `${row.name}: ${[percent(row.pct), ...others.map((heading, index) => `${heading} ${row.times[index]}`)].join(", ")}`,

@@ -1,7 +1,6 @@
 """`forge-profiling crossover`."""
 
 import argparse
-import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from lightning_forge_profiling.cli.shared import (
     Progress,
     checked,
-    number,
+    positive,
     refuse_bad_outputs,
     say,
     write_json,
@@ -59,7 +58,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument("--dtype", choices=DTYPES, help=f"of all tensors (default: {DTYPES[0]})")
     parser.add_argument(
         "--max-time",
-        type=_seconds,
+        type=positive,
         metavar="S",
         help="sample each point for at most S seconds, and end a curve when one call is expected to take longer; a "
         f"GPU curve continues while the CPU took as long (default: {_MAX_TIME_S:g})",
@@ -103,11 +102,6 @@ def _sizes(text: str) -> tuple[int, ...]:
         if size <= most:
             return tuple(size * 2**k for k in range((most // size).bit_length()))
     raise argparse.ArgumentTypeError(f"{text!r} is neither a range such as 64:8192 nor a list such as 100,300,1000")
-
-
-def _seconds(text: str) -> float:
-    value = number(text)
-    return checked(text, value, 0 < value < math.inf, "a number of seconds")
 
 
 def _file_or_dash(text: str) -> Path:

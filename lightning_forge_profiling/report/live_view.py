@@ -45,6 +45,7 @@ from lightning_forge_profiling.report.run_table import (
     region_row,
     run_table,
 )
+from lightning_forge_profiling.report.run_wording import rate_words
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.schema import Analysis, RanksStatus, RankStatus, Rates
@@ -222,14 +223,7 @@ def _throughput(rates: Rates, metrics: Mapping[str, float]) -> list[str]:
     """Rates of all ranks."""
     of_device = metrics.get(per_second("samples", device=True))
     replicas = metrics[per_second("samples")] / of_device if of_device and per_second("samples") in metrics else 1.0
-    amounts = {
-        "samples": None if rates.samples is None else rates.samples * replicas,
-        "tokens": None if rates.tokens is None else rates.tokens * replicas,
-        "steps": rates.steps,
-        "optimizer steps": rates.optimizer_steps if rates.optimizer_steps != rates.steps else None,
-    }
-    each = ((unit, rates.per_second(amount)) for unit, amount in amounts.items())
-    words = [f"{digits(rate):>{_RATE}} {unit}/s" for unit, rate in each if rate]
+    words = rate_words(rates, replicas, _RATE)
     return words + ([f"MFU {100 * metrics[MFU]:.1f} %"] if MFU in metrics else [])
 
 

@@ -11,7 +11,7 @@ from lightning_forge_profiling.diagnosis.ranks import STRAGGLER, not_measured
 from lightning_forge_profiling.diagnosis.rule import in_ms
 from lightning_forge_profiling.record.pulses import MOST_RANKS
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
-from lightning_forge_profiling.report.blocks import Line, Row, Table, Text, columns_of
+from lightning_forge_profiling.report.blocks import Column, Line, Table, Text, table_of
 from lightning_forge_profiling.report.run_status import duration, rank_status, run_status, totals
 from lightning_forge_profiling.schema import Analysis, LateRank, RanksStatus, RankState, RankStatus, RankWork
 
@@ -159,23 +159,18 @@ def rank_table(
     """Up to eight of the ranks, down to the chosen one, and a line on the others; `figures` are of one rank."""
     place = next((place for place, one in enumerate(ranks) if one.rank == chosen), 0)
     shown = ranks[max(0, place + 1 - _SHOWN) :][:_SHOWN]
-    columns = _columns(status, width, figures)
-    rows = []
-    for one in shown:
-        odd = one.state in _BAD or (status.straggler is not None and status.straggler.rank == one.rank)
-        rows.append(Row(tuple(say(one) for say in columns.values()), style="yellow" if odd else ""))
-    align = "".join("<" if heading in _TEXTS else ">" for heading in columns)
-    return Table(columns_of(*columns, align=align), tuple(rows)), _others([one for one in ranks if one not in shown])
+    late = None if status.straggler is None else status.straggler.rank
+    table = table_of(shown, _columns(status, width, figures))
+    styles = ("yellow" if one.state in _BAD or one.rank == late else "" for one in shown)
+    rows = tuple(replace(row, style=style) for row, style in zip(table.rows, styles, strict=True))
+    return replace(table, rows=rows), _others([one for one in ranks if one not in shown])
 
 
-_TEXTS: Final = ("rank", "host", "")
-
-
-def _columns(status: RanksStatus, width: int, figures: int | None) -> dict[str, Callable[[RankStatus], str]]:
-    columns: dict[str, Callable[[RankStatus], str]] = {"rank": lambda one: f"{one.rank}"}
+def _columns(status: RanksStatus, width: int, figures: int | None) -> dict[str | Column, Callable[[RankStatus], str]]:
+    columns: dict[str | Column, Callable[[RankStatus], str]] = {"rank": lambda one: f"{one.rank}"}
     if width >= _WITH_STEPS:
         if len({one.host for one in status.ranks if one.host}) > 1:
-            columns["host"] = lambda one: one.host
+            columns[Column("host", "text")] = lambda one: one.host
         columns["step".rjust(_STEP)] = lambda one: f"{one.step:,}"
     if any(one.own_ms is not None for one in status.ranks):
         columns |= {
@@ -184,7 +179,7 @@ def _columns(status: RanksStatus, width: int, figures: int | None) -> dict[str, 
         }
     if any(one.state != "finished" for one in status.ranks):
         columns["age".rjust(_AGE)] = lambda one: "" if one.state == "missing" else duration(one.age_s)
-    columns[""] = lambda one: ", ".join(
+    columns[Column("", "text")] = lambda one: ", ".join(
         filter(None, ("shown" if one.rank == figures else "", state_words(one, status)))
     )
     return columns | (dict(_sensor_columns(status)) if width >= _WITH_SENSORS else {})

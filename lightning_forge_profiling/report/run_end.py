@@ -22,8 +22,8 @@ from lightning_forge_profiling.report.run_table import (
     no_verdict,
     print_lines,
     print_run,
+    step_title,
     throughput,
-    where_a_step_goes,
 )
 from lightning_forge_profiling.report.run_wording import goodput_words, recompiled_lines
 from lightning_forge_profiling.report.screen import Screen, wrap
@@ -66,13 +66,10 @@ def _height(line: Line, width: int) -> int:
 
 
 def _title(report: RunReport) -> str:
-    run, where = report.run, where_a_step_goes(report)
-    if not run.steady.steps:
-        return f"{where}: unknown, no step was timed"
+    run, named = report.run, _NAME.search(report.device)
     spread = "" if run.step_ms.p95 is None else f" (p95 {digits(run.step_ms.p95)})"
-    mean, named = digits(run.steady.mean_ms("step")), _NAME.search(report.device)
     on = report.device if named is None else named[1]
-    return f"{where}: {mean} ms{spread}, {run.steady.steps} of {run.steps} steps on {on}"
+    return step_title(report, f"{spread}, {run.steady.steps} of {run.steps} steps on {on}")
 
 
 def _rates(report: RunReport) -> Iterator[Line]:

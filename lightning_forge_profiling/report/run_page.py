@@ -1,6 +1,6 @@
 """The page of a run, from its record and the reports of its recorded window."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -180,7 +180,7 @@ def run_view(record: RunRecord, now: float, *, has_sensors: bool = False) -> Run
     status, (first, state) = run_status(record, now), totals(record)
     began, begin = status.began, first.begin
     intervals = counted(first)
-    points = points_of(intervals, began)
+    points = _points(intervals)
     events = tuple(
         Event(one.at - one.seconds - began, one.at - began, one.step, one.kind, one.text, one.kind in _PROBLEMS)
         for one, _ in events_once(record)
@@ -204,7 +204,7 @@ def run_view(record: RunRecord, now: float, *, has_sensors: bool = False) -> Run
         ),
         step=step,
         length_s=max(status.at - began, 0.1),
-        seconds=tuple(point.second for point in points),
+        seconds=tuple(point[-1].at - began for point in points),
         curves=tuple(_curves(points, has_sensors=has_sensors)),
         curves_of=begin.rank,
         lost_steps=lost.step if lost is not None and lost.step > 2 * lost.counted + 1000 else 0,
@@ -230,34 +230,21 @@ def _ranks(record: RunRecord, now: float) -> RanksView | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Consecutive intervals, merged."""
-
-    second: float  # end of the last interval, in seconds since the run began
-    median_ms: float  # median of the step times
-    p95_ms: float  # 95th percentile likewise
-    metrics: Mapping[str, float]  # means of the logged metrics, weighted by steps
+def _points(intervals: Sequence[IntervalLine]) -> list[Sequence[IntervalLine]]:
+    """The intervals in at most 500 parts, each of which is a point of the curves."""
+    each = max(1, -(-len(intervals) // _MOST_POINTS))
+    return [intervals[start : start + each] for start in range(0, len(intervals), each)]
 
 
-def points_of(intervals: Sequence[IntervalLine], began: float, most: int = _MOST_POINTS) -> list[Point]:
-    """Merge intervals into at most `most` points."""
-    each = max(1, -(-len(intervals) // most))
-    points = []
-    for start in range(0, len(intervals), each):
-        part = intervals[start : start + each]
-        points.append(Point(part[-1].at - began, *spread_of(part), mean_metrics(part)))
-    return points
-
-
-def _curves(points: Sequence[Point], *, has_sensors: bool) -> Iterator[Curve]:
+def _curves(points: Sequence[Sequence[IntervalLine]], *, has_sensors: bool) -> Iterator[Curve]:
     """Curves of the step time, then of the rates and, unless the page has them, of the sensors."""
     if not points:
         return
-    medians = [_rounded(point.median_ms) for point in points]
-    yield Curve("Step time", "ms", "median", medians, [_rounded(point.p95_ms) for point in points])
+    medians, highs = zip(*map(spread_of, points), strict=True)
+    yield Curve("Step time", "ms", "median", [*map(_rounded, medians)], [*map(_rounded, highs)])
+    means = [*map(mean_metrics, points)]
     for title, unit, name, factor in (*_METRICS, *(() if has_sensors else _GPU_METRICS)):
-        values = [_rounded(factor * point.metrics[name]) if name in point.metrics else None for point in points]
+        values = [_rounded(factor * each[name]) if name in each else None for each in means]
         if any(value is not None for value in values):
             yield Curve(title, unit, "mean", values)
 

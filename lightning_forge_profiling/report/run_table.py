@@ -23,6 +23,7 @@ from lightning_forge_profiling.report.run_wording import (
     goodput_words,
     memory_line,
     rank_lines,
+    rate_words,
     recompiled_lines,
     run_notes,
     slower_after,
@@ -108,19 +109,18 @@ def no_verdict(run: RunSummary) -> Iterator[Line]:
         yield Line("verdict", Text(f"not enough steps: {steps} after warm-up, at least {MIN_STEPS} needed"))
 
 
-def where_a_step_goes(report: RunReport) -> str:
-    """What the title of both tables begins with."""
-    return f"Where a step{f' of {report.model}' if report.model else ''} goes"
+def step_title(report: RunReport, more: str) -> str:
+    """The title of the split of a step: how long one takes, and what else is said of the steps."""
+    where = f"Where a step{f' of {report.model}' if report.model else ''} goes"
+    if not report.run.steady.steps:
+        return f"{where}: unknown, no step was timed"
+    return f"{where}: {digits(report.run.steady.mean_ms('step'))} ms{more}"
 
 
 def _title(report: RunReport) -> str:
-    rates, steps = report.run.steady, report.run.steps
-    where = where_a_step_goes(report)
-    if not rates.steps:
-        return f"{where}: unknown, no step was timed"
-    mean = digits(rates.mean_ms("step"))
-    longest = f", longest {digits(report.run.step_ms.max)} ms" if rates.steps > 1 else ""
-    return f"{where}: {mean} ms, mean of {rates.steps} of {steps} steps on {report.device}{longest}"
+    steps = report.run.steady.steps
+    longest = f", longest {digits(report.run.step_ms.max)} ms" if steps > 1 else ""
+    return step_title(report, f", mean of {steps} of {report.run.steps} steps on {report.device}{longest}")
 
 
 def _sampled(rates: Rates) -> str:
@@ -264,20 +264,8 @@ def _whole_fit_lines(report: RunReport) -> Iterator[Line]:
 
 def throughput(report: RunReport) -> str:
     """The rates over the steps that count, in words."""
-    rates = report.run.steady
-    accumulates = rates.optimizer_steps != rates.steps
-    parts = []
-    for amount, unit, factor in (
-        (rates.samples, "samples/s", report.replicas),
-        (rates.tokens, "tokens/s", report.replicas),
-        (float(rates.steps), "steps/s", 1),
-        (float(rates.optimizer_steps) if accumulates else None, "optimizer steps/s", 1),
-    ):
-        per_second = rates.per_second(amount)
-        if per_second:
-            parts.append(f"{digits(per_second * factor)} {unit}")
     over = f" over {report.replicas} replicas" if report.replicas > 1 else ""
-    return ", ".join(parts) + over
+    return ", ".join(rate_words(report.run.steady, report.replicas)) + over
 
 
 def _end_to_end(report: RunReport) -> str:

@@ -16,6 +16,7 @@ from lightning_forge_profiling.names import BEFORE_FIT, PROFILER, STARTUP_IMPORT
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.schema import (
     RankWork,
+    Rates,
     RunCompute,
     RunEvidence,
     RunLedger,
@@ -74,6 +75,18 @@ def _drift_words(drift: StepDrift) -> str:
     if drift.until_step is None:
         return f"{moved} after the warm-up, and was not steady within the steps that were compared"
     return f"{moved} until step {drift.until_step}; warmup_steps={10 * ceil(drift.until_step / 10)} leaves that out"
+
+
+def rate_words(rates: Rates, replicas: float, width: int = 0) -> list[str]:
+    """Samples, tokens and steps a second, over all replicas; and optimizer steps, if some take several batches."""
+    amounts = {
+        "samples": None if rates.samples is None else rates.samples * replicas,
+        "tokens": None if rates.tokens is None else rates.tokens * replicas,
+        "steps": rates.steps,
+        "optimizer steps": rates.optimizer_steps if rates.optimizer_steps != rates.steps else None,
+    }
+    each = ((unit, rates.per_second(amount)) for unit, amount in amounts.items())
+    return [f"{digits(rate):>{width}} {unit}/s" for unit, rate in each if rate]
 
 
 def fit_shares(ledger: RunLedger) -> dict[str, float]:

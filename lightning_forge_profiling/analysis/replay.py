@@ -140,9 +140,9 @@ class Graph:
         before = np.where(start > previous, host.within(previous, np.maximum(start, previous)), start - previous)
         awaited, returns = _awaited(start, end, waiting[row], gpu.end[work], launched_by)
         # a full queue is waited for, too, where what it is full of was launched before these steps
-        waited = (take(gpu.end[work], awaited) > start) | (
-            (awaited < 0) & _waits_for_room(start, end, links.time[every], gpu.start[every])
-        )
+        sent, begun = (np.searchsorted(np.sort(times[every]), start) for times in (links.time, gpu.start))
+        full = (end - start > _BLOCKED_NS) & (sent - begun >= _MUCH_QUEUED)
+        waited = (take(gpu.end[work], awaited) > start) | ((awaited < 0) & full)
         takes = np.where(waited, np.minimum(end - start, _SHORTEST_GAP_NS), end - start)
         return cls(
             steps=len(steps),
@@ -198,12 +198,6 @@ def _awaited(
             awaited[call] = done[-1]
             returns[call] = end[call] - max(work_end[done[-1]], start[call])
     return awaited, returns
-
-
-def _waits_for_room(start: Ints, end: Ints, launch: Ints, work_start: Ints) -> NDArray[np.bool_]:
-    """Mask of calls that take long while much work is queued."""
-    launched, begun = (np.searchsorted(np.sort(times), start) for times in (launch, work_start))
-    return (end - start > _BLOCKED_NS) & (launched - begun >= _MUCH_QUEUED)
 
 
 def _waits(trace: Trace, links: Links, rows: Ints, usual_ns: int) -> dict[str, Ints]:

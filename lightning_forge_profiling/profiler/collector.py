@@ -1,4 +1,4 @@
-"""PyTorch's one collector in a process: whether another profiler has it, and how to detach it without blocking.
+"""PyTorch's one collector in a process: whether another profiler has it, how to detach it, and marks in a recording.
 
 Kineto, the collector behind `torch.profiler`, leaves CUPTI attached when it stops, and kernel launches then stay slower
 to the end of the process (pytorch/pytorch#144455). It detaches it if the environment variable `TEARDOWN_CUPTI` is "1"

@@ -1,4 +1,4 @@
-"""What the system says of a rank of the same machine that is silent: its process is gone, stopped, or blocked.
+"""Whether this rank stands, and which ranks of its machine are silent: gone, stopped, or blocked.
 
 Each rank sends a datagram a second to the next lower one of its machine, the lowest to the highest, by sockets that
 have names and no files. While a call in C holds the interpreter lock, no thread of its process runs Python. Then the

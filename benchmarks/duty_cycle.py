@@ -26,9 +26,8 @@ from benchmarks.workloads import SmallKernels, trainer
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
-from lightning_forge_profiling.timing.rates import StepTiming, StepWork
 from lightning_forge_profiling.timing.run_totals import LeftOut, RunTotals
-from lightning_forge_profiling.timing.steps import StepTimes
+from lightning_forge_profiling.timing.steps import StepTimes, StepTiming, StepWork
 
 TURNS = 16
 

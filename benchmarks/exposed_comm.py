@@ -19,9 +19,9 @@ from lightning.pytorch.strategies import DDPStrategy
 from benchmarks.workloads import GPT, ddp_trainer, random_tokens, silenced
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.names import WAIT_PREFIX
+from lightning_forge_profiling.timing.counters import summed
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes
-from lightning_forge_profiling.timing.sums import summed
 
 STEPS, WINDOW = 88, (60, 68)
 

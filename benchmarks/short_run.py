@@ -19,7 +19,9 @@ from lightning_forge_profiling import CUDATimerCollection
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name
 from lightning_forge_profiling.record.histogram import histogram
 from lightning_forge_profiling.record.lines import Begin, End, IntervalLine, encode_line
-from lightning_forge_profiling.schema import LoaderSettings
+from lightning_forge_profiling.schema import LoaderSettings, StepCounters
+from lightning_forge_profiling.timing.counters import KINDS, count_step
+from lightning_forge_profiling.timing.steps import StepTiming, StepWork
 
 REGIONS: Final = ("data", "forward", "backward", "optimizer")
 WARMUP_STEPS: Final = 30
@@ -79,15 +81,16 @@ def record(folder: Path, count: int, every: int = 10) -> None:
 
 
 def _interval(step: int, latest: list[Mapping[str, float]]) -> IntervalLine:
+    counters = StepCounters()
+    work, timing = StepWork(float(BATCH), None, 1), StepTiming()
+    for times in latest:
+        count_step(counters, KINDS[1][0], times, times, sum(times.values()), work, timing)
+    counters.steps_us = histogram(sum(times.values()) for times in latest)
     return IntervalLine(
         at=time.time(),
         step=step,
         logger_step=step - 1,
-        counted=len(latest),
-        optimizer_steps=len(latest),
-        samples=float(BATCH * len(latest)),
-        device_ms={region: sum(times[region] for times in latest) for region in REGIONS},
-        steps_us=histogram(sum(times.values()) for times in latest),
+        counters=counters,
     )
 
 

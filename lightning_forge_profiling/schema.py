@@ -286,6 +286,7 @@ MOST_STEPS: Final = 100
 """Most steps of a window that is asked for: a trace grows with each."""
 
 _Whole = Annotated[int, Meta(ge=0, le=10**15)]
+_Sum = Annotated[float, Meta(ge=0, le=1e24)]
 _Steps = Annotated[int, Meta(ge=1, le=MOST_STEPS)]
 _BothParts = Annotated[int, Meta(ge=1, le=2 * MOST_STEPS)]
 MOST_TEXT: Final = 500
@@ -1281,6 +1282,7 @@ class RunRegion:
     Attributes:
         device_ms: mean per step on the GPU's timeline; of the host without a GPU.
         host_ms: mean per step on the host.
+        error_ms: half the width of the 95 % interval of `device_ms`, from not timing the region in each step.
         p50_ms: median of what `device_ms` is the mean of, over the latest 1024 steps whose regions were timed; None if
             unknown.
         p95_ms: 95th percentile of the same; None for fewer than 20 steps.
@@ -1288,6 +1290,7 @@ class RunRegion:
 
     device_ms: float
     host_ms: float
+    error_ms: float = 0.0
     p50_ms: float | None = None
     p95_ms: float | None = None
 
@@ -1532,7 +1535,7 @@ class RunEvidence:
         typical_mean_ms: mean step time if each step took the median of its kind: with or without an optimizer update.
             None if unknown.
         unknown_ms: what long steps take more than the others, per step, if none of them had its regions timed: it is in
-            `other`, and nobody knows what it was.
+            no region.
         unknown_steps: how many those are.
         loader: settings of the DataLoader on rank 0; None if unknown.
         ledger: wall time of the whole run by parts; None if unknown.
@@ -1651,6 +1654,74 @@ class Analysis(ShownInNotebook):
     tracked: tuple[TrackedRun, ...] = ()
 
 
+class StepGroup(msgspec.Struct, omit_defaults=True):
+    """Times of steps of one kind by one clock, in milliseconds, as sums that only grow.
+
+    Attributes:
+        split: number of steps whose regions were timed.
+        ms: their time.
+        squares: the sum of the squares of their times.
+        unsplit: number of steps that were timed as a whole.
+        unsplit_ms: their time.
+        regions: of the split steps by region, custom ones included: the sum of its times, of their squares, and of
+            their products with the step's time.
+    """
+
+    split: _Whole = 0
+    ms: _Sum = 0.0
+    squares: _Sum = 0.0
+    unsplit: _Whole = 0
+    unsplit_ms: _Sum = 0.0
+    regions: dict[str, Annotated[list[_Sum], Meta(min_length=3, max_length=3)]] = {}
+
+
+class StepCounters(msgspec.Struct, omit_defaults=True):
+    """Sums over counted steps that only grow.
+
+    Attributes:
+        steps: number of steps.
+        optimizer_steps: number of steps that changed the weights.
+        samples: samples on this rank, as far as they are known.
+        no_samples: number of steps whose samples are unknown.
+        tokens: tokens likewise.
+        no_tokens: number of steps whose tokens were not counted.
+        flops: floating-point operations likewise.
+        no_flops: number of steps whose operations are unknown.
+        starved: number of steps at whose end the GPU waited for the host.
+        asked: number of steps of which that is known.
+        loader_starts: number of steps in which the loop created a new iterator of its loader.
+        between_ms: device time of that, of the wait for its first batch, and of the ends of iterators of unknown
+            length; it is in no group.
+        between_host_ms: host time of the same.
+        timing_us: host time in microseconds that timing took inside the steps.
+        log_entries_us: host time in microseconds that log entries and the record took between the steps.
+        groups: device times, host times without a GPU, by kind: `changing` the weights or `accumulating` gradients,
+            each followed by `/8` and the like for steps longer than so many medians; `forced` for steps that had to be
+            split, as the first after a validation run, and stand for no others.
+        host_groups: host times likewise.
+        steps_us: histogram of the steps' times: number of steps by bucket (see `record.histogram`).
+    """
+
+    steps: _Whole = 0
+    optimizer_steps: _Whole = 0
+    samples: _Sum = 0.0
+    no_samples: _Whole = 0
+    tokens: _Sum = 0.0
+    no_tokens: _Whole = 0
+    flops: _Sum = 0.0
+    no_flops: _Whole = 0
+    starved: _Whole = 0
+    asked: _Whole = 0
+    loader_starts: _Whole = 0
+    between_ms: _Sum = 0.0
+    between_host_ms: _Sum = 0.0
+    timing_us: _Sum = 0.0
+    log_entries_us: _Sum = 0.0
+    groups: dict[str, StepGroup] = {}
+    host_groups: dict[str, StepGroup] = {}
+    steps_us: dict[Annotated[int, Meta(ge=0, le=2000)], _Whole] = {}
+
+
 def step_ms(by_region: Mapping[str, float]) -> float:
     """The time of the step: the sum of the built-in regions, or the whole if they were not timed."""
     return sum(by_region.get(region, 0.0) for region in (*REGIONS, WHOLE))
@@ -1666,17 +1737,19 @@ class Rates:
         samples: their samples; None if unknown.
         tokens: their tokens; None if not counted.
         device_ms: device time by region (host time where there is no GPU), the user's regions included. Where the
-            regions were timed in some of the steps only, it is estimated from those, and sums to the time of all steps.
+            regions were timed in some of the steps only, it is estimated from those (see `timing.estimate`). With what
+            is unknown the built-in ones sum to the time of all steps.
         host_ms: host time by region, likewise.
+        errors_ms: half the width of the 95 % interval of each region's device time, from not timing it in each step.
         flops: their floating-point operations; None if unknown.
         regions: the built-in regions that are timed; the others' time is in `other`.
         split_steps: in how many of the steps the regions were timed.
         timing_us: host time in microseconds that timing took inside the steps.
         log_entries_us: host time in microseconds that log entries and the record took between the steps.
-        before_fetch_ms: in the split steps, host time from a step's beginning to its fetch, which is in `other`. In a
-            run of several processes Lightning synchronizes them there.
         atypical: whether the regions of most steps are estimated from steps unlike them, because there are no others.
-        unknown_ms: what long steps take more than the others, if none of them had its regions timed; in `other`.
+        unknown_ms: device time that long steps take more than the others, if none of them had its regions timed; it is
+            in no region.
+        unknown_host_ms: host time likewise.
         unknown_steps: how many those are.
         loader_starts: in how many of the steps the loop created a new iterator of its loader.
         loader_start_ms: device time of that, of the wait for its first batch, and of the ends of iterators of unknown
@@ -1690,14 +1763,15 @@ class Rates:
     tokens: float | None = 0.0
     device_ms: Mapping[str, float] = field(default_factory=dict)
     host_ms: Mapping[str, float] = field(default_factory=dict)
+    errors_ms: Mapping[str, float] = field(default_factory=dict)
     flops: float | None = 0.0
     regions: tuple[str, ...] = REGIONS
     split_steps: int = 0
     timing_us: float = 0.0
     log_entries_us: float = 0.0
-    before_fetch_ms: float = 0.0
     atypical: bool = False
     unknown_ms: float = 0.0
+    unknown_host_ms: float = 0.0
     unknown_steps: int = 0
     loader_starts: int = 0
     loader_start_ms: float = 0.0
@@ -1710,8 +1784,8 @@ class Rates:
 
     @property
     def total_ms(self) -> float:
-        """Device time of the steps: the sum of the built-in regions."""
-        return step_ms(self.device_ms)
+        """Device time of the steps: the sum of the built-in regions and of what is unknown."""
+        return step_ms(self.device_ms) + self.unknown_ms
 
     def mean_ms(self, region: str) -> float:
         """Mean device milliseconds of a region per step; `"step"` is the whole step."""
@@ -1720,7 +1794,7 @@ class Rates:
 
     def mean_host_ms(self, region: str) -> float:
         """Mean host milliseconds of a region per step; `"step"` is the whole step."""
-        total = step_ms(self.host_ms) if region == "step" else self.host_ms.get(region, 0.0)
+        total = step_ms(self.host_ms) + self.unknown_host_ms if region == "step" else self.host_ms.get(region, 0.0)
         return total / self.steps if self.steps else 0.0
 
     @property
@@ -1768,6 +1842,8 @@ class Rates:
             metrics[region_ms(region)] = self.mean_ms(region)
             if on_device:
                 metrics[f"time_host/{region}_ms"] = self.mean_host_ms(region)
+        if known and self.unknown_ms > 0:
+            metrics[region_ms("unknown")] = self.unknown_ms / self.steps
         if self.steps:
             metrics["profiling/overhead_us"] = self.overhead_us
         return metrics

@@ -7,7 +7,7 @@ import numpy as np
 from lightning_forge_profiling.diagnosis.rule import saving
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name
 from lightning_forge_profiling.record.histogram import histogram
-from lightning_forge_profiling.record.lines import Begin, Block, End, EventLine, IntervalLine, Line, State, encode_line
+from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, Line, State, encode_line
 from lightning_forge_profiling.schema import (
     Analysis,
     Distribution,
@@ -16,6 +16,8 @@ from lightning_forge_profiling.schema import (
     RunEvidence,
     RunLedger,
     RunReport,
+    StepCounters,
+    StepGroup,
 )
 from lightning_forge_profiling.timing.run_totals import RunTotals
 
@@ -83,13 +85,13 @@ def write_record(
                 step=first + len(times),
                 logger_step=first + len(times) - 1,
                 metrics=dict(metrics),
-                **_sums(times, batch_size, shares),
+                counters=_counters(times, batch_size, shares),
             )
         )
     ended = began + float(times_ms.sum()) / 1e3
     if ledger is not None or blocks or findings:
         report = _report(device, ledger or {"steps": 1.0}, findings, float(times_ms.mean()), len(times_ms))
-        parts = tuple(Block(**_sums(times, batch_size, shares)) for times in np.array_split(times_ms, blocks or 1))
+        parts = tuple(_counters(times, batch_size, shares) for times in np.array_split(times_ms, blocks or 1))
         lines.append(
             State(
                 at=ended,
@@ -107,13 +109,19 @@ def write_record(
     return folder
 
 
-def _sums(times, batch_size, shares):
-    return {
-        "counted": len(times),
-        "samples": float(batch_size) * len(times) if batch_size else None,
-        "device_ms": {region: share * float(times.sum()) for region, share in shares.items()},
-        "steps_us": histogram(map(float, times)),
-    }
+def _counters(times, batch_size, shares):
+    """Of steps whose regions all are these shares of the step."""
+    ms, squares = float(times.sum()), float((times**2).sum())
+    regions = {name: [share * ms, share**2 * squares, share * squares] for name, share in shares.items()}
+    return StepCounters(
+        steps=len(times),
+        optimizer_steps=len(times),
+        samples=float(batch_size or 0) * len(times),
+        no_samples=0 if batch_size else len(times),
+        no_tokens=len(times),
+        groups={"changing": StepGroup(split=len(times), ms=ms, squares=squares, regions=regions)},
+        steps_us=histogram(map(float, times)),
+    )
 
 
 def _report(device, ledger, findings, step_ms, steps):

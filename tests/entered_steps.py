@@ -3,9 +3,8 @@
 from collections.abc import Callable
 
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.timing.rates import StepTiming, StepWork
 from lightning_forge_profiling.timing.run_totals import LeftOut
-from lightning_forge_profiling.timing.steps import StepTimes
+from lightning_forge_profiling.timing.steps import StepTimes, StepTiming, StepWork
 
 
 def watch(step_timer: StepTimer, entered: Callable[[StepTimes, StepWork, LeftOut | None], object]) -> None:

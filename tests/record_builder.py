@@ -7,17 +7,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from lightning_forge_profiling.callbacks.run_report import analysis_of, run_evidence
 from lightning_forge_profiling.diagnosis.ranks import Waits, rank_work
-from lightning_forge_profiling.names import record_name
-from lightning_forge_profiling.record.histogram import histogram, merged
+from lightning_forge_profiling.names import WHOLE, record_name
+from lightning_forge_profiling.record.histogram import histogram
 from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, Line, State, encode_line
 from lightning_forge_profiling.record.pulses import write_heard
-from lightning_forge_profiling.schema import Heard, Pulse, RankWork, Rates, RunReport, TelemetrySummary
+from lightning_forge_profiling.schema import (
+    Heard,
+    Pulse,
+    RankWork,
+    RunReport,
+    StepCounters,
+    StepGroup,
+    TelemetrySummary,
+)
+from lightning_forge_profiling.timing.estimate import rates_of
 from lightning_forge_profiling.timing.ledger import Ledger
-from lightning_forge_profiling.timing.rates import StepWork
 from lightning_forge_profiling.timing.run_totals import RunTotals
-from lightning_forge_profiling.timing.steps import StepTimes
+from lightning_forge_profiling.timing.steps import StepTimes, StepWork
 
 # milliseconds of a step by region: the loader is slow
 REGIONS = {"data": 9.0, "transfer": 0.4, "forward": 8.0, "backward": 15.5, "optimizer": 2.4, "other": 0.5}
@@ -25,6 +35,45 @@ BATCH, TOKENS = 16.0, 16 * 1024.0
 VALIDATION_S, CHECKPOINT_S, STARTUP_S = 4.0, 1.5, 12.0
 LATE_MS = 6.0
 PER_ROW = 50
+
+
+def counters_of(steps: int, device_ms: Mapping[str, float], **fields: Any) -> StepCounters:
+    """Counters of equal steps that took so long together, by region or as a whole."""
+    host_ms = fields.pop("host_ms", {})
+    times = fields.pop("times_ms", [sum(device_ms.values()) / steps] * steps if steps else [])
+    groups = {name: {"changing": _group(steps, ms)} if ms else {} for name, ms in (("", device_ms), ("host_", host_ms))}
+    known = {f"no_{name}": 0 if fields.get(name) else steps for name in ("samples", "tokens")}
+    return StepCounters(
+        steps=steps,
+        optimizer_steps=steps,
+        groups=groups[""],
+        host_groups=groups["host_"],
+        no_flops=steps,
+        steps_us=histogram(times),
+        **{**known, **fields},
+    )
+
+
+def _group(steps: int, ms: Mapping[str, float]) -> StepGroup:
+    if WHOLE in ms:
+        return StepGroup(unsplit=steps, unsplit_ms=ms[WHOLE])
+    whole, each = sum(ms.values()), max(steps, 1)
+    regions = {name: [part, part**2 / each, part * whole / each] for name, part in ms.items()}
+    return StepGroup(split=steps, ms=whole, squares=whole**2 / each, regions=regions)
+
+
+def times_of(line: IntervalLine) -> dict[str, float]:
+    """Device times of an interval by region."""
+    return dict(rates_of(line.counters).device_ms)
+
+
+def with_times(line: IntervalLine, device_ms: Mapping[str, float], **fields: Any) -> IntervalLine:
+    """The interval, if its steps had taken so long."""
+    counters = line.counters
+    made = counters_of(
+        fields.pop("counted", counters.steps), device_ms, samples=counters.samples, tokens=counters.tokens
+    )
+    return msgspec.structs.replace(line, counters=made, **fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +127,6 @@ def _lines(run: MadeRun, rank: int) -> Iterator[Line]:
     took_s = STARTUP_S + 1.02 * run.rows * PER_ROW * step_s + (run.rows - 1) // 10 * (VALIDATION_S + CHECKPOINT_S)
     began = time.time() - took_s if run.began is None else run.began
     yield _begin(run, rank, began)
-    counts: dict[int, int] = {}
     clock, totals = began + STARTUP_S, RunTotals()
     spent = dict.fromkeys(("startup/fit", "steps", "validation", "checkpoint"), 0.0)
     fresh, step = {**spent, "startup/fit": STARTUP_S}, 0
@@ -101,28 +149,16 @@ def _lines(run: MadeRun, rank: int) -> Iterator[Line]:
                 clock += seconds
                 fresh[kind] += seconds
                 yield EventLine(at=clock, step=step, kind=kind, seconds=seconds)
-        counted, counts = len(times_ms), merged([counts, histogram(times_ms)])
-        rates = Rates(
-            steps=counted,
-            optimizer_steps=counted,
-            samples=BATCH * counted,
-            tokens=TOKENS * counted,
-            device_ms=sums,
-            host_ms=hosts,
-            flops=None,
-            split_steps=counted,
+        counted = len(times_ms)
+        counters = counters_of(
+            counted, sums, host_ms=hosts, samples=BATCH * counted, tokens=TOKENS * counted, times_ms=times_ms
         )
+        rates = rates_of(counters)
         yield IntervalLine(
             at=clock,
             step=step,
             logger_step=step - 1,
-            counted=counted,
-            optimizer_steps=counted,
-            samples=rates.samples,
-            tokens=rates.tokens,
-            device_ms=sums,
-            host_ms=hosts,
-            steps_us=histogram(times_ms),
+            counters=counters,
             ledger_s=fresh,
             metrics={**rates.metrics(replicas=run.ranks, on_device=True), **_gpu(dice)},
         )
@@ -130,7 +166,7 @@ def _lines(run: MadeRun, rank: int) -> Iterator[Line]:
         fresh = dict.fromkeys(fresh, 0.0)
         ends = row + 1 == run.rows and run.outcome is not None
         if run.states and ((row + 1) % 5 == 0 or ends):
-            yield _state(run, rank, clock, began, step, totals, spent, counts)
+            yield _state(run, rank, clock, began, step, totals, spent)
     if run.outcome is not None and rank != run.quiet:
         failed = run.outcome == "failed"
         if failed:
@@ -192,7 +228,6 @@ def _state(  # noqa: PLR0917
     step: int,
     totals: RunTotals,
     spent: dict[str, float],
-    counts: dict[int, int],
 ) -> State:
     summary = totals.summary(steps=step, before_first_s=STARTUP_S, wall_s=clock - began)
     gpu = TelemetrySummary(device="NVIDIA H200", samples=100, utilization_pct=74.0, memory_peak_gib=61.2,
@@ -218,7 +253,7 @@ def _state(  # noqa: PLR0917
         gpu=gpu,
     )
     metrics = summary.steady.metrics(replicas=run.ranks, on_device=True) if summary.steady.steps else {}
-    return State(at=clock, step=step, report=report, metrics=metrics, steps_us=counts)
+    return State(at=clock, step=step, report=report, metrics=metrics, counters=totals.counters())
 
 
 def made_pulse(rank: int, ranks: int, at: float, *, own_ms: float | None = None, **fields: Any) -> Pulse:

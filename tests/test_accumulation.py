@@ -3,9 +3,9 @@
 import pytest
 
 from lightning_forge_profiling.callbacks.batches import AccumulationCycles
-from lightning_forge_profiling.timing.rates import StepWork
+from lightning_forge_profiling.timing.estimate import rates_of
 from lightning_forge_profiling.timing.run_totals import RunTotals
-from lightning_forge_profiling.timing.steps import StepTimes
+from lightning_forge_profiling.timing.steps import StepTimes, StepWork
 
 
 def test_a_cycle_ends_with_the_batch_that_changes_the_weights():
@@ -50,9 +50,9 @@ class Steps:
         return figures(self.totals.take())
 
     def written(self, **options):
-        rates, histogram = self.totals.take_interval(**options)
-        assert sum(histogram.values()) == rates.steps
-        return figures(rates)
+        counters = self.totals.take_interval(**options)
+        assert sum(counters.steps_us.values()) == counters.steps
+        return figures(rates_of(counters))
 
     def all(self):
         return figures(self.totals.steady())
@@ -82,7 +82,7 @@ def test_the_totals_have_the_steps_of_a_cycle_that_has_not_ended():
     assert steps.all() == (5, 1, 5, 60, 30)
     summary = steps.totals.summary(steps=5, before_first_s=0, wall_s=1)
     assert (summary.steady.steps, summary.untimed_steps, summary.step_ms.max) == (5, 0, 14)
-    assert sum(steps.totals.histogram().values()) == 5
+    assert sum(steps.totals.counters().steps_us.values()) == 5
 
 
 def test_an_interval_of_the_record_waits_for_the_log_entry_and_the_last_one_has_everything():

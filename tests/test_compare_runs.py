@@ -7,7 +7,6 @@ import shutil
 from dataclasses import replace
 from fnmatch import fnmatch
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -21,6 +20,7 @@ from lightning_forge_profiling.record.histogram import PRECISION, histogram
 from lightning_forge_profiling.record.lines import IntervalLine
 from lightning_forge_profiling.record.reader import read_run
 from tests.compared_runs import SHARES, step_times, write_record
+from tests.record_builder import times_of, with_times
 from tests.test_cli import INPUT_BOUND, fails
 from tests.test_cli import forge as process
 
@@ -204,7 +204,7 @@ def test_regions_sum_to_the_step_where_not_all_pieces_have_a_split_step(tmp_path
     folder = write_record(tmp_path, times)
     rank = read_run(folder).ranks[0]
     lines = [
-        msgspec.structs.replace(line, device_ms={"step": sum(line.device_ms.values())})
+        with_times(line, {"step": sum(times_of(line).values())})
         if isinstance(line, IntervalLine) and line.step > 750
         else line
         for line in rank.lines

@@ -32,7 +32,7 @@ COMMON = {
 MAY_IMPORT = {
     "host": set(),
     "schema": {"msgspec"},
-    "timing": {"torch", "schema"},
+    "timing": {"msgspec", "torch", "schema"},
     "gpu": {"torch"},
     "flops": {"torch"},
     "kineto": {"numpy", "msgspec", "schema"},

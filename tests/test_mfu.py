@@ -23,9 +23,9 @@ from lightning_forge_profiling.flops.count import count_flops
 from lightning_forge_profiling.flops.precision import MeasuredPeak, fp32_runs_as_tf32
 from lightning_forge_profiling.report.run_wording import compute_lines
 from lightning_forge_profiling.schema import Flops, Kind, Rates, RunCompute
-from lightning_forge_profiling.timing.rates import Peak, StepWork
+from lightning_forge_profiling.timing.rates import Peak
 from lightning_forge_profiling.timing.run_totals import RunTotals
-from lightning_forge_profiling.timing.steps import StepTimes
+from lightning_forge_profiling.timing.steps import StepTimes, StepWork
 from tests.fake_nvml import FakeBoard, FakeNvml
 from tests.models import Classifier, loader
 from tests.outcomes import logged, summary_of, unwrapped, warnings_of

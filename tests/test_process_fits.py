@@ -10,9 +10,8 @@ import pytest
 from lightning_forge_profiling.callbacks.process_fits import ProcessFits
 from lightning_forge_profiling.record.reader import records_at
 from lightning_forge_profiling.schema import RunReport
-from lightning_forge_profiling.timing.rates import StepWork
 from lightning_forge_profiling.timing.run_totals import RunTotals
-from lightning_forge_profiling.timing.steps import StepTimes
+from lightning_forge_profiling.timing.steps import StepTimes, StepWork
 from tests.outcomes import HANGS_S, SCRIPTS, tables, traces
 from tests.samples import sample_analysis
 

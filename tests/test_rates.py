@@ -4,9 +4,8 @@ import pytest
 
 from lightning_forge_profiling.names import LOADER_START, WHOLE
 from lightning_forge_profiling.schema import Rates
-from lightning_forge_profiling.timing.rates import StepTiming, StepWork, percentiles
-from lightning_forge_profiling.timing.run_totals import RunTotals
-from lightning_forge_profiling.timing.steps import StepTimes
+from lightning_forge_profiling.timing.run_totals import RunTotals, percentiles
+from lightning_forge_profiling.timing.steps import StepTimes, StepTiming, StepWork
 
 
 def totals_of(*steps):

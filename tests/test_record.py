@@ -19,21 +19,22 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks import run_record
 from lightning_forge_profiling.callbacks.host_readings import HostReadings
-from lightning_forge_profiling.callbacks.run_record import RecordFolder, RunRecorder, within_step
+from lightning_forge_profiling.callbacks.run_record import RecordFolder, RunRecorder
 from lightning_forge_profiling.callbacks.run_report import run_report
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.cli.schema import schema_json
-from lightning_forge_profiling.record.histogram import PRECISION, bucket, merged, percentile_ms
+from lightning_forge_profiling.record.histogram import PRECISION, bucket, percentile_ms
 from lightning_forge_profiling.record.lines import Begin, EventLine, State
 from lightning_forge_profiling.record.origin import command_line, git_commit
 from lightning_forge_profiling.record.reader import read_rank, read_run
 from lightning_forge_profiling.record.writer import RecordWriter, Segments
 from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
-from lightning_forge_profiling.timing.rates import StepTiming, StepWork
+from lightning_forge_profiling.timing.counters import is_split, step_total_ms, total
+from lightning_forge_profiling.timing.estimate import rates_of
 from lightning_forge_profiling.timing.run_totals import RunTotals
-from lightning_forge_profiling.timing.steps import StepTimes
+from lightning_forge_profiling.timing.steps import StepTimes, StepTiming, StepWork
 from tests.models import Classifier, Fails, Manual, every_step, loader, quiet_trainer
 from tests.outcomes import HANGS_S, logged
 
@@ -133,25 +134,20 @@ def test_its_intervals_add_up_to_its_totals(run):
     steady = record.state.report.run.steady
     assert steady.steps == 40 - 4 - 3  # without the warm-up, the profiler's and the recorded; odd: one is the median
     assert sum(interval.counted for interval in record.intervals) == steady.steps
-    assert sum(interval.samples for interval in record.intervals) == steady.samples
-    assert sum(interval.tokens for interval in record.intervals) == steady.tokens
-    assert sum(sum(interval.device_ms.values()) for interval in record.intervals) == pytest.approx(
-        steady.total_ms, rel=1e-5
-    )
-    assert merged(interval.steps_us for interval in record.intervals) == record.state.steps_us
-    assert all(sum(interval.steps_us.values()) == interval.counted for interval in record.intervals)
-    assert sum(record.state.steps_us.values()) == steady.steps
+    counters = total(interval.counters for interval in record.intervals)
+    assert (counters.samples, counters.tokens) == (steady.samples, steady.tokens)
+    assert step_total_ms(counters) == pytest.approx(steady.total_ms)
+    assert counters.steps_us == record.state.counters.steps_us
+    assert all(sum(one.counters.steps_us.values()) == one.counted for one in record.intervals)
+    assert sum(record.state.counters.steps_us.values()) == steady.steps
     blocks = record.state.blocks
     assert len(blocks) == steady.steps, "a short run has a block for each step"
-    assert [sum(block.counted for block in blocks), sum(block.samples for block in blocks)] == [
-        steady.steps,
-        steady.samples,
-    ]
-    assert sum(block.tokens for block in blocks) == steady.tokens
-    assert sum(sum(block.device_ms.values()) for block in blocks) == pytest.approx(steady.total_ms, rel=1e-5)
-    assert merged(block.steps_us for block in blocks) == record.state.steps_us
+    counters = total(blocks)
+    assert (counters.steps, counters.samples, counters.tokens) == (steady.steps, steady.samples, steady.tokens)
+    assert step_total_ms(counters) == pytest.approx(steady.total_ms)
+    assert counters.steps_us == record.state.counters.steps_us
     p50 = record.state.report.run.step_ms.p50
-    assert percentile_ms(record.state.steps_us, 50) == pytest.approx(p50, rel=PRECISION + 1e-9)
+    assert percentile_ms(record.state.counters.steps_us, 50) == pytest.approx(p50, rel=PRECISION + 1e-9)
     assert record.state.metrics == pytest.approx(throughput.summary())
     spent = sum(sum(interval.ledger_s.values()) for interval in record.intervals)
     assert 0 < spent <= throughput.ledger().wall_s
@@ -236,8 +232,9 @@ def test_accumulated_and_broken_cycles_are_in_its_intervals(tmp_path, make_train
     record = the_record(tmp_path)
     steady = record.state.report.run.steady
     assert sum(interval.counted for interval in record.intervals) == steady.steps == 50 - 3 - 3
-    assert sum(interval.optimizer_steps for interval in record.intervals) == steady.optimizer_steps
-    assert merged(interval.steps_us for interval in record.intervals) == record.state.steps_us
+    counters = total(interval.counters for interval in record.intervals)
+    assert counters.optimizer_steps == steady.optimizer_steps
+    assert counters.steps_us == record.state.counters.steps_us
 
 
 @pytest.mark.usefixtures("every_entry")
@@ -247,8 +244,9 @@ def test_a_region_of_the_users_is_no_part_of_the_sum(tmp_path, make_trainer):
     record = the_record(tmp_path)
     assert len(record.intervals) == 9
     for interval in record.intervals:
-        assert sum(interval.device_ms.values()) == pytest.approx(interval.metrics["time/step_ms"], rel=1e-4)
-        assert interval.host_ms == {}, "without a GPU it would be the same again"
+        rates = rates_of(interval.counters)
+        assert sum(rates.device_ms.values()) == pytest.approx(interval.metrics["time/step_ms"], rel=1e-4)
+        assert interval.counters.host_groups == {}, "without a GPU it would be the same again"
         assert "time/attention_ms" in interval.metrics
 
 
@@ -466,7 +464,7 @@ def test_where_no_folder_can_be_there_is_one_warning(make_trainer, caplog, monke
 
 
 def test_a_failure_of_its_own_is_logged_once_and_ends_the_record(tmp_path, make_trainer, caplog, monkeypatch):
-    monkeypatch.setattr(run_record, "within_step", lambda *_: 1 / 0)
+    monkeypatch.setattr(run_record, "kept_counters", lambda *_, **__: 1 / 0)
     callback = ThroughputCallback(warmup_steps=1)
     make_trainer(callback).fit(Classifier(), loader(40))
     [warning] = [each.getMessage() for each in caplog.records if "RunRecord" in each.getMessage()]
@@ -524,7 +522,7 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
     read = the_record(tmp_path)
     steady = read.state.report.run.steady
     assert (read.end.step, steady.steps, steady.samples) == (100_000, 99_990, 4 * 99_990)
-    assert sum(read.state.steps_us.values()) == 99_990
+    assert sum(read.state.counters.steps_us.values()) == 99_990
     for path in paths:
         begin, state, *_ = map(json.loads, path.read_bytes().splitlines())
         assert begin["line"] == "begin"
@@ -677,8 +675,9 @@ def test_steps_that_had_to_be_split_stand_for_no_others(tmp_path, make_trainer):
     trainer = make_trainer(ours, val_check_interval=10, max_epochs=1)
     trainer.fit(SlowAfterValidation(), loader(400, slow="data"), loader(8))
     record = the_record(tmp_path)
-    assert any("forward" in block.device_ms for block in record.state.blocks), "some steps are split"
-    assert max(block.device_ms.get("forward", 0.0) for block in record.state.blocks) < PLANTED_MS
+    chosen = [block.groups["changing"] for block in record.state.blocks if "changing" in block.groups]
+    assert any(group.split for group in chosen), "some steps are split"
+    assert max(group.regions.get("forward", [0.0])[0] for group in chosen) < PLANTED_MS
 
 
 def test_an_interval_whose_regions_are_of_other_steps_has_none():
@@ -688,5 +687,6 @@ def test_an_interval_whose_regions_are_of_other_steps_has_none():
         times = StepTimes(step, unlike if step == 5 else usual, {})
         totals.add(times if step == 5 else times.whole(), StepWork(8.0, None, 1), None, StepTiming(chosen=False))
     totals.take()
-    rates, _ = totals.take_interval()
-    assert within_step(rates, rates.device_ms) == {"step": pytest.approx(9 * 10 + 51)}
+    counters = totals.take_interval()
+    assert not is_split(counters)
+    assert step_total_ms(counters) == pytest.approx(9 * 10 + 51)

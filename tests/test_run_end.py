@@ -23,9 +23,9 @@ from lightning_forge_profiling.schema import (
     Switches,
     TraceReport,
 )
-from lightning_forge_profiling.timing.rates import Compute, Peak, StepWork
+from lightning_forge_profiling.timing.rates import Compute, Peak
 from lightning_forge_profiling.timing.run_totals import RunTotals
-from lightning_forge_profiling.timing.steps import StepTimes
+from lightning_forge_profiling.timing.steps import StepTimes, StepWork
 from tests.models import Classifier, loader
 from tests.samples import sample_analysis
 

@@ -8,13 +8,12 @@ import msgspec
 import pytest
 
 from lightning_forge_profiling.names import SUMMARY_JSON
-from lightning_forge_profiling.record.histogram import histogram
 from lightning_forge_profiling.record.lines import End, EventLine, IntervalLine, State, encode_line
 from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.report.page import block_of, record_of, timelines_of, write_reports
 from lightning_forge_profiling.report.run_page import points_of, run_page, write_run_page
 from lightning_forge_profiling.schema import TraceReport
-from tests.record_builder import MadeRun
+from tests.record_builder import MadeRun, with_times
 from tests.sample_timeline import sample_timeline
 from tests.samples import sample_analysis
 from tests.test_cli import INPUT_BOUND, fails, forge
@@ -86,8 +85,7 @@ def test_an_exception_and_a_run_without_totals_have_a_page_too(tmp_path):
 def test_a_long_run_is_as_many_points_as_a_page_shows_and_no_step_is_lost():
     rows = [row for row in MadeRun(began=LONG_AGO, rows=3).lines() if isinstance(row, IntervalLine)]
     many = [
-        msgspec.structs.replace(rows[-1], at=LONG_AGO + second, steps_us=histogram([30.0 + second % 2 * 10.0] * 50))
-        for second in range(1203)
+        with_times(rows[-1], {"step": 50 * (30.0 + second % 2 * 10.0)}, at=LONG_AGO + second) for second in range(1203)
     ]
     points = points_of(many, LONG_AGO, most=500)
     assert len(points) == 401
@@ -99,7 +97,8 @@ def test_a_long_run_is_as_many_points_as_a_page_shows_and_no_step_is_lost():
 def test_metrics_of_merged_intervals_are_means_by_their_steps():
     [row, *_] = [row for row in MadeRun(began=LONG_AGO, rows=3).lines() if isinstance(row, IntervalLine)]
     few, many = (
-        msgspec.structs.replace(row, counted=counted, metrics={"mfu": mfu}) for counted, mfu in ((10, 0.1), (30, 0.5))
+        with_times(row, {"step": 36.0 * counted}, counted=counted, metrics={"mfu": mfu})
+        for counted, mfu in ((10, 0.1), (30, 0.5))
     )
     [point] = points_of([few, many], LONG_AGO, most=1)
     assert point.metrics == {"mfu": pytest.approx(0.4)}

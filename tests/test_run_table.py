@@ -22,9 +22,9 @@ from lightning_forge_profiling.schema import (
     TelemetrySummary,
     TraceReport,
 )
-from lightning_forge_profiling.timing.rates import Compute, Peak, StepWork
+from lightning_forge_profiling.timing.rates import Compute, Peak
 from lightning_forge_profiling.timing.run_totals import RunTotals
-from lightning_forge_profiling.timing.steps import StepTimes
+from lightning_forge_profiling.timing.steps import StepTimes, StepWork
 from tests.outcomes import Tags
 from tests.samples import sample_analysis
 

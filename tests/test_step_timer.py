@@ -12,8 +12,8 @@ from lightning_forge_profiling.profiler.collector import Marks
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEventSource
 from lightning_forge_profiling.timing.ledger import LedgerClock
-from lightning_forge_profiling.timing.rates import StepWork
 from lightning_forge_profiling.timing.region import MAX_USER_REGIONS
+from lightning_forge_profiling.timing.steps import StepWork
 from tests.entered_steps import watch
 from tests.fakes import FakeDevice
 from tests.models import Classifier, ManualClosure, every_step, loader, quiet_trainer

@@ -9,13 +9,12 @@ import time
 import msgspec
 import pytest
 
-from lightning_forge_profiling.record.histogram import histogram
 from lightning_forge_profiling.record.lines import Begin, End, IntervalLine, encode_line
 from lightning_forge_profiling.record.reader import Follower, RecordError, read_run
 from lightning_forge_profiling.report.live_view import print_frame
 from lightning_forge_profiling.report.screen import Screen
 from tests.outcomes import HANGS_S, unwrapped
-from tests.record_builder import MadeRun, made_pulse, write_ranks
+from tests.record_builder import MadeRun, made_pulse, times_of, with_times, write_ranks
 from tests.terminals import CODES, frames, terminal
 from tests.test_cli import COMMAND, ENVIRONMENT, fails, forge
 
@@ -86,8 +85,7 @@ def test_all_step_times_of_a_frame_s_present_are_of_the_same_steps(tmp_path):
     record, lines = run.write(tmp_path), run.lines()
     for place, line in enumerate(lines):
         if isinstance(line, IntervalLine) and line.step <= 300:
-            longer = {name: 3 * ms for name, ms in line.device_ms.items()}
-            lines[place] = msgspec.structs.replace(line, device_ms=longer, steps_us=histogram([108.0] * line.counted))
+            lines[place] = with_times(line, {name: 3 * ms for name, ms in times_of(line).items()})
     (record / "rank0.jsonl").write_bytes(b"".join(map(encode_line, lines)))
     now, _, whole = forge("watch", record, "--once").stdout.partition("Totals of the run")
     assert "Steps 350 to 499, written " in now
@@ -99,7 +97,7 @@ def test_all_step_times_of_a_frame_s_present_are_of_the_same_steps(tmp_path):
     regions = re.findall(r"(?m)^(?:data|transfer|forward|backward|optimizer|other) .* ([\d.]+)$", now)
     assert sum(map(float, regions)) == pytest.approx(float(mean_ms), abs=0.05)
     assert 35 < float(mean_ms) < 39
-    assert "36.0 to 108 ms, medians of the latest 10 log entries" in whole
+    assert "36.0 to 110 ms, medians of the latest 10 log entries" in whole
 
 
 def test_columns_stay_where_they_are_as_numbers_grow(tmp_path):
@@ -108,9 +106,9 @@ def test_columns_stay_where_they_are_as_numbers_grow(tmp_path):
         lines = run.lines()
         for place, line in enumerate(lines):
             if isinstance(line, IntervalLine):
-                times = {name: longer * ms for name, ms in line.device_ms.items()}
+                times = {name: longer * ms for name, ms in times_of(line).items()}
                 times["data"] *= longer
-                lines[place] = msgspec.structs.replace(line, device_ms=times, steps_us=histogram([36.0 * longer] * 50))
+                lines[place] = with_times(line, times)
         record = run.write(tmp_path / f"x{longer}")
         (record / "rank0.jsonl").write_bytes(b"".join(map(encode_line, lines)))
         work = {"own_ms": 12.2 * longer}
@@ -175,7 +173,7 @@ def test_the_sparkline_shows_the_interval_that_took_long(tmp_path):
     run = MadeRun(rows=10)
     record, lines = run.write(tmp_path), run.lines()
     slow = lines.index(next(line for line in lines if isinstance(line, IntervalLine) and line.step == 400))
-    lines[slow] = msgspec.structs.replace(lines[slow], steps_us=histogram([72.0] * 50))
+    lines[slow] = with_times(lines[slow], {name: 2 * ms for name, ms in times_of(lines[slow]).items()})
     (record / "rank0.jsonl").write_bytes(b"".join(map(encode_line, lines)))
     text = forge("watch", record, "--once").stdout
     assert "step times  ▁▁▁▁▁▁▁█▁▁\n" in text
@@ -193,7 +191,7 @@ def test_an_interval_without_regions_leaves_those_of_the_interval_before(tmp_pat
     run = MadeRun(rows=10)
     record, lines = run.write(tmp_path), run.lines()
     last = [line for line in lines if isinstance(line, IntervalLine)][-1]
-    append(record, msgspec.structs.replace(last, step=510, counted=10, device_ms={"step": 360.0}, host_ms={}))
+    append(record, with_times(last, {"step": 360.0}, counted=10, step=510))
     text = forge("watch", record, "--once").stdout
     assert "running: step 510\n" in text
     [forward] = [line.split() for line in text.splitlines() if line.startswith("forward ")]
@@ -279,8 +277,7 @@ def several(tmp_path):
     record, lines = run.write(tmp_path), run.lines(2)
     for place, line in enumerate(lines):
         if isinstance(line, IntervalLine):
-            times = {name: 2 * ms for name, ms in line.device_ms.items()}
-            lines[place] = msgspec.structs.replace(line, device_ms=times)
+            lines[place] = with_times(line, {name: 2 * ms for name, ms in times_of(line).items()})
     (record / "rank2.jsonl").write_bytes(b"".join(map(encode_line, lines)))
     return record
 

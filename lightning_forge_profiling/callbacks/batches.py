@@ -15,7 +15,7 @@ from lightning_forge_profiling.callbacks.lightning_api import BatchSource, Light
 from lightning_forge_profiling.names import function_part
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.ledger import LedgerClock
-from lightning_forge_profiling.timing.rates import StepWork
+from lightning_forge_profiling.timing.steps import StepWork
 
 # how deep, and in how many parts of each container, a batch is searched for its first tensor
 _DEPTH: Final = 4

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from time import perf_counter_ns, thread_time_ns
 from typing import Final
 
@@ -12,7 +13,7 @@ from lightning_forge_profiling.diagnosis.bootstrap import share_interval
 from lightning_forge_profiling.host import CpuTimes, ThreadClock, cpu_times, usable_cores, waited_s
 from lightning_forge_profiling.names import BETWEEN_EPOCHS, REGIONS
 from lightning_forge_profiling.schema import CpuUse, RegionCpu, ShareInterval
-from lightning_forge_profiling.timing.run_totals import StepBlocks
+from lightning_forge_profiling.timing.counters import Marks
 
 # a reading takes 0.6 to 1 ms (two CPU cores, and H100 hosts of 16), and workers that ended cannot be read
 ACCOUNT_PERIOD_S: Final = 0.5
@@ -40,7 +41,8 @@ class CpuAccount:
         self._throttled_s = self._stolen_s = self._pressure_s = 0.0
         self._idle_s: float | None = 0.0
         self._throttled_periods = self._switches = self._readings = 0
-        self._blocks = StepBlocks()
+        self._known_s = 0.0
+        self._marks: Marks[tuple[float, float]] = Marks()  # seconds, and those in which it waited
         self.clock: ThreadClock | None = None  # that of the training thread; None if the system does not have it
         self._turned_ns = 0, 0, 0
         self._period_s = ACCOUNT_PERIOD_S
@@ -109,9 +111,10 @@ class CpuAccount:
             self._worker_s += wall_s
             self._worker_busy_s += min(busy_s, wall_s)
         if now.thread_s is not None and before.thread_s is not None:
-            waits_s = min(waited_s(before, now), wall_s)
-            self._waits_s += waits_s
-            self._blocks.add(self._readings, 1e3 * wall_s, {"waits": 1e3 * waits_s})
+            if self._readings >= self._marks.due:
+                self._marks.add(self._readings, (self._known_s, self._waits_s))
+            self._known_s += wall_s
+            self._waits_s += min(waited_s(before, now), wall_s)
             self._readings += 1
         self._stolen_s += _grown(before.stolen_s, now.stolen_s)
         self._pressure_s += _grown(before.pressure_s, now.pressure_s)
@@ -139,7 +142,7 @@ class CpuAccount:
             loader_busy_pct=self._loader_busy_pct(),
             workers=self._worker_busy_s / self._wall_s,
             waits_pct=pct * self._waits_s if self._readings else None,
-            waits=None if brief else share_of(self._blocks, "waits"),
+            waits=None if brief else share_of(self._marks, self._readings, (self._known_s, self._waits_s)),
             throttled_pct=min(pct * self._throttled_s, 100.0),
             throttled_periods=self._throttled_periods,
             stolen_pct=pct * self._stolen_s / max(usable_cores(), 1),
@@ -172,12 +175,11 @@ class CpuAccount:
         return min(100 * data.used_pct / max(100 - data.waits_pct, 1.0), 100.0)
 
 
-def share_of(blocks: StepBlocks, name: str) -> ShareInterval | None:
-    """The share of a named part of the time in blocks, with its interval."""
-    read = blocks.read()
-    return share_interval(
-        [block.region_ms[name] for block in read], [block.ms for block in read], [block.steps for block in read]
-    )
+def share_of(marks: Marks[tuple[float, float]], count: int, now: tuple[float, float]) -> ShareInterval | None:
+    """The share of a part in a time, both by marks and now, after so many readings, with its interval."""
+    blocks = list(pairwise([*marks.read(), (count, now)]))
+    part, whole = ([end[place] - begin[place] for (_, begin), (_, end) in blocks] for place in (1, 0))
+    return share_interval(part, whole, [end - begin for (begin, _), (end, _) in blocks])
 
 
 def _grown(before: float | None, now: float | None) -> float:

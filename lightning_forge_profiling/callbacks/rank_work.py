@@ -23,8 +23,8 @@ from lightning_forge_profiling.schema import (
     RunRegion,
     ShareInterval,
 )
+from lightning_forge_profiling.timing.counters import summed
 from lightning_forge_profiling.timing.steps import StepTimes
-from lightning_forge_profiling.timing.sums import summed
 
 _FEWEST: Final = 8  # steps
 _BLOCKS: Final = 8

@@ -22,19 +22,24 @@ from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.folders import run_folder
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loop_trainer import model_name
-from lightning_forge_profiling.callbacks.run_report import built_in_ms
 from lightning_forge_profiling.callbacks.run_settings import loader_settings
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.guard import Guarded, guarded
-from lightning_forge_profiling.names import RECORD_FOLDER, WAIT_PREFIX
+from lightning_forge_profiling.names import RECORD_FOLDER, REGIONS
 from lightning_forge_profiling.plain_text import name_of, plain_logger
 from lightning_forge_profiling.profiler.child import ctrl_c_ends
 from lightning_forge_profiling.profiler.config import numbered_folders
-from lightning_forge_profiling.record.lines import Begin, Block, End, EventLine, IntervalLine, State
+from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, State
 from lightning_forge_profiling.record.origin import command_line, git_commit, record_of_checkpoint
 from lightning_forge_profiling.record.writer import RecordWriter, Segments
-from lightning_forge_profiling.schema import Rates, RunReport, TelemetrySeries, TelemetrySummary, TraceReport, step_ms
-from lightning_forge_profiling.timing.run_totals import StepBlock
+from lightning_forge_profiling.schema import (
+    RunReport,
+    StepCounters,
+    StepGroup,
+    TelemetrySeries,
+    TelemetrySummary,
+    TraceReport,
+)
 
 _log = plain_logger(__name__)
 
@@ -159,6 +164,7 @@ _CLOSE_WITH_PEERS_S: Final = 1.0  # Lightning kills ranks that have not ended wi
 _LONGEST_TEXT: Final = 2000
 
 _EVENTS: Final = ("validation", "checkpoint")
+_SUMS: Final = ("samples", "tokens", "flops", "between_ms", "timing_us", "log_entries_us")
 
 
 class RunRecorder(Guarded):
@@ -276,7 +282,7 @@ class RunRecorder(Guarded):
         return at
 
     def _write_interval(self, *, last: bool = False) -> None:
-        rates, histogram = self._step_timer.totals.take_interval(last=last)
+        counters = self._step_timer.totals.take_interval(last=last)
         ledger, now = self._ledger.read_parts(), self._now()
         before, self._parts_before = self._parts_before, ledger.parts
         spent = {name: s - before.get(name, 0.0) for name, s in ledger.parts.items() if s > before.get(name, 0.0)}
@@ -284,37 +290,34 @@ class RunRecorder(Guarded):
             if span.part in _EVENTS:
                 at, step = now - ledger.wall_s + span.end_s, span.step or 0
                 self._writer.write(EventLine(at=at, set_s=self._set_s, step=step, kind=span.part, seconds=span.seconds))
-        if not rates.steps:
+        if not counters.steps:
             return
         line = IntervalLine(
             at=now,
             set_s=self._set_s,
             step=self._step_timer.step,
             logger_step=self._logger_step,
-            counted=rates.steps,
-            optimizer_steps=rates.optimizer_steps,
-            samples=rates.samples,
-            tokens=rates.tokens,
-            device_ms=_rounded(within_step(rates, rates.device_ms)),
-            host_ms=_rounded(within_step(rates, rates.host_ms)) if self._step_timer.timers.on_device else {},
-            steps_us=histogram,
+            counters=self._kept(counters),
             ledger_s=_rounded(spent),
             metrics=_rounded(self._logged),
         )
         self._writer.write(line)
 
     def _write_state(self, report: RunReport, *, final: bool = False) -> None:
-        self._segments = self._writer.segments
+        self._segments, totals = self._writer.segments, self._step_timer.totals
         state = State(
             at=self._now(),
             set_s=self._set_s,
             step=self._step_timer.step,
             report=_slim(report, final=final),
             metrics={name: value for name, value in self._metrics().items() if isfinite(value)},
-            steps_us=self._step_timer.totals.histogram(),
-            blocks=tuple(map(_block, self._step_timer.totals.blocks.read())) if final or self._loop_ended else (),
+            counters=self._kept(totals.counters()),
+            blocks=tuple(self._kept(block) for _, block in totals.blocks()) if final or self._loop_ended else (),
         )
         self._writer.write(state)
+
+    def _kept(self, counters: StepCounters) -> StepCounters:
+        return kept_counters(counters, on_device=self._step_timer.timers.on_device)
 
     def note(self, kind: str, text: str, seconds: float = 0.0) -> None:
         """Write an event that took so long; for any thread."""
@@ -322,26 +325,30 @@ class RunRecorder(Guarded):
         self._writer.write(EventLine(at=at, set_s=self._set_s, step=step, kind=kind, text=text, seconds=seconds))
 
 
-def within_step(rates: Rates, by_region: Mapping[str, float]) -> dict[str, float]:
-    """Times without custom regions, which overlap the built-in ones; of the steps alone where regions are of others."""
-    if rates.atypical:  # such as the first step after a validation run
-        return {"step": step_ms(by_region)}
-    left_out = (*rates.user_regions, *(WAIT_PREFIX + leaf for leaf in rates.waits_ms))
-    return {name: max(ms, 0.0) for name, ms in by_region.items() if name not in left_out}
-
-
-def _block(block: StepBlock) -> Block:
-    device_ms = {"step": block.ms}
-    if block.split_ms > 0:
-        whole = block.ms / block.split_ms
-        device_ms = {name: whole * max(ms, 0.0) for name, ms in built_in_ms(block.region_ms).items()}
-    return Block(
-        counted=block.steps,
-        samples=block.samples,
-        tokens=block.tokens,
-        device_ms=_rounded(device_ms),
-        steps_us=dict(block.histogram),
+def kept_counters(counters: StepCounters, *, on_device: bool) -> StepCounters:
+    """What the record has of counters: the built-in regions, on the host too if that is not the device."""
+    return replace(
+        counters,
+        **{name: _exactly(getattr(counters, name)) for name in _SUMS},
+        groups={kind: _kept_group(group) for kind, group in counters.groups.items()},
+        between_host_ms=_exactly(counters.between_host_ms) if on_device else 0.0,
+        host_groups={kind: _kept_group(group) for kind, group in counters.host_groups.items()} if on_device else {},
     )
+
+
+def _kept_group(group: StepGroup) -> StepGroup:
+    return replace(
+        group,
+        ms=_exactly(group.ms),
+        squares=_exactly(group.squares),
+        unsplit_ms=_exactly(group.unsplit_ms),
+        regions={name: [*map(_exactly, sums)] for name, sums in group.regions.items() if name in REGIONS},
+    )
+
+
+def _exactly(amount: float) -> float:
+    """A sum with ten digits, of which differences of squares leave enough, and nothing below 0 from rounding."""
+    return float(f"{max(amount, 0.0):.10g}")
 
 
 def _rounded(values: Mapping[str, float]) -> dict[str, float]:

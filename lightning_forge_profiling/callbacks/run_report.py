@@ -20,7 +20,7 @@ from lightning_forge_profiling.diagnosis.drift import step_drift, window_effect
 from lightning_forge_profiling.diagnosis.ledger_costs import NOTICED_S
 from lightning_forge_profiling.diagnosis.ranks import rank_work
 from lightning_forge_profiling.kineto.files import read_summary
-from lightning_forge_profiling.names import BETWEEN_EPOCHS, OWN_WORK, PROFILER, REGIONS, WAIT_PREFIX
+from lightning_forge_profiling.names import OWN_WORK, PROFILER, REGIONS, WAIT_PREFIX
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.page import write_reports
 from lightning_forge_profiling.schema import (
@@ -42,9 +42,11 @@ from lightning_forge_profiling.schema import (
     TrackedRun,
     WorkerRestarts,
 )
-from lightning_forge_profiling.timing.ledger import Ledger, LedgerClock, goodput
+from lightning_forge_profiling.timing.counters import step_total_ms
+from lightning_forge_profiling.timing.estimate import region_pieces
+from lightning_forge_profiling.timing.ledger import Ledger, LedgerClock, PartMarks, goodput
 from lightning_forge_profiling.timing.rates import Compute
-from lightning_forge_profiling.timing.run_totals import StepBlock
+from lightning_forge_profiling.timing.run_totals import RunTotals, region_times
 
 _log = plain_logger(__name__)
 
@@ -93,34 +95,28 @@ def run_evidence(run: RunSummary, *, on_device: bool, ledger: Ledger | None = No
     )
 
 
-def share_intervals(blocks: Sequence[StepBlock]) -> dict[str, ShareInterval]:
+def share_intervals(totals: RunTotals, parts: PartMarks | None = None) -> dict[str, ShareInterval]:
     """The share of each region and each part of the ledger with its interval, by name; not of those under 1 %."""
+    parts = parts or PartMarks()
+    every = max(totals.block_length, parts.every)
+    blocks = totals.blocks(every)
     if len(blocks) < FEWEST_PIECES:
         return {}
-    names = dict.fromkeys(name for block in blocks for name in block.part_ms)
-    parts = {name: [block.part_ms.get(name, 0.0) for block in blocks] for name in names}
-    split = [(block, built_in_ms(block.region_ms)) for block in blocks if block.split_ms]
-    regions = {name: [region_ms.get(name, 0.0) for _, region_ms in split] for name in REGIONS}
-    regions[OWN_WORK] = [own_ms(block.region_ms) for block, _ in split]
-    return {
-        **_intervals(parts, [block.ms for block in blocks], [block.steps for block in blocks]),
-        **_intervals(regions, [block.split_ms for block, _ in split], [block.split_steps for block, _ in split]),
-    }
+    ends = [(parts.at(step), parts.at(step + every)) for step, _ in blocks]
+    names = dict.fromkeys(name for _, after in ends for name in after)
+    parts_ms = {name: [(after.get(name, 0) - before.get(name, 0)) / 1e6 for before, after in ends] for name in names}
+    counters = [block for _, block in blocks]
+    whole, steps = [*map(step_total_ms, counters)], [block.steps for block in counters]
+    regions = region_pieces(counters)
+    regions_ms = {name: [one.get(name, 0.0) for one in regions] for name in REGIONS}
+    regions_ms[OWN_WORK] = [own_ms(one) for one in regions]
+    return _intervals({**parts_ms, **regions_ms}, whole, steps)
 
 
 def own_ms(region_ms: Mapping[str, float]) -> float:
     """Time of the built-in regions without measured waits for other ranks."""
     waits_ms = sum(ms for name, ms in region_ms.items() if name.startswith(WAIT_PREFIX))
-    return sum(built_in_ms(region_ms).values()) - waits_ms
-
-
-def built_in_ms(region_ms: Mapping[str, float]) -> dict[str, float]:
-    """Times of the built-in regions alone; what is between two epochs is a part of `data`."""
-    times = {name: region_ms[name] for name in REGIONS if name in region_ms}
-    for part in BETWEEN_EPOCHS:
-        if part in region_ms:
-            times["data"] = times.get("data", 0.0) + region_ms[part]
-    return times
+    return sum(ms for name, ms in region_times(region_ms).items() if name in REGIONS) - waits_ms
 
 
 def _intervals(
@@ -141,7 +137,7 @@ def _slow_step(slow: TimedStep, ledger: Ledger | None) -> SlowStep:
         ms=slow.ms,
         end_s=None if ledger is None or not slow.ended_ns else (slow.ended_ns - ledger.began_ns) / 1e9,
         parts_ms={name: 1e3 * seconds for name, seconds in parts.items()},
-        regions_ms=built_in_ms(slow.device_ms),
+        regions_ms={name: ms for name, ms in region_times(slow.device_ms).items() if name in REGIONS},
     )
 
 
@@ -268,7 +264,7 @@ def run_report(
             loader=loader_settings(trainer),
             validation_loader=loader_settings(trainer, validation=True),
             optimizer=optimizer_settings(trainer),
-            intervals=share_intervals(step_timer.totals.blocks.read(monitor.ledger.marks())),
+            intervals=share_intervals(step_timer.totals, monitor.ledger.marks()),
             lines=monitor.readings.lines(),
             cpu=monitor.readings.cpu_use(max(int(trainer.num_devices), 1)),
             switches=monitor.readings.switches,

@@ -28,7 +28,7 @@ from lightning_forge_profiling.names import STEPS
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.ranks.stacks import is_users, shown_file
 from lightning_forge_profiling.schema import SampledLine, ShareInterval
-from lightning_forge_profiling.timing.run_totals import StepBlocks
+from lightning_forge_profiling.timing.counters import Marks
 
 _log = plain_logger(__name__)
 
@@ -193,7 +193,8 @@ class StackSampler(StackThread):
             tuple[Sample, bool]
         ] = []  # a quarter of a second; whether the thread may have been blocked
         self._threads_s = python_threads_s(self._native)
-        self._held = StepBlocks()
+        self._marks: Marks[tuple[float, float]] = Marks()
+        self._wall_ms = self._held_ms = 0.0  # and of it, waiting for the lock that a thread held
         self._intervals = 0
         self._held_by: Counter[str] = Counter()
 
@@ -206,7 +207,9 @@ class StackSampler(StackThread):
         """The share of time in which the thread waited for the interpreter lock, and the name of who had it."""
         if self._clock is None:
             return None, ""
-        return share_of(self._held, "gil"), next((name for name, _ in self._held_by.most_common(1)), "")
+        return share_of(self._marks, self._intervals, (self._wall_ms, self._held_ms)), next(
+            (name for name, _ in self._held_by.most_common(1)), ""
+        )
 
     def add(self, frame: FrameType, sample: Sample) -> None:
         """Add a sample to its line, and to the present interval."""
@@ -235,7 +238,10 @@ class StackSampler(StackThread):
         wall_ns, idle_ns, late_ns = (sum(ns) for ns in zip(*(sample for sample, _ in samples), strict=True))
         held = late_ns > _LATE_NS * len(samples) and used_s.get(busiest, 0.0) * 1e9 > _HALF * idle_ns
         waiting_ns = sum(sample.idle_ns for sample, blocked in samples if held and not blocked)
-        self._held.add(self._intervals, wall_ns / 1e6, {"gil": waiting_ns / 1e6})
+        if self._intervals >= self._marks.due:
+            self._marks.add(self._intervals, (self._wall_ms, self._held_ms))
+        self._wall_ms += wall_ns / 1e6
+        self._held_ms += waiting_ns / 1e6
         self._intervals += 1
         if held:
             self._held_by[busiest] += 1

@@ -14,7 +14,7 @@ from lightning_forge_profiling.gpu.nvml import SENSORS, GpuReader, open_reader
 from lightning_forge_profiling.gpu.telemetry import GpuUsage, TelemetrySampler
 from lightning_forge_profiling.profiler.child import ctrl_c_ends
 from lightning_forge_profiling.schema import TelemetrySeries, TelemetrySummary
-from lightning_forge_profiling.timing.sums import added
+from lightning_forge_profiling.timing.counters import added
 
 _GIB: Final = 2**30
 

@@ -18,8 +18,8 @@ from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
 from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.schema import LoopRates
 from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
+from lightning_forge_profiling.timing.counters import added
 from lightning_forge_profiling.timing.ledger import LedgerClock
-from lightning_forge_profiling.timing.sums import added
 
 
 class ThroughputCallback(TimedCallback):

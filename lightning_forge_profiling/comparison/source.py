@@ -1,7 +1,7 @@
 """What is compared: a run by its record, a trace, or results of `benchmark`, each as metrics with their errors."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from math import hypot, sqrt
 from statistics import fmean, mean, stdev
@@ -13,7 +13,7 @@ from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.names import REGIONS, STARTUP
 from lightning_forge_profiling.record.histogram import PRECISION
-from lightning_forge_profiling.record.lines import Begin, Block, IntervalLine
+from lightning_forge_profiling.record.lines import Begin, IntervalLine
 from lightning_forge_profiling.record.reader import RankRecord, RecordError, RunRecord
 from lightning_forge_profiling.report.run_status import mean_metrics
 from lightning_forge_profiling.schema import (
@@ -26,12 +26,13 @@ from lightning_forge_profiling.schema import (
     LoaderSettings,
     RunLedger,
     Step,
+    StepCounters,
 )
-from lightning_forge_profiling.timing.sums import summed
+from lightning_forge_profiling.timing.counters import known, step_total_ms, summed
+from lightning_forge_profiling.timing.estimate import region_pieces
 
 TRACE_METRICS: Final = ("step", "busy", "idle", *CATEGORIES)  # of a trace: medians over whole steps
 Amounts = Mapping[str, tuple[float, float]]  # amount and number of calls, by name
-_WHOLE: Final = "step"  # key of the time of steps whose regions were not timed
 _BUCKET_RATIO: Final = (1 + PRECISION) / (1 - PRECISION)
 _FEWEST_FOR_P95: Final = 20
 # number of steps in a row that count as one independent step, where the steps' distribution is all that is known
@@ -85,7 +86,7 @@ def record_source(record: RunRecord) -> Source:
     pieces = _pieces(rank)
     if not pieces:
         raise RecordError(f"{rank.path}: no counted step to compare (warm-up steps do not count): train longer")
-    steps = sum(piece.counted for piece in pieces)
+    steps = sum(piece.steps for piece in pieces)
     if steps == 1:
         raise RecordError(f"{rank.path}: a single counted step cannot be compared: train longer")
     metrics = _record_metrics(pieces)
@@ -145,22 +146,17 @@ def _machine_share(findings: Iterable[Finding]) -> float:
     return max((finding.share_pct for finding in findings if finding.code in MACHINE), default=0.0) / 100
 
 
-def _pieces(rank: RankRecord) -> Sequence[Block | IntervalLine]:
+def _pieces(rank: RankRecord) -> list[StepCounters]:
     """The counted steps in pieces: a short run has few intervals, so the blocks of its totals are preferred."""
-    state = rank.state
-    pieces: Sequence[Block | IntervalLine] = (state.blocks if state is not None else ()) or rank.intervals
-    return [piece for piece in pieces if piece.counted and _step_ms(piece.device_ms) > 0]
+    pieces = (rank.state.blocks if rank.state is not None else ()) or [one.counters for one in rank.intervals]
+    return [piece for piece in pieces if piece.steps and step_total_ms(piece) > 0]
 
 
-def _step_ms(by_region: Mapping[str, float]) -> float:
-    return sum(by_region.get(region, 0.0) for region in (*REGIONS, _WHOLE))
+def _step_columns(pieces: Sequence[StepCounters]) -> tuple[list[int], list[float]]:
+    return [piece.steps for piece in pieces], [*map(step_total_ms, pieces)]
 
 
-def _step_columns(pieces: Sequence[Block | IntervalLine]) -> tuple[list[int], list[float]]:
-    return [piece.counted for piece in pieces], [_step_ms(piece.device_ms) for piece in pieces]
-
-
-def _record_metrics(pieces: Sequence[Block | IntervalLine]) -> dict[str, Estimate]:
+def _record_metrics(pieces: Sequence[StepCounters]) -> dict[str, Estimate]:
     counted, step_ms = _step_columns(pieces)
     bootstrap = BlockBootstrap(counted, step_ms)
     seconds = [ms / 1e3 for ms in step_ms]
@@ -169,33 +165,21 @@ def _record_metrics(pieces: Sequence[Block | IntervalLine]) -> dict[str, Estimat
         "step": _step(pieces, bootstrap),
         "median": bootstrap.quantile(histograms, _BUCKET_RATIO, 0.5),
         "p95": bootstrap.quantile(histograms, _BUCKET_RATIO, 0.95) if sum(counted) >= _FEWEST_FOR_P95 else None,
-        "samples": _rate(bootstrap, [piece.samples for piece in pieces], seconds),
-        "tokens": _rate(bootstrap, [piece.tokens for piece in pieces], seconds),
+        "samples": _rate(bootstrap, [known(piece.samples, piece.no_samples) for piece in pieces], seconds),
+        "tokens": _rate(bootstrap, [known(piece.tokens, piece.no_tokens) for piece in pieces], seconds),
         "last_fifth": _last_fifth(counted, step_ms),
     }
+    regions = region_pieces(pieces)  # which add up to what is estimated of all steps
     for region in REGIONS:
-        if any(region in piece.device_ms for piece in pieces):
-            estimates[region] = _region(region, pieces, bootstrap)
+        estimates[region] = bootstrap.ratio([one.get(region, 0.0) for one in regions], counted) if regions else None
     return {name: estimate for name, estimate in estimates.items() if estimate is not None}
-
-
-def _region(region: str, pieces: Sequence[Block | IntervalLine], bootstrap: BlockBootstrap) -> Estimate | None:
-    """A region per step, where pieces without a split step divide into regions as the others do."""
-    counted, step_ms = _step_columns(pieces)
-    ms = [None if _WHOLE in piece.device_ms else piece.device_ms.get(region, 0.0) for piece in pieces]
-    estimate = bootstrap.ratio(ms, counted)
-    timed = [(each, steps) for known, each, steps in zip(ms, step_ms, counted, strict=True) if known is not None]
-    if estimate is None or len(timed) == len(pieces):
-        return estimate
-    timed_ms, timed_steps = map(sum, zip(*timed, strict=True))
-    return replace(estimate, value=estimate.value * sum(step_ms) / sum(counted) * timed_steps / timed_ms)
 
 
 def _rate(bootstrap: BlockBootstrap, amounts: Sequence[float | None], seconds: Sequence[float]) -> Estimate | None:
     return None if None in amounts else bootstrap.ratio(amounts, seconds)
 
 
-def _step(pieces: Sequence[Block | IntervalLine], bootstrap: BlockBootstrap) -> Estimate:
+def _step(pieces: Sequence[StepCounters], bootstrap: BlockBootstrap) -> Estimate:
     """The mean step; in a few pieces, its error is from the distribution of the steps."""
     counted, step_ms = _step_columns(pieces)
     estimate = bootstrap.ratio(step_ms, counted)

@@ -321,12 +321,12 @@ def _outside_regions_ms(run: RunEvidence) -> float:
 def _between_regions_ms(run: RunEvidence) -> float:
     """The same where it is a cause: what was not timed by itself, as forward may be, is in `other` too."""
     all_regions_timed = run.regions.keys() >= {"data", "transfer", *COMPUTE}
-    ms = _outside_regions_ms(run) - run.unknown_ms
+    ms = _outside_regions_ms(run)
     return ms if all_regions_timed and 100 * ms >= NAMED_FROM["between-regions", "run"] * run.step_ms.mean else 0.0
 
 
 def _explain_between_regions(run: RunEvidence) -> Explanation:
-    ms, host_ms = _outside_regions_ms(run) - run.unknown_ms, region(run, "other").host_ms
+    ms, host_ms = _outside_regions_ms(run), region(run, "other").host_ms
     on_host = f" ({in_ms(host_ms)} on the host)" if run.on_device else ""
     return Explanation(
         f"{of_step(ms, run.step_ms.mean)}{on_host} is neither loading nor computing: callbacks, loggers, the progress "

@@ -81,8 +81,6 @@ def rank_work(evidence: RunEvidence, *, host: str, waits: Waits | None = None) -
     exposed_ms = waits.exposed_ms
     outside: dict[str, float] = {}
     leaves = {name: region.device_ms for name, region in own.regions.items() if name in REGIONS}
-    if "other" in leaves:  # long steps of which nothing is known may have waited for others
-        leaves["other"] = max(leaves["other"] - evidence.unknown_ms, 0.0)
     if exposed_ms and SIGTERM_LEAF in exposed_ms and "other" in leaves:
         leaves[SIGTERM_LEAF] = min(exposed_ms[SIGTERM_LEAF], leaves["other"])
         leaves["other"] -= leaves[SIGTERM_LEAF]

@@ -14,18 +14,15 @@ from msgspec import Meta
 
 from lightning_forge_profiling.json_layout import decoded
 from lightning_forge_profiling.plain_text import LONGEST_FILE, all_plain
-from lightning_forge_profiling.schema import LoaderSettings, RunReport
+from lightning_forge_profiling.schema import LoaderSettings, RunReport, StepCounters
 
 SCHEMA_VERSION: Final = 2
 
 _LONG: Final = 1 << 18  # bytes of a line; most have less than a third of it
 
 _Whole = Annotated[int, Meta(ge=0, le=10**15)]
-_Amount = Annotated[float, Meta(ge=0, le=1e18)]
 _Seconds = Annotated[float, Meta(ge=0, le=1e11)]
 _SetSeconds = Annotated[float, Meta(ge=-1e11, le=1e11, description="how far the machine's clock was set by then.")]
-_Ms = Annotated[float, Meta(ge=0, le=1e14)]
-_Bucket = Annotated[int, Meta(ge=0, le=2000)]
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="begin"):
@@ -87,29 +84,22 @@ class IntervalLine(_Timed, frozen=True, kw_only=True, tag="interval"):
         at: end of the interval.
         step: number of the step after its last one, counted from 0 at the start of the fit.
         logger_step: x-axis value of the log entry.
-        counted: number of its counted steps: neither warm-up nor recorded.
-        optimizer_steps: number of counted steps that changed the weights.
-        samples: samples in the counted steps on this rank; None if unknown.
-        tokens: tokens in the counted steps; None if not counted.
-        device_ms: device time of the counted steps by region; host time without a GPU. The regions sum to the time of
-            the steps. The time of steps without timed regions is under `step`.
-        host_ms: host time likewise; empty without a GPU.
-        steps_us: histogram of the counted steps' times: number of steps by bucket (see `record.histogram`).
+        counters: its counted steps: neither warm-up nor recorded. Without custom regions; host times of a GPU's steps
+            only.
         ledger_s: wall time since the previous interval by part of the ledger, in seconds.
         metrics: latest logged rates and telemetry, by name.
     """
 
     step: _Whole
     logger_step: _Whole
-    counted: _Whole
-    optimizer_steps: _Whole = 0
-    samples: _Amount | None = None
-    tokens: _Amount | None = None
-    device_ms: Mapping[str, _Ms]
-    host_ms: Mapping[str, _Ms] = {}
-    steps_us: Mapping[_Bucket, _Whole]
+    counters: StepCounters
     ledger_s: Mapping[str, _Seconds] = {}
     metrics: Mapping[str, float] = {}
+
+    @property
+    def counted(self) -> int:
+        """Number of its counted steps."""
+        return self.counters.steps
 
 
 class EventLine(_Timed, frozen=True, kw_only=True, tag="event"):
@@ -129,24 +119,6 @@ class EventLine(_Timed, frozen=True, kw_only=True, tag="event"):
     seconds: _Seconds = 0.0
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """Some consecutive counted steps.
-
-    Attributes:
-        counted: number of steps.
-        samples: their samples on this rank; None if unknown.
-        tokens: their tokens; None if not counted.
-        device_ms: their time by region, as in an interval; estimated from the steps whose regions were timed.
-        steps_us: histogram of their times.
-    """
-
-    counted: _Whole
-    samples: _Amount | None = None
-    tokens: _Amount | None = None
-    device_ms: Mapping[str, _Ms]
-    steps_us: Mapping[_Bucket, _Whole] = {}
-
-
 class State(_Timed, frozen=True, kw_only=True, tag="state"):
     """Totals of the run so far: the content of the table at the end of a fit, and the metrics.
 
@@ -155,15 +127,15 @@ class State(_Timed, frozen=True, kw_only=True, tag="state"):
         step: number of the current step.
         report: content of the table.
         metrics: logged metrics over all counted steps, by name.
-        steps_us: histogram of all counted steps' times.
-        blocks: at the end of the run, all counted steps in up to 64 blocks of as many step numbers each; empty before.
+        counters: all counted steps, as in an interval.
+        blocks: at the end of the run, the same in up to 64 blocks of as many step numbers each; empty before.
     """
 
     step: _Whole
     report: RunReport
     metrics: Mapping[str, float]
-    steps_us: Mapping[_Bucket, _Whole] = {}
-    blocks: tuple[Block, ...] = ()
+    counters: StepCounters = msgspec.field(default_factory=StepCounters)
+    blocks: tuple[StepCounters, ...] = ()
 
 
 class End(_Timed, frozen=True, kw_only=True, tag="end"):

@@ -8,7 +8,7 @@ from lightning_forge_profiling.names import MFU, per_second
 from lightning_forge_profiling.record.histogram import percentile_ms
 from lightning_forge_profiling.record.lines import EventLine, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
-from lightning_forge_profiling.report.blocks import Column, Line, Row, Table, Text
+from lightning_forge_profiling.report.blocks import Column, Line, Table, Text
 from lightning_forge_profiling.report.ranks import (
     hang_line,
     rank_table,
@@ -49,7 +49,7 @@ from lightning_forge_profiling.report.run_wording import rate_words
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.schema import Analysis, RanksStatus, RankStatus, Rates
-from lightning_forge_profiling.timing.sums import summed
+from lightning_forge_profiling.timing.counters import step_total_ms, summed
 
 _STYLES: Final[Mapping[Outcome, str]] = {
     "running": "bold green",
@@ -191,7 +191,7 @@ def _ms(ms: float, step_ms: float) -> str:
 
 def _by_time(intervals: Sequence[IntervalLine]) -> dict[str, float]:
     """Means of the logged metrics over the time of the steps, as rates have to be averaged."""
-    spent = [(interval.metrics, rates_of([interval]).total_ms) for interval in intervals]
+    spent = [(interval.metrics, step_total_ms(interval.counters)) for interval in intervals]
     whole = summed(dict.fromkeys(metrics, ms) for metrics, ms in spent)
     total = summed({name: value * ms for name, value in metrics.items()} for metrics, ms in spent)
     return {name: value / whole[name] for name, value in total.items() if whole[name]}
@@ -206,17 +206,13 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def latest_regions(intervals: Sequence[IntervalLine]) -> Table:
-    """Table of the regions, whose shares are those of the steps that were split."""
-    step_ms, of_split = rates_of(intervals).mean_ms("step"), rates_of(split(intervals))
-
-    def row(name: str, share: float) -> Row:
-        return region_row(name, None if name == "step" else 100 * share, _ms(share * step_ms, step_ms))
-
-    names = [name for name in of_split.regions if of_split.mean_ms(name)]
-    whole = of_split.mean_ms("step") or 1.0
-    rows = [row(name, of_split.mean_ms(name) / whole) for name in names]
+    """Table of the regions over the steps of intervals."""
+    rates = rates_of(intervals)
+    step_ms = rates.mean_ms("step")
+    ms = {name: rates.mean_ms(name) for name in rates.regions} | {"unknown": rates.unknown_ms / max(rates.steps, 1)}
+    rows = [region_row(name, 100 * each / step_ms, _ms(each, step_ms)) for name, each in ms.items() if each > 0]
     columns = (Column("", "text"), Column("share of mean", "share"), Column("mean ms".rjust(_MS)))
-    return Table(columns, (*rows, row("step", 1.0)), ruled=False, steady=True)
+    return Table(columns, (*rows, region_row("step", None, _ms(step_ms, step_ms))), ruled=False, steady=True)
 
 
 def _throughput(rates: Rates, metrics: Mapping[str, float]) -> list[str]:
@@ -261,7 +257,9 @@ def _energy(record: RunRecord) -> Iterator[Line]:
 
 def _until_now(record: RunRecord, rank: RankRecord, now: float, width: int) -> Iterator[Line]:
     """The course of a rank's step time, and the latest events, newest first."""
-    medians = [percentile_ms(interval.steps_us, 50) for interval in counted(rank) if interval.steps_us]
+    medians = [
+        percentile_ms(interval.counters.steps_us, 50) for interval in counted(rank) if interval.counters.steps_us
+    ]
     if len(medians) > 1:
         shown = medians[-min(_MOST_TIMES, max(1, width)) :]
         yield Line("step times", Text(sparkline(shown, len(shown))))

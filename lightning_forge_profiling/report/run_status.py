@@ -13,12 +13,13 @@ import msgspec
 
 from lightning_forge_profiling.diagnosis.combine import THE_RUN, combine, without_verdict_of_hang
 from lightning_forge_profiling.diagnosis.hangs import find_hang
-from lightning_forge_profiling.names import HANG, REGIONS
+from lightning_forge_profiling.names import HANG
 from lightning_forge_profiling.record.histogram import merged, percentile_ms
 from lightning_forge_profiling.record.lines import Begin, EventLine, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankEnergy, RankRecord, RecordError, RunRecord, read_run
 from lightning_forge_profiling.schema import Heard, Rates
-from lightning_forge_profiling.timing.sums import summed
+from lightning_forge_profiling.timing import estimate
+from lightning_forge_profiling.timing.counters import is_split, step_total_ms, summed, total
 
 Outcome = Literal["running", "finished", "failed", "silent"]
 
@@ -86,7 +87,7 @@ def rank_status(rank: RankRecord, now: float, heard: Heard | None = None) -> Run
     if now - at <= max(_PATIENCE_S, _PATIENT * pause):
         return RunStatus("running", step, began, at, f"running: step {step:,}, last written {duration(now - at)} ago")
     known = [f"the longest pause between two lines was {span(pause)}"] if pause else []
-    if times_us := merged(interval.steps_us for interval in rank.intervals):
+    if times_us := merged(interval.counters.steps_us for interval in rank.intervals):
         known.insert(0, f"the longest step took {span(percentile_ms(times_us, 100) / 1e3)}")
     before = f": so far {', '.join(known)}" if known else ""
     text = f"silent for {duration(now - at)}, step {step:,}{before}; {_SILENT}"
@@ -160,7 +161,7 @@ def counted(rank: RankRecord) -> list[IntervalLine]:
 
 def split(intervals: Iterable[IntervalLine]) -> list[IntervalLine]:
     """The intervals with times by region. A short one may have no split step."""
-    return [one for one in intervals if "step" not in one.device_ms and not one.device_ms.keys().isdisjoint(REGIONS)]
+    return [one for one in intervals if is_split(one.counters)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,7 @@ def latest_stretch(rank: RankRecord) -> Stretch | None:
         return None
     has_regions = bool(split(intervals))
     for start in reversed(range(len(intervals))):
-        took_ms += rates_of(intervals[start : start + 1]).total_ms
+        took_ms += step_total_ms(intervals[start].counters)
         if took_ms >= 1e3 * _STRETCH_S and not (has_regions and not split(intervals[start:])):
             break
     chosen = tuple(intervals[start:])
@@ -188,20 +189,9 @@ def latest_stretch(rank: RankRecord) -> Stretch | None:
     return Stretch(chosen, first, chosen[-1].step, chosen[-1].at)
 
 
-def rates_of(intervals: Sequence[IntervalLine]) -> Rates:
-    """Sums and rates over intervals."""
-    steps = sum(one.counted for one in intervals)
-    device_ms = summed(one.device_ms for one in intervals)
-    return Rates(
-        steps=steps,
-        optimizer_steps=sum(one.optimizer_steps for one in intervals),
-        samples=_sum(one.samples for one in intervals),
-        tokens=_sum(one.tokens for one in intervals),
-        device_ms=device_ms,
-        host_ms=summed(one.host_ms for one in intervals),
-        flops=None,
-        split_steps=0 if device_ms.keys().isdisjoint(REGIONS) else steps,
-    )
+def rates_of(intervals: Iterable[IntervalLine]) -> Rates:
+    """Rates and times by region over intervals."""
+    return estimate.rates_of(total(one.counters for one in intervals))
 
 
 def mean_metrics(intervals: Sequence[IntervalLine]) -> dict[str, float]:
@@ -212,14 +202,9 @@ def mean_metrics(intervals: Sequence[IntervalLine]) -> dict[str, float]:
     return {name: total / steps[name] for name, total in totals.items()}
 
 
-def _sum(amounts: Iterable[float | None]) -> float | None:
-    known = list(amounts)
-    return None if None in known else sum(amount for amount in known if amount is not None)
-
-
 def spread_of(intervals: Iterable[IntervalLine]) -> tuple[float, float]:
     """Median and 95th percentile of the step times; 0 without a step."""
-    steps = merged(interval.steps_us for interval in intervals)
+    steps = merged(interval.counters.steps_us for interval in intervals)
     return (percentile_ms(steps, 50), percentile_ms(steps, 95)) if steps else (0.0, 0.0)
 
 

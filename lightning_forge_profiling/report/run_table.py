@@ -164,6 +164,8 @@ def _table(report: RunReport) -> Table:
         if name in host or (share(name) >= _SHOWN_PCT and not (merged and name in small))
     ]
     rows += [region_row(_REST, rest_pct, "", "", "")] if merged else []
+    unknown_pct = 100 * rates.unknown_ms / rates.total_ms if step_ms else 0.0
+    rows += [region_row("unknown", unknown_pct, "", "", "")] if unknown_pct >= _SHOWN_PCT else []
     rows.append(region_row("step", None, written(run.step_ms.p50), written(run.step_ms.p95), ""))
     rows += [
         row(f"your {name}", share(name), run.regions[name])
@@ -195,8 +197,10 @@ def brief_table(report: RunReport, most: int) -> Table | None:
     room = most - len(users)
     largest = sorted(shown, key=lambda name: -ms[name])[: room - (len(shown) < len(rates.regions) or len(shown) > room)]
     rest_ms = sum(ms[name] for name in rates.regions if name not in largest)
+    unknown_ms = rates.unknown_ms / rates.steps
     rows = [row(name, ms[name]) for name in rates.regions if name in largest]
     rows += [row(_REST, rest_ms)] if 100 * rest_ms >= _SHOWN_PCT * step_ms else []
+    rows += [row("unknown", unknown_ms)] if 100 * unknown_ms >= _SMALL_PCT * step_ms else []
     rows += [row(f"your {name}", ms[name]) for name in users]
     return Table((Column("", "text"), Column("", "share"), Column("")), tuple(rows), ruled=False) if rows else None
 

@@ -6,9 +6,8 @@ from typing import Final, NamedTuple, TypeAlias
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.ledger import LedgerClock
-from lightning_forge_profiling.timing.rates import StepTiming, StepWork
 from lightning_forge_profiling.timing.run_totals import LeftOut, RunTotals
-from lightning_forge_profiling.timing.steps import StepAssembler, StepTimes
+from lightning_forge_profiling.timing.steps import StepAssembler, StepTimes, StepTiming, StepWork
 
 # reading completed steps some at a time asks the GPU less often and runs the same few lines while they are warm
 _DELIVER_EVERY: Final = 64

@@ -27,7 +27,6 @@ from lightning_forge_profiling.names import (
 from lightning_forge_profiling.notebook import ShownInNotebook
 from lightning_forge_profiling.schema import Rates, Span
 from lightning_forge_profiling.timing.garbage import FULL, GarbageTimer
-from lightning_forge_profiling.timing.run_totals import PartMarks
 from lightning_forge_profiling.timing.spans import SpanLog
 
 _LONG_NS: Final = 100_000  # shorter parts do not explain a slow step
@@ -35,6 +34,7 @@ _SPAN_NS: Final = 1_000_000  # shorter parts have no span
 _NEARLY: Final = 0.9  # from this share on, the steps in which a part takes long explain its time
 # number of steps that keep their long parts. The slowest are known only once the GPU has completed them.
 _CANDIDATES: Final = 32
+_MOST_MARKS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,31 @@ class Ledger(ShownInNotebook):
     spans: tuple[Span, ...] = ()
     in_steps: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     began_ns: int = 0
+
+
+class PartMarks:
+    """Time so far in counted steps by part of the ledger, at up to 64 steps that are a power of 2 apart."""
+
+    def __init__(self) -> None:
+        self.every = 1  # in steps of which number times so far are kept
+        self._marks: dict[int, Mapping[str, int]] = {}
+
+    def add(self, step: int, counted_ns: Mapping[str, int]) -> None:
+        """Add nanoseconds by part, before a step that `every` divides or after the last one."""
+        if len(self._marks) >= _MOST_MARKS:
+            self.every *= 2
+            self._marks = {at: ns for at, ns in self._marks.items() if not at % self.every}
+        self._marks[step] = counted_ns
+
+    def until(self, step: int, counted_ns: Mapping[str, int]) -> "PartMarks":
+        """These marks and the latest one, which a later step replaces."""
+        ended = PartMarks()
+        ended.every, ended._marks = self.every, {**self._marks, step: counted_ns}
+        return ended
+
+    def at(self, step: int) -> Mapping[str, int]:
+        """Nanoseconds by part before a step; empty before the first that counts."""
+        return self._marks.get(max((at for at in self._marks if at <= step), default=-1), {})
 
 
 class LedgerClock:

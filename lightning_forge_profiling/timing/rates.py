@@ -1,41 +1,7 @@
-"""Rates over steps: samples, tokens and steps per second, milliseconds per region."""
+"""Compute rates of a device, and the peaks that they are relative to."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
-from typing import Final, Literal, NamedTuple
-
-_FEWEST_FOR_P95: Final = 20  # one step in twenty lies above the 95th percentile
-
-
-class StepWork(NamedTuple):  # made each step, in a fifth of a frozen dataclass's time, as StepTiming is
-    """Samples, tokens and FLOPs of one step on this rank."""
-
-    samples: float | None = None  # in the batch; None if unknown
-    tokens: float | None = None  # None if not counted
-    optimizer_steps: int = 0  # 1 if the weights changed in this step, else 0
-    flops: float | None = None  # of the batch; None if unknown
-    ends_cycle: bool = True  # the last of an accumulation cycle, as every step is without accumulation
-
-
-class StepTiming(NamedTuple):
-    """How one step was timed."""
-
-    # whether the GPU had finished all but the optimizer's update when the host ended the step; None if unknown
-    gpu_starved: bool | None = None
-    # whether its regions were timed by choice, so that it can represent steps that were not split; False where it had
-    # to be split, as the first step after a validation run
-    chosen: bool = True
-    timing_us: float = 0.0  # host time in microseconds that timing it took
-    before_fetch_ms: float = 0.0  # host time from its beginning to its fetch, if its regions were timed
-    saw_all: bool = True  # whether all of its boundaries were announced; otherwise only the whole step is valid
-    ended_ns: int = 0  # when it ended, by the host's clock; 0 if unknown
-
-
-def percentiles(times_ms: Sequence[float]) -> tuple[float, float | None]:
-    """The median and 95th percentile of times, None for fewer than 20."""
-    enough = len(times_ms) >= _FEWEST_FOR_P95
-    return median(times_ms), quantiles(times_ms, n=20, method="inclusive")[-1] if enough else None
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)

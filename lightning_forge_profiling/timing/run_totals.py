@@ -1,17 +1,23 @@
-"""The totals of a run: which steps count, which are left out and why, and their sums."""
+"""The totals of a run: which steps count, which are left out and why, and the counters of those that do."""
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from statistics import median, quantiles
 from typing import Final, Literal
 
 from lightning_forge_profiling.names import BETWEEN_EPOCHS, EXCLUDED, REGIONS, WHOLE
-from lightning_forge_profiling.schema import Rates, RunRegion, RunSummary, TimedStep
-from lightning_forge_profiling.timing.rates import StepTiming, StepWork
-from lightning_forge_profiling.timing.steps import StepTimes
-from lightning_forge_profiling.timing.sums import StepSums, Typical, added
+from lightning_forge_profiling.schema import Distribution, Rates, RunRegion, RunSummary, StepCounters, TimedStep
+from lightning_forge_profiling.timing.counters import KINDS, Marks, Typical, added, combined, copied, count_step
+from lightning_forge_profiling.timing.estimate import rates_of, with_between
+from lightning_forge_profiling.timing.steps import StepTimes, StepTiming, StepWork
 
+MEDIAN_OVER: Final = 4096  # the median covers at most this many recent steps, which is what is kept of them
+
+# the percentiles of regions cover at most this many recent steps of those whose regions were timed
+REGIONS_OVER: Final = 1024
+
+_FEWEST_FOR_P95: Final = 20  # one step in twenty lies above the 95th percentile
 _MOST: Final = 5
 _SHOWN: Final = 3
 _LATEST: Final = 64
@@ -31,108 +37,6 @@ class SlowestSteps:
             self.least_ms = self.steps[-1].ms
 
 
-_MAX_BLOCKS: Final = 64
-_UNKNOWN_WORK: Final = StepWork()
-
-
-@dataclass(slots=True)
-class StepBlock:
-    """Sums over the counted steps of one block."""
-
-    steps: int = 0
-    ms: float = 0.0
-    split_steps: int = 0
-    split_ms: float = 0.0
-    samples: float | None = 0.0  # None if unknown
-    tokens: float | None = 0.0
-    histogram: Counter[int] = field(default_factory=Counter)
-    region_ms: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    part_ms: Mapping[str, float] = field(default_factory=dict)  # by part of the ledger
-
-    def add(self, other: "StepBlock") -> None:
-        """Add the sums of another block."""
-        self.steps += other.steps
-        self.ms += other.ms
-        self.split_steps += other.split_steps
-        self.split_ms += other.split_ms
-        self.samples = added(self.samples, other.samples)
-        self.tokens = added(self.tokens, other.tokens)
-        self.histogram.update(other.histogram)
-        for region, ms in other.region_ms.items():
-            self.region_ms[region] += ms
-
-
-class StepBlocks:
-    """Adds steps to blocks of as many step numbers each; blocks double in length when they become too many."""
-
-    def __init__(self, bucket: Callable[[float], int] | None = None) -> None:
-        self._bucket = bucket
-        self._length = 1
-        self._blocks: dict[int, StepBlock] = {}
-
-    def add(self, step: int, took_ms: float, region_ms: Mapping[str, float], work: StepWork = _UNKNOWN_WORK) -> None:
-        """Add a counted step, with its times by region if they are known."""
-        block = self._blocks.get(step // self._length)
-        if block is None:
-            if len(self._blocks) >= _MAX_BLOCKS:
-                self._blocks, self._length = _merged(self._blocks, 2), 2 * self._length
-            block = self._blocks.setdefault(step // self._length, StepBlock())
-        block.steps += 1
-        block.ms += took_ms
-        block.samples = added(block.samples, work.samples)
-        block.tokens = added(block.tokens, work.tokens)
-        if self._bucket is not None:
-            block.histogram[self._bucket(took_ms)] += 1
-        if region_ms:
-            block.split_steps += 1
-            block.split_ms += took_ms
-            for region, ms in region_ms.items():
-                block.region_ms[region] += ms
-
-    def read(self, parts: "PartMarks | None" = None) -> tuple[StepBlock, ...]:
-        """The blocks in order."""
-        parts = parts or PartMarks()
-        length = max(self._length, parts.every)
-        # a copy: another thread may be adding a block
-        blocks = sorted(_merged(dict(self._blocks), length // self._length).items())
-        for number, block in blocks:
-            before, after = parts.at(number * length), parts.at((number + 1) * length)
-            block.part_ms = {name: (ns - before.get(name, 0)) / 1e6 for name, ns in after.items()}
-        return tuple(block for _, block in blocks)
-
-
-class PartMarks:
-    """Time so far in counted steps by part of the ledger, at up to 64 steps that are a power of 2 apart."""
-
-    def __init__(self) -> None:
-        self.every = 1  # in steps of which number times so far are kept
-        self._marks: dict[int, Mapping[str, int]] = {}
-
-    def add(self, step: int, counted_ns: Mapping[str, int]) -> None:
-        """Add nanoseconds by part, before a step that `every` divides or after the last one."""
-        if len(self._marks) >= _MAX_BLOCKS:
-            self.every *= 2
-            self._marks = {at: ns for at, ns in self._marks.items() if not at % self.every}
-        self._marks[step] = counted_ns
-
-    def until(self, step: int, counted_ns: Mapping[str, int]) -> "PartMarks":
-        """These marks and the latest one, which a later step replaces."""
-        ended = PartMarks()
-        ended.every, ended._marks = self.every, {**self._marks, step: counted_ns}
-        return ended
-
-    def at(self, step: int) -> Mapping[str, int]:
-        """Nanoseconds by part before a step; empty before the first that counts."""
-        return self._marks.get(max((at for at in self._marks if at <= step), default=-1), {})
-
-
-def _merged(blocks: Mapping[int, StepBlock], times: int) -> dict[int, StepBlock]:
-    merged: dict[int, StepBlock] = {}
-    for number, block in blocks.items():
-        merged.setdefault(number // times, StepBlock()).add(block)
-    return merged
-
-
 LeftOut = Literal["warm-up", "recorded", "stood"]
 
 # steps at the start of a fit, and right after a window, that say nothing about the others' pace
@@ -142,18 +46,104 @@ _FIRST: Final = 512  # how many of the first counted steps are kept, to see whet
 _FIRST_ENOUGH: Final = 128  # a window ends that; if there were fewer, it begins anew behind the window
 
 
+class CountedSteps:
+    """Counters of steps, and the times of the latest of them, for medians."""
+
+    def __init__(self, regions: tuple[str, ...], bucket: Callable[[float], int] | None = None) -> None:
+        self.counters = StepCounters()
+        self._regions, self._bucket = regions, bucket
+        self._typical = Typical(), Typical()  # accumulating, changing the weights
+        # of each step how long, and whether weights changed: numbers, which the garbage collector does not count
+        self._latest: deque[float] = deque(maxlen=MEDIAN_OVER)
+        self._latest_changed: deque[bool] = deque(maxlen=MEDIAN_OVER)
+        self._latest_split: deque[tuple[Mapping[str, float], bool]] = deque(maxlen=REGIONS_OVER)  # and whether chosen
+        self._shortest_ms, self._longest_ms = float("inf"), 0.0
+
+    def add(self, times: StepTimes, took_ms: float, work: StepWork, timing: StepTiming) -> None:
+        """Add a step with its time."""
+        _, device_ms, host_ms = times
+        changes = work.optimizer_steps > 0
+        self._latest.append(took_ms)
+        self._latest_changed.append(changes)
+        self._shortest_ms = min(self._shortest_ms, took_ms)
+        self._longest_ms = max(self._longest_ms, took_ms)
+        counters = self.counters
+        if self._bucket is not None:
+            bucket, histogram = self._bucket(took_ms), counters.steps_us
+            histogram[bucket] = histogram.get(bucket, 0) + 1
+        kind = KINDS[changes][self._typical[changes].length(took_ms)]
+        count_step(counters, kind, device_ms, host_ms, took_ms, work, timing)
+        if WHOLE not in device_ms:
+            self._latest_split.append((device_ms, timing.chosen))
+
+    def distribution(self, mean_ms: float) -> tuple[Distribution, float]:
+        """The distribution of the steps' times, and the mean of typical ones (see `RunSummary.typical_mean_ms`)."""
+        if not self._latest:
+            return Distribution(), 0.0
+        latest, counters = [*zip(self._latest, self._latest_changed, strict=True)], self.counters
+        kinds = [[ms for ms, changes in latest if changes is kind] for kind in (False, True)]
+        counts = (counters.steps - counters.optimizer_steps, counters.optimizer_steps)
+        medians = [(count, median(times)) for count, times in zip(counts, kinds, strict=True) if times]
+        typical_mean_ms = sum(count * ms for count, ms in medians) / max(sum(count for count, _ in medians), 1)
+        p50, p95 = percentiles(list(self._latest))
+        return Distribution(
+            mean=mean_ms, p50=p50, min=self._shortest_ms, max=self._longest_ms, p95=p95
+        ), typical_mean_ms
+
+    def of_regions(self, rates: Rates) -> dict[str, RunRegion]:
+        """Each region, the user's included, with percentiles over the latest split steps: 0 in a step without it."""
+        # if some steps are unsplit, the forced ones are left out: they would count too often.
+        only_chosen = rates.split_steps < rates.steps and any(chosen for _, chosen in self._latest_split)
+        steps = [
+            region_times(times, self._regions) for times, chosen in self._latest_split if chosen or not only_chosen
+        ]
+        if not steps:
+            return {}
+        found = {}
+        for name in (*rates.regions, *rates.user_regions):
+            p50, p95 = percentiles([times_ms.get(name, 0.0) for times_ms in steps])
+            found[name] = RunRegion(
+                device_ms=rates.mean_ms(name),
+                host_ms=rates.mean_host_ms(name),
+                error_ms=rates.errors_ms.get(name, 0.0) / rates.steps,
+                p50_ms=p50,
+                p95_ms=p95,
+            )
+        return found
+
+    @property
+    def gpu_starved_pct(self) -> float | None:
+        """Percentage of steps at whose end the GPU waited for the host; None if unknown."""
+        return 100 * self.counters.starved / self.counters.asked if self.counters.asked else None
+
+
+def percentiles(times_ms: Sequence[float]) -> tuple[float, float | None]:
+    """The median and 95th percentile of times, None for fewer than 20."""
+    enough = len(times_ms) >= _FEWEST_FOR_P95
+    return median(times_ms), quantiles(times_ms, n=20, method="inclusive")[-1] if enough else None
+
+
+def region_times(times_ms: Mapping[str, float], regions: tuple[str, ...] = REGIONS) -> dict[str, float]:
+    """Times by region, what is between two epochs in one of them."""
+    apart = {name: ms for name, ms in times_ms.items() if name not in BETWEEN_EPOCHS}
+    between_ms = sum(times_ms.get(part, 0.0) for part in BETWEEN_EPOCHS)
+    return with_between(apart, between_ms, "data" if "data" in regions else "other")
+
+
 class RunTotals:
     """Sums up the steps of a run: those that count, and those that are left out with the reason."""
 
     def __init__(self, regions: tuple[str, ...] = REGIONS, bucket: Callable[[float], int] | None = None) -> None:
-        self._sums = partial(StepSums, regions, bucket, (Typical(), Typical()))
-        self._steady = self._sums()
-        self._since_last_record = self._steady if bucket is None else self._sums()
-        self._since_last_log = self._sums()
-        self._cycle = self._sums()
+        self._regions = regions
+        self._counted = CountedSteps(regions, bucket)
+        self._warmup, self._first = CountedSteps(regions), CountedSteps(regions)
+        self._marks: Marks[StepCounters] = Marks()
+        # An accumulation cycle that has begun, if it has more than one step, and whether log entries leave it out
+        self._cycle: StepCounters | None = None
         self._cycle_is_broken = False
-        self._warmup = self._sums()
-        self._first = self._sums()
+        self._not_logged = StepCounters()  # of such cycles
+        self._logged, self._recorded = StepCounters(), StepCounters()  # what log entries and the record have had
+        self._log_us = 0.0
         self._left_out: dict[str, int] = {"warm-up": 0, "recorded": 0, "stood": 0}
         self._excluded_ms = dict.fromkeys(EXCLUDED, 0.0)
         self._samples: float | None = 0.0
@@ -166,14 +156,14 @@ class RunTotals:
         self._after_window: list[float] = []
         self._slowest = SlowestSteps()
         self.stood: list[str] = []  # what is said of steps in which training stood still
-        self.blocks = StepBlocks(bucket)  # the steps that count
-        # the latest of them whose regions were timed by choice, and whether the GPU waited; read in another thread
+        # the latest that count and were split by choice, and whether the GPU waited; read in another thread
         self.latest: deque[tuple[StepTimes, bool | None]] = deque(maxlen=_LATEST)
 
     def add(self, times: StepTimes, work: StepWork, left_out: LeftOut | None, timing: StepTiming | None = None) -> None:
         """Enter one step."""
         timing = timing or StepTiming()
-        self._samples = added(self._samples, work.samples)
+        if self._samples is not None:
+            self._samples = added(self._samples, work.samples)
         if len(times.device_ms) > 1 or times.split:  # else it is one piece, with nothing beside it
             self.add_excluded(times)
         took_ms = times.step_ms
@@ -204,11 +194,15 @@ class RunTotals:
         if took_ms > self._slowest.least_ms:
             by_region = times.device_ms if times.split else {}
             self._slowest.add(TimedStep(took_ms, times.step, timing.ended_ns, by_region))
-        self._count(times, took_ms, work, timing)
-        # a step that had to be split, as after validation, is unlike those that it would stand for
-        chosen = times.split and timing.chosen
-        self.blocks.add(times.step, took_ms, times.device_ms if chosen else {}, work)
-        if chosen:
+        counted = self._counted
+        if times.step >= self._marks.due:
+            self._marks.add(times.step, copied(counted.counters))
+        if self._cycle is None and not work.ends_cycle:
+            self._cycle = copied(counted.counters)
+        counted.add(times, took_ms, work, timing)
+        if self._cycle is not None and work.ends_cycle:
+            self._end_cycle()
+        if timing.chosen and times.split:  # one that had to be split, as after validation, is unlike the others
             self.latest.append((times, timing.gpu_starved))
 
     @property
@@ -216,26 +210,18 @@ class RunTotals:
         """The slowest steps that count, the slowest first."""
         return self._slowest.steps
 
-    def _count(self, times: StepTimes, took_ms: float, work: StepWork, timing: StepTiming) -> None:
-        """Enter a step that counts, with the others of its accumulation cycle if all of them count."""
-        cycle = self._cycle
-        if self._cycle_is_broken:
-            self._since_last_record.add(times, took_ms, work, timing)
-            self._cycle_is_broken = not work.ends_cycle
-        elif work.ends_cycle and not cycle.steps:  # as every step does without accumulation
-            self._since_last_log.add(times, took_ms, work, timing)
-        else:
-            cycle.add(times, took_ms, work, timing)
-            if work.ends_cycle:
-                self._since_last_log.merge(cycle)
-                self._cycle = self._sums()
-
     def skip(self, work: StepWork) -> None:
-        """Drop the accumulation cycle of a step that does not count from the log entries."""
-        self._cycle_is_broken = not work.ends_cycle
-        if self._cycle.steps:
-            self._since_last_record.merge(self._cycle)
-            self._cycle = self._sums()
+        """Leave the accumulation cycle of a step that does not count out of the log entries."""
+        if self._cycle is None and not work.ends_cycle:
+            self._cycle = copied(self._counted.counters)
+        self._cycle_is_broken = True
+        if work.ends_cycle:
+            self._end_cycle()
+
+    def _end_cycle(self) -> None:
+        if self._cycle is not None and self._cycle_is_broken:
+            self._not_logged = combined(self._not_logged, combined(self._counted.counters, self._cycle, -1))
+        self._cycle, self._cycle_is_broken = None, False
 
     def _add_beside_window(self, step: int, took_ms: float) -> None:
         if not self._window_ended:
@@ -256,65 +242,66 @@ class RunTotals:
                 self._excluded_ms[name] += times.device_ms[name]
 
     def take(self) -> Rates:
-        """Sums over the counted steps since the last call, in whole accumulation cycles."""
-        taken, self._since_last_log = self._since_last_log, self._sums()
-        self._since_last_record.merge(taken)
-        return taken.read()
+        """Figures of the counted steps since the last call, in whole accumulation cycles."""
+        before, until = self._logged, self._cycle or self._counted.counters
+        self._logged = combined(until, self._not_logged, -1)
+        self._logged.log_entries_us = self._log_us
+        return rates_of(combined(self._logged, before, -1), self._regions)
 
-    def take_interval(self, *, last: bool = False) -> tuple[Rates, dict[int, int]]:
-        """Sums over the counted steps since the last call but for those that `take` has still to return."""
+    def take_interval(self, *, last: bool = False) -> StepCounters:
+        """Counters of the steps since the last call but for those that `take` has still to return."""
         # together these are all counted steps, those of broken accumulation cycles included.
-        taken, self._since_last_record = self._since_last_record, self._sums()
+        before = self._recorded
         if last:
-            taken.merge(self._since_last_log)
-            taken.merge(self._cycle)
-            self._since_last_log, self._cycle = self._sums(), self._sums()
-        self._steady.merge(taken)
-        return taken.read(), dict(taken.histogram)
+            self._cycle, self._cycle_is_broken = None, False
+            self._recorded = copied(self._counted.counters)
+            self._logged = combined(self._recorded, self._not_logged, -1)
+            self._recorded.log_entries_us = self._logged.log_entries_us = self._log_us
+        else:
+            self._recorded = combined(self._logged, self._not_logged)
+            if self._cycle is not None and self._cycle_is_broken:
+                self._recorded = combined(self._recorded, combined(self._counted.counters, self._cycle, -1))
+        return combined(self._recorded, before, -1)
 
-    def histogram(self) -> dict[int, int]:
-        """The histogram of the times of all steps that count."""
-        return dict(self._all().histogram)
+    def counters(self) -> StepCounters:
+        """Those of all steps that count, as they are now."""
+        counters = copied(self._counted.counters)
+        counters.log_entries_us = self._log_us
+        return counters
+
+    def blocks(self, every: int = 1) -> list[tuple[int, StepCounters]]:
+        """Up to 64 blocks of steps, each from a step that so many divide, and the counters of its steps."""
+        marks = [*self._marks.read(every), (0, copied(self._counted.counters))]
+        return [(step, combined(end, begin, -1)) for (step, begin), (_, end) in pairwise(marks)]
+
+    @property
+    def block_length(self) -> int:
+        """Number of steps from the begin of one block to that of the next."""
+        return self._marks.every
 
     def add_log_time(self, us: float) -> None:
         """Add host time in microseconds that log entries and the record took between steps."""
-        self._since_last_log.log_entries_us += us
+        self._log_us += us
 
     def steady(self) -> Rates:
-        """Sums over all steps that count."""
-        return self._all(single_steps=False).read()
-
-    def _all(self, *, single_steps: bool = True) -> StepSums:
-        others = (self._since_last_record, self._since_last_log, self._cycle)
-        later = [sums for sums in others if sums.steps and sums is not self._steady]
-        if not later:
-            return self._steady
-        all_ = self._sums()
-        for sums in (self._steady, *later):
-            all_.merge(sums, single_steps=single_steps)
-        return all_
+        """Figures of all steps that count."""
+        return rates_of(self.counters(), self._regions)
 
     def summary(self, *, steps: int, before_first_s: float, wall_s: float) -> RunSummary:
         """The totals of the run."""
-        steady = self._all()
-        counted = steady.steps
-        only_warmup = not counted
+        shown = next((some for some in (self._counted, self._warmup) if some.counters.steps), self._first)
+        counted = self._counted.counters.steps
         warmup, recorded, stood = self._left_out.values()
-        shown = next((sums for sums in (steady, self._warmup) if sums.steps), self._first)
         accumulating, changing = self._first_ms
-        rates, percentiles = shown.read(), shown.region_percentiles()
+        rates = self.steady() if shown is self._counted else rates_of(shown.counters, self._regions)
         step_ms, typical_mean_ms = shown.distribution(rates.mean_ms("step"))
         return RunSummary(
             steps=steps,
             steady=rates,
-            only_warmup=only_warmup,
+            only_warmup=not counted,
             step_ms=step_ms,
             typical_mean_ms=typical_mean_ms,
-            regions={
-                name: _run_region(rates, name, percentiles.get(name))
-                for name in (*rates.regions, *rates.user_regions)
-                if rates.split_steps
-            },
+            regions=shown.of_regions(rates),
             gpu_starved_pct=shown.gpu_starved_pct,
             warmup_steps=warmup,
             recorded_steps=recorded,
@@ -331,8 +318,3 @@ class RunTotals:
             first_ms=dict(accumulating if len(accumulating) > len(changing) else changing),
             slowest=self._slowest.steps,
         )
-
-
-def _run_region(rates: Rates, name: str, of_latest: tuple[float, float | None] | None) -> RunRegion:
-    p50, p95 = of_latest or (None, None)
-    return RunRegion(device_ms=rates.mean_ms(name), host_ms=rates.mean_host_ms(name), p50_ms=p50, p95_ms=p95)

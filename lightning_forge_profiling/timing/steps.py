@@ -64,6 +64,30 @@ def _within_step(by_region: Mapping[str, float]) -> float:
     return total
 
 
+class StepWork(NamedTuple):  # made each step, in a fifth of a frozen dataclass's time, as StepTiming is
+    """Samples, tokens and FLOPs of one step on this rank."""
+
+    samples: float | None = None  # in the batch; None if unknown
+    tokens: float | None = None  # None if not counted
+    optimizer_steps: int = 0  # 1 if the weights changed in this step, else 0
+    flops: float | None = None  # of the batch; None if unknown
+    ends_cycle: bool = True  # the last of an accumulation cycle, as every step is without accumulation
+
+
+class StepTiming(NamedTuple):
+    """How one step was timed."""
+
+    # whether the GPU had finished all but the optimizer's update when the host ended the step; None if unknown
+    gpu_starved: bool | None = None
+    # whether its regions were timed by choice, so that it can represent steps that were not split; False where it had
+    # to be split, as the first step after a validation run
+    chosen: bool = True
+    timing_us: float = 0.0  # host time in microseconds that timing it took
+    before_fetch_ms: float = 0.0  # host time from its beginning to its fetch, if its regions were timed
+    saw_all: bool = True  # whether all of its boundaries were announced; otherwise only the whole step is valid
+    ended_ns: int = 0  # when it ended, by the host's clock; 0 if unknown
+
+
 class StepAssembler:
     """Groups intervals by their tag. A step is complete when the first interval of a later one arrives."""
 

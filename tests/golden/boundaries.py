@@ -18,11 +18,12 @@ from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.record.histogram import bucket
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
+from lightning_forge_profiling.timing.counters import known, step_total_ms
 from lightning_forge_profiling.timing.events import HostEventSource
 from lightning_forge_profiling.timing.ledger import LedgerClock
-from lightning_forge_profiling.timing.rates import StepWork
 from lightning_forge_profiling.timing.region import UserRegions
 from lightning_forge_profiling.timing.region_clock import RegionClock
+from lightning_forge_profiling.timing.steps import StepWork
 from lightning_forge_profiling.timing.wait_clock import WaitClock
 
 FOLDER: Final = Path(__file__).parent / "boundaries"
@@ -241,5 +242,8 @@ def _figures(timer: StepTimer) -> dict[str, Any]:
         "wall_s": ledger.wall_s,
         "parts_s": dict(ledger.parts),
         "parts_entered": dict(ledger.counts),
-        "blocks": [[block.steps, block.ms, block.samples] for block in timer.totals.blocks.read()],
+        "blocks": [
+            [block.steps, step_total_ms(block), known(block.samples, block.no_samples)]
+            for _, block in timer.totals.blocks()
+        ],
     }

@@ -1,8 +1,13 @@
-"""Converts the records below `runs/` from layout 1 to layout 2, once: `python -m tests.golden.convert`."""
+"""Converts the records below `runs/` from layout 1 to layout 2, once: `python -m tests.golden.convert`.
+
+Layout 1 has sums of times by region, of which part may be estimated. They become those of equal split steps.
+"""
 
 import json
 from pathlib import Path
 from typing import Any
+
+from lightning_forge_profiling.names import REGIONS, WAIT_PREFIX, WHOLE
 
 RUNS = Path(__file__).parent / "runs"
 
@@ -11,23 +16,67 @@ def converted(line: dict[str, Any]) -> dict[str, Any]:
     """A line of layout 1 in layout 2."""
     if line["line"] == "begin":
         return {**line, "schema_version": 2}
+    if line["line"] == "interval":
+        return {**line, "counters": _counters(line)}
     if line["line"] == "state":
         run = line["report"]["run"]
-        steady, spread, medians = run["steady"], run["step_ms"], run.pop("region_ms")
-        steps = max(steady["steps"], 1)
-        within = ("data", "transfer", "forward", "backward", "optimizer", "other", "step")
-        spread["mean"] = sum(steady["device_ms"].get(name, 0.0) for name in within) / steps
-        run["typical_mean_ms"] = spread.pop("typical_mean_ms", 0.0)
-        run["regions"] = {
-            name: {
-                "device_ms": steady["device_ms"].get(name, 0.0) / steps,
-                "host_ms": steady["host_ms"].get(name, 0.0) / steps,
-                **({f"{key}_ms": value for key, value in medians[name].items()}),
-            }
-            for name in medians
-            if not name.startswith("wait/")
-        }
+        _convert_run(run)
+        steady = run["steady"]
+        if not run["only_warmup"]:
+            line["counters"] = _counters({**steady, "counted": steady["steps"], "steps_us": line.pop("steps_us", {})})
+        line["blocks"] = [_counters(block) for block in line.get("blocks", ())]
+        _convert_evidence((line["report"].get("analysis") or {}).get("run"))
     return line
+
+
+def _counters(sums: dict[str, Any]) -> dict[str, Any]:
+    steps = sums.pop("counted")
+    samples, tokens = sums.pop("samples", None), sums.pop("tokens", None)
+    counters = {
+        "steps": steps,
+        "optimizer_steps": sums.pop("optimizer_steps", 0),
+        **({"no_samples": steps} if samples is None else {"samples": samples}),
+        **({"no_tokens": steps} if tokens is None else {"tokens": tokens}),
+        "steps_us": sums.pop("steps_us", {}),
+        "groups": _groups(steps, sums.pop("device_ms")),
+    }
+    if host_ms := sums.pop("host_ms", None):
+        counters["host_groups"] = _groups(steps, host_ms)
+    return counters
+
+
+def _groups(steps: int, ms: dict[str, float]) -> dict[str, Any]:
+    if not steps:
+        return {}
+    times = {name: ms[name] for name in REGIONS if name in ms}
+    if WHOLE in ms:
+        return {"changing": {"unsplit": steps, "unsplit_ms": ms[WHOLE]}}
+    whole = sum(times.values())
+    regions = {name: [each, each**2 / steps, each * whole / steps] for name, each in times.items()}
+    return {"changing": {"split": steps, "ms": whole, "squares": whole**2 / steps, "regions": regions}}
+
+
+def _convert_run(run: dict[str, Any]) -> None:
+    steady, spread, medians = run["steady"], run["step_ms"], run.pop("region_ms")
+    steps = max(steady["steps"], 1)
+    spread["mean"] = sum(steady["device_ms"].get(name, 0.0) for name in (*REGIONS, WHOLE)) / steps
+    run["typical_mean_ms"] = spread.pop("typical_mean_ms", 0.0)
+    if unknown_ms := steady.get("unknown_ms"):
+        steady["device_ms"]["other"] -= unknown_ms
+    run["regions"] = {
+        name: {
+            "device_ms": steady["device_ms"].get(name, 0.0) / steps,
+            "host_ms": steady["host_ms"].get(name, 0.0) / steps,
+            **({f"{key}_ms": value for key, value in medians[name].items()}),
+        }
+        for name in medians
+        if not name.startswith(WAIT_PREFIX)
+    }
+
+
+def _convert_evidence(run: dict[str, Any] | None) -> None:
+    if run is not None and run.get("unknown_ms"):
+        run["regions"]["other"]["device_ms"] -= run["unknown_ms"]
 
 
 def main() -> None:

@@ -9,11 +9,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from lightning_forge_profiling.record.lines import Begin, IntervalLine, State
 from lightning_forge_profiling.record.writer import RecordWriter, Segments
-from lightning_forge_profiling.schema import RunReport
+from lightning_forge_profiling.schema import RunReport, StepCounters, StepGroup
 from lightning_forge_profiling.timing.run_totals import RunTotals
 
 BEGIN = Begin(run="a1", rank=0, world_size=1, at=0.0, versions={"torch": "2"}, host="h", device="cpu", settings={})
-TIMES = {"forward": 12.3456, "backward": 23.4567, "data": 0.123}
+TIMES = {"forward": [12.3456, 152.4138, 443.49], "backward": [23.4567, 550.2167, 842.64], "data": [0.123, 0.0151, 4.42]}
+GROUP = StepGroup(split=1, ms=35.9253, squares=1290.627, regions=TIMES)
+COUNTERS = StepCounters(steps=1, optimizer_steps=1, no_samples=1, groups={"changing": GROUP}, steps_us={415: 1})
 
 
 def write(folder):
@@ -21,7 +23,7 @@ def write(folder):
     writer = RecordWriter(lambda: Segments(folder, BEGIN, segment_bytes=20_000), flush_s=0.001)
     report = RunReport(RunTotals().summary(steps=0, before_first_s=0, wall_s=0), None, "cpu", False, 1, None)  # noqa: FBT003
     for step in itertools.count(1):
-        interval = IntervalLine(at=0.5, step=step, logger_step=step, counted=1, device_ms=TIMES, steps_us={415: 1})
+        interval = IntervalLine(at=0.5, step=step, logger_step=step, counters=COUNTERS)
         line = interval if step % 40 else State(at=0.5, step=step, report=report, metrics={"time/step_ms": 4.5})
         while not writer.write(line):
             os.sched_yield()

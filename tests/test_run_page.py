@@ -7,11 +7,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from lightning_forge_profiling.names import SUMMARY_JSON
+from lightning_forge_profiling.names import MFU, SUMMARY_JSON
 from lightning_forge_profiling.record.lines import End, EventLine, IntervalLine, State, encode_line
 from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.report.page import block_of, record_of, timelines_of, write_reports
-from lightning_forge_profiling.report.run_page import points_of, run_page, write_run_page
+from lightning_forge_profiling.report.run_page import run_page, run_view, write_run_page
 from lightning_forge_profiling.schema import TraceReport
 from tests.record_builder import MadeRun, with_times
 from tests.sample_timeline import sample_timeline
@@ -82,26 +82,35 @@ def test_an_exception_and_a_run_without_totals_have_a_page_too(tmp_path):
     assert empty["curves"] == empty["seconds"] == []
 
 
-def test_a_long_run_is_as_many_points_as_a_page_shows_and_no_step_is_lost():
+def test_a_long_run_is_as_many_points_as_a_page_shows_and_no_step_is_lost(tmp_path):
     rows = [row for row in MadeRun(began=LONG_AGO, rows=3).lines() if isinstance(row, IntervalLine)]
     many = [
         with_times(rows[-1], {"step": 50 * (30.0 + second % 2 * 10.0)}, at=LONG_AGO + second) for second in range(1203)
     ]
-    points = points_of(many, LONG_AGO, most=500)
-    assert len(points) == 401
-    assert points[-1].second == 1202
-    assert points[0].median_ms == pytest.approx(30.0, rel=0.02)
-    assert points[0].p95_ms == pytest.approx(40.0, rel=0.02)
+    view = view_with(many, tmp_path)
+    assert len(view.seconds) == 401
+    assert view.seconds[-1] == 1202
+    [step_time] = [curve for curve in view.curves if curve.name == "median"]
+    assert step_time.values[0] == pytest.approx(30.0, rel=0.02)
+    assert step_time.highs[0] == pytest.approx(40.0, rel=0.02)
 
 
-def test_metrics_of_merged_intervals_are_means_by_their_steps():
+def view_with(rows, folder):
+    """What a page shows of a run with these intervals instead of its own."""
+    record = read_run(MadeRun(began=LONG_AGO, rows=1).write(folder))
+    first = record.ranks[0]
+    lines = tuple(line for line in first.lines if not isinstance(line, IntervalLine))
+    return run_view(replace(record, ranks=(replace(first, lines=(*lines, *rows)),)), LONG_AGO + 2000)
+
+
+def test_metrics_of_merged_intervals_are_means_by_their_steps(tmp_path):
     [row, *_] = [row for row in MadeRun(began=LONG_AGO, rows=3).lines() if isinstance(row, IntervalLine)]
     few, many = (
-        with_times(row, {"step": 36.0 * counted}, counted=counted, metrics={"mfu": mfu})
+        with_times(row, {"step": 36.0 * counted}, counted=counted, metrics={MFU: mfu})
         for counted, mfu in ((10, 0.1), (30, 0.5))
     )
-    [point] = points_of([few, many], LONG_AGO, most=1)
-    assert point.metrics == {"mfu": pytest.approx(0.4)}
+    [mfu] = [curve for curve in view_with([few, many] * 400, tmp_path).curves if curve.title == "MFU"]
+    assert [*mfu.values] == pytest.approx([40.0] * 400), "each of two intervals"
 
 
 # --- the recorded window ---------------------------------------------------------------------------------------------

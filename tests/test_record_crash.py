@@ -109,7 +109,7 @@ def test_a_killed_training_leaves_its_totals(tmp_path, steps):
     assert contents(folder)[0].startswith(before[0][: before[0].rindex(b"\n") + 1])
     [record] = read_run(folder).ranks
     counted = record.state.report.run.steady.steps
-    assert counted == sum(record.state.steps_us.values()) > 0
+    assert counted == sum(record.state.counters.steps_us.values()) > 0
     assert record.state.metrics["throughput/steps_per_sec"] > 0
     assert sum(interval.counted for interval in record.intervals) >= counted
     assert record.end is None

@@ -11,7 +11,7 @@ from lightning_forge_profiling.pipeline import AnalysisResult
 from lightning_forge_profiling.profiler.session import TraceSession
 from lightning_forge_profiling.report.page import ReportPaths
 from lightning_forge_profiling.schema import Finding, TraceReport
-from lightning_forge_profiling.timing.ledger import Ledger
+from lightning_forge_profiling.schema import RunLedger as Ledger
 from lightning_forge_profiling.timing.steps import Interval
 
 __all__ = [

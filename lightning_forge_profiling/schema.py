@@ -1474,7 +1474,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunLedger:
+class RunLedger(ShownInNotebook):
     """Where the wall time of the whole run went, on rank 0: parts that sum to it.
 
     Attributes:

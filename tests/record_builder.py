@@ -19,13 +19,13 @@ from lightning_forge_profiling.schema import (
     Heard,
     Pulse,
     RankWork,
+    RunLedger,
     RunReport,
     StepCounters,
     StepGroup,
     TelemetrySummary,
 )
 from lightning_forge_profiling.timing.estimate import rates_of
-from lightning_forge_profiling.timing.ledger import Ledger
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepWork
 
@@ -234,7 +234,12 @@ def _state(  # noqa: PLR0917
         memory_total_gib=139.8, power_w=495.0, power_limit_w=700.0, temperature_peak_c=58.0,
         sm_mhz=1755.0, throttled_pct=0.0, joules_per_sample=run.joules,
         joules=None if run.joules is None else run.joules * BATCH * step)  # fmt: skip
-    ledger = Ledger(clock - began, dict(sorted(spent.items(), key=lambda part: -part[1])), 0.0, {"validation": 1})
+    ledger = RunLedger(
+        wall_s=clock - began,
+        parts=dict(sorted(spent.items(), key=lambda part: -part[1])),
+        unexplained_s=0.0,
+        counts={"validation": 1},
+    )
     evidence = run_evidence(summary, on_device=True, ledger=ledger)
     if evidence is not None:
         evidence = replace(evidence, world_size=run.ranks, telemetry=gpu)

@@ -143,9 +143,9 @@ def test_a_step_that_collections_make_slow_names_them(part, inside, explains):
         if inside:
             run.ledger.exit(inside)
     run.ledger.begin_step(4)
-    ledger, parts = run.read()
+    _, parts = run.read()
     assert parts == {part: 3, GC_FULL: 7}
-    assert ledger.in_steps == ({2: {GC_FULL: 0.007}} if explains else {})
+    assert run.ledger.long_parts() == ({2: {GC_FULL: 0.007}} if explains else {})
 
 
 class Collects(Classifier):

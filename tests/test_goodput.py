@@ -11,7 +11,7 @@ from lightning_forge_profiling.names import LOGGED_KINDS
 from lightning_forge_profiling.report.analysis_text import markdown
 from lightning_forge_profiling.report.run_wording import goodput_words
 from lightning_forge_profiling.schema import Analysis, Distribution, Rates, RunEvidence, RunLedger
-from lightning_forge_profiling.timing.ledger import Ledger, goodput, ledger_metrics
+from lightning_forge_profiling.timing.ledger import goodput, ledger_metrics
 from tests.models import Classifier, loader
 from tests.outcomes import logged
 
@@ -38,7 +38,7 @@ class SlowValidation(Classifier):
 
 def ledger(**parts):
     parts = {name.replace("__", "/"): seconds for name, seconds in parts.items()}
-    return Ledger(wall_s=sum(parts.values()), parts=parts, unexplained_s=0.0, counts={})
+    return RunLedger(wall_s=sum(parts.values()), parts=parts, unexplained_s=0.0, counts={})
 
 
 def test_each_log_entry_has_the_run_up_to_then(make_trainer, tmp_path):
@@ -83,7 +83,7 @@ def test_the_table_and_all_reports_have_it(make_trainer, tmp_path, capsys):
     ],
 )
 def test_on_a_gpu_a_hook_that_waits_for_its_work_is_productive(host_ms, device_ms, hook_s, productive):
-    whole = Ledger(
+    whole = RunLedger(
         wall_s=13.0,
         parts={"steps": 10.4, "callback/Bar.on_train_batch_end": hook_s},
         unexplained_s=0.0,
@@ -101,7 +101,7 @@ def test_a_part_of_no_known_kind_is_in_other():
 
 
 def test_before_any_time_has_passed_there_is_none():
-    assert ledger_metrics(Ledger(wall_s=0.0, parts={}, unexplained_s=0.0, counts={})) == {}
+    assert ledger_metrics(RunLedger(wall_s=0.0, parts={}, unexplained_s=0.0, counts={})) == {}
 
 
 def test_a_report_of_an_older_version_has_none():

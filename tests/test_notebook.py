@@ -8,8 +8,7 @@ import pytest
 from nbclient import NotebookClient
 
 from lightning_forge_profiling.report.page import analysis_html, ledger_html
-from lightning_forge_profiling.schema import Analysis, Hint
-from lightning_forge_profiling.timing.ledger import Ledger
+from lightning_forge_profiling.schema import Analysis, Hint, RunLedger
 from tests.outcomes import Tags
 from tests.samples import sample_analysis
 
@@ -77,7 +76,7 @@ def test_names_of_others_add_no_markup():
     analysis = Analysis(
         source=names, verdict="x", verdict_text=names, findings=(), hints=(Hint(code="x", rank=0, text=names),)
     )
-    ledger = Ledger(2.0, {f"callback/{names}": 1.5}, 0.5, {})
+    ledger = RunLedger(wall_s=2.0, parts={f"callback/{names}": 1.5}, unexplained_s=0.5, counts={})
     for page in (analysis_html(analysis), ledger_html(ledger)):
         assert "script" not in Tags(page).tags
         assert "alert(1)" in Tags(page).text

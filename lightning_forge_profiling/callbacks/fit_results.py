@@ -26,8 +26,7 @@ from lightning_forge_profiling.names import RECORD_FOLDER
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.schema import Analysis, RunReport, TraceReport
-from lightning_forge_profiling.timing.ledger import Ledger
+from lightning_forge_profiling.schema import Analysis, RunLedger, RunReport, TraceReport
 
 _log = plain_logger(__name__)
 
@@ -37,7 +36,7 @@ class FitResults:
     """What a callback keeps of a fit."""
 
     analysis: Analysis | None = None  # on rank 0
-    ledger: Ledger | None = None
+    ledger: RunLedger | None = None
     trace: TraceReport | None = None  # what became of the window
     summary: Mapping[str, float] = field(default_factory=dict)  # the metrics over all steps that count
 
@@ -115,13 +114,13 @@ class FitReporter:
         if report is not None and report.analysis is not None and log is not None and zero:
             log.publish(trainer, report.analysis, monitor.trace(), interrupted=interrupted)
 
-    def amend(self, ledger: Ledger) -> RunReport | None:
+    def amend(self, ledger: RunLedger) -> RunReport | None:
         """Enter what the ledger has got since the report was made."""
         if self.report is not None:
             self.report = with_ledger(self.report, self._recorded, ledger)
         return self.report
 
-    def print(self, trainer: Trainer, ledger: Ledger) -> None:
+    def print(self, trainer: Trainer, ledger: RunLedger) -> None:
         """Print the table, on rank 0."""
         report, settings = self.amend(ledger), self._monitor.settings
         if report is None:
@@ -147,7 +146,7 @@ class FitReporter:
         left = page or record
         return folder if only and left is not None and folder is not None and folder in left.parents else left
 
-    def keep(self, trainer: Trainer, ledger: Ledger) -> None:
+    def keep(self, trainer: Trainer, ledger: RunLedger) -> None:
         """Give each callback the results so far."""
         report, log = self.report, self._monitor.log
         results = FitResults(

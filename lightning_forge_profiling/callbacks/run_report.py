@@ -44,7 +44,7 @@ from lightning_forge_profiling.schema import (
 )
 from lightning_forge_profiling.timing.counters import step_total_ms
 from lightning_forge_profiling.timing.estimate import region_pieces
-from lightning_forge_profiling.timing.ledger import Ledger, LedgerClock, PartMarks, goodput
+from lightning_forge_profiling.timing.ledger import LedgerClock, PartMarks, goodput
 from lightning_forge_profiling.timing.rates import Compute
 from lightning_forge_profiling.timing.run_totals import RunTotals, region_times
 
@@ -70,11 +70,14 @@ def run_compute(compute: Compute) -> RunCompute:
     )
 
 
-def run_evidence(run: RunSummary, *, on_device: bool, ledger: Ledger | None = None) -> RunEvidence | None:
+def run_evidence(
+    run: RunSummary, *, on_device: bool, ledger: RunLedger | None = None, clock: LedgerClock | None = None
+) -> RunEvidence | None:
     """The figures of timer and ledger for rules and reports; None if no step counts."""
     steady = run.steady
     if run.only_warmup or not steady.steps:
         return None
+    long_parts = {} if clock is None else clock.long_parts()
     return RunEvidence(
         steps=steady.steps,
         on_device=on_device,
@@ -88,10 +91,10 @@ def run_evidence(run: RunSummary, *, on_device: bool, ledger: Ledger | None = No
         typical_mean_ms=run.typical_mean_ms,
         unknown_ms=steady.unknown_ms / steady.steps,
         unknown_steps=steady.unknown_steps,
-        ledger=None if ledger is None else run_ledger(ledger, steady if on_device else None),
+        ledger=None if ledger is None else _with_goodput(ledger, steady if on_device else None),
         all_steps=run.steps,
         drift=step_drift([*run.first_ms], [*run.first_ms.values()]),
-        slowest=tuple(_slow_step(slow, ledger) for slow in run.slowest),
+        slowest=tuple(_slow_step(slow, long_parts.get(slow.step, {}), clock) for slow in run.slowest),
     )
 
 
@@ -130,30 +133,18 @@ def _intervals(
     return {name: interval for name, interval in intervals.items() if interval is not None}
 
 
-def _slow_step(slow: TimedStep, ledger: Ledger | None) -> SlowStep:
-    parts = {} if ledger is None else ledger.in_steps.get(slow.step, {})
+def _slow_step(slow: TimedStep, parts: Mapping[str, float], clock: LedgerClock | None) -> SlowStep:
     return SlowStep(
         step=slow.step,
         ms=slow.ms,
-        end_s=None if ledger is None or not slow.ended_ns else (slow.ended_ns - ledger.began_ns) / 1e9,
+        end_s=None if clock is None or not slow.ended_ns else (slow.ended_ns - clock.began_ns) / 1e9,
         parts_ms={name: 1e3 * seconds for name, seconds in parts.items()},
         regions_ms={name: ms for name, ms in region_times(slow.device_ms).items() if name in REGIONS},
     )
 
 
-def run_ledger(ledger: Ledger, on_device: Rates | None = None) -> RunLedger:
-    """A ledger in the form of the reports."""
-    return RunLedger(
-        wall_s=ledger.wall_s,
-        parts=ledger.parts,
-        unexplained_s=ledger.unexplained_s,
-        counts=ledger.counts,
-        first_s=ledger.first_s,
-        counted_s=ledger.counted_s,
-        long_steps=ledger.long_steps,
-        goodput=goodput(ledger, on_device),
-        spans=ledger.spans,
-    )
+def _with_goodput(ledger: RunLedger, on_device: Rates | None) -> RunLedger:
+    return replace(ledger, goodput=goodput(ledger, on_device))
 
 
 def _worker_restarts(steady: Rates, workers: int) -> WorkerRestarts | None:
@@ -252,7 +243,7 @@ def run_report(
     run, on_device = step_timer.summary(), step_timer.timers.on_device
     gpu = None if log is None else log.telemetry(run)
     compute = () if log is None else tuple(map(run_compute, log.compute(trainer, run, trace, recorded)))
-    evidence = run_evidence(run, on_device=on_device, ledger=monitor.ledger.read())
+    evidence = run_evidence(run, on_device=on_device, ledger=monitor.ledger.read(), clock=monitor.ledger)
     if evidence is not None:
         evidence = replace(
             evidence,
@@ -297,19 +288,19 @@ def run_report(
     )
 
 
-def with_ledger(report: RunReport, recorded: Analysis | None, ledger: Ledger) -> RunReport:
+def with_ledger(report: RunReport, recorded: Analysis | None, ledger: RunLedger) -> RunReport:
     """The report by a later reading of the ledger; the local reports beside the trace are rewritten, too."""
     analysis = report.analysis
     if analysis is None or analysis.run is None or analysis.run.ledger is None:
         return report
     if _own_s(ledger) - _own_s(analysis.run.ledger) < NOTICED_S:  # could be no finding
         return report
-    read = run_ledger(ledger, report.run.steady if report.on_device else None)
+    read = _with_goodput(ledger, report.run.steady if report.on_device else None)
     trace = None if report.trace is None or report.trace.url else report.trace
     return replace(report, analysis=analysis_of(trace, recorded, replace(analysis.run, ledger=read), analysis.tracked))
 
 
-def _own_s(ledger: Ledger | RunLedger) -> float:
+def _own_s(ledger: RunLedger) -> float:
     return ledger.wall_s - ledger.parts.get(PROFILER, 0.0)
 
 

@@ -17,8 +17,8 @@ from lightning_forge_profiling.callbacks.process_fits import FITS
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import SWITCHED_OFF, switched_off
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.schema import Analysis
-from lightning_forge_profiling.timing.ledger import Ledger, LedgerClock
+from lightning_forge_profiling.schema import Analysis, RunLedger
+from lightning_forge_profiling.timing.ledger import LedgerClock
 
 _log = plain_logger(__name__)
 
@@ -77,7 +77,7 @@ class TimedCallback(Callback):
         """The verdict on the last fit, with the findings and figures behind it."""
         return self.fit_results.analysis
 
-    def ledger(self) -> Ledger | None:
+    def ledger(self) -> RunLedger | None:
         """Where the wall time of the fit went, up to now or of the last fit: parts that sum to it."""
         return self.fit_results.ledger if self.monitor is None else self.monitor.ledger.read()
 

@@ -17,7 +17,6 @@ from lightning_forge_profiling.schema import (
     RunEvidence,
     RunLedger,
 )
-from lightning_forge_profiling.timing.ledger import Ledger
 
 _SHAPES: Final = 2
 
@@ -253,7 +252,7 @@ def slowest_table(run: RunEvidence) -> Table:
     )
 
 
-def ledger_table(ledger: Ledger | RunLedger, decimals: int = 3) -> Table:
+def ledger_table(ledger: RunLedger, decimals: int = 3) -> Table:
     """Parts of a run's wall time."""
     return table_of(
         ledger_rows(ledger),

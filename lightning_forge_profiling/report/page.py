@@ -38,8 +38,7 @@ from lightning_forge_profiling.report.wording import (
     share_of,
 )
 from lightning_forge_profiling.safe_files import read_regular, write_whole
-from lightning_forge_profiling.schema import Analysis, RunMemory, Timeline
-from lightning_forge_profiling.timing.ledger import Ledger
+from lightning_forge_profiling.schema import Analysis, RunLedger, RunMemory, Timeline
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -219,7 +218,7 @@ def analysis_html(analysis: Analysis) -> str:
 
 
 @html_of.register
-def ledger_html(ledger: Ledger) -> str:
+def ledger_html(ledger: RunLedger) -> str:
     """HTML table of the largest parts of a ledger, with their share of the wall time."""
     rows = ledger_table(ledger, decimals=2)
     whole = Row(("the run", f"{ledger.wall_s:.2f}", "", ""))

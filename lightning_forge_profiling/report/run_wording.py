@@ -25,7 +25,6 @@ from lightning_forge_profiling.schema import (
     TelemetrySummary,
     WindowEffect,
 )
-from lightning_forge_profiling.timing.ledger import Ledger
 
 _SHOWN: Final = 8
 _LEAVES: Final = 3
@@ -114,7 +113,7 @@ def slower_after(effect: WindowEffect) -> bool:
     return effect.low_pct > _SLOWER_PCT
 
 
-def ledger_rows(ledger: Ledger | RunLedger | None) -> list[tuple[str, float, int | None]]:
+def ledger_rows(ledger: RunLedger | None) -> list[tuple[str, float, int | None]]:
     """Name, seconds and count of each part that is worth a row, then of the other parts and the rest."""
     if ledger is None:
         return []

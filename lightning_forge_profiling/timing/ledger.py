@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from heapq import heappush, heapreplace
 from time import perf_counter_ns
@@ -24,8 +24,7 @@ from lightning_forge_profiling.names import (
     part_kind,
     part_pct,
 )
-from lightning_forge_profiling.notebook import ShownInNotebook
-from lightning_forge_profiling.schema import Rates, Span
+from lightning_forge_profiling.schema import Rates, RunLedger, Span
 from lightning_forge_profiling.timing.garbage import FULL, GarbageTimer
 from lightning_forge_profiling.timing.spans import SpanLog
 
@@ -35,38 +34,6 @@ _NEARLY: Final = 0.9  # from this share on, the steps in which a part takes long
 # number of steps that keep their long parts. The slowest are known only once the GPU has completed them.
 _CANDIDATES: Final = 32
 _MOST_MARKS: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Ledger(ShownInNotebook):
-    """The wall time of a run by part, on one rank.
-
-    Attributes:
-        wall_s: wall time of the whole run, in seconds.
-        parts: seconds by part, largest first. Parts are exclusive: a part inside another is not counted in the outer
-            one.
-        unexplained_s: `wall_s` less the sum of the parts.
-        counts: how often each part was entered.
-        first_s: seconds of the first time of each part, which may include one-time work.
-        counted_s: of the parts inside a step's regions, seconds in the steps that count.
-        long_steps: in how many of these steps a part took 0.1 ms or more at once, if nearly all its time is in them.
-        spans: times of parts of 1 ms and more, of the epochs and of the recorded window. A span includes the parts
-            inside it.
-        in_steps: seconds of the long parts in a step, largest first, by the step's number; of the counted steps with
-            most time in long parts.
-        began_ns: start of the run by `time.perf_counter_ns`.
-    """
-
-    wall_s: float
-    parts: Mapping[str, float]
-    unexplained_s: float
-    counts: Mapping[str, int]
-    first_s: Mapping[str, float] = field(default_factory=dict)
-    counted_s: Mapping[str, float] = field(default_factory=dict)
-    long_steps: Mapping[str, int] = field(default_factory=dict)
-    spans: tuple[Span, ...] = ()
-    in_steps: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    began_ns: int = 0
 
 
 class PartMarks:
@@ -343,22 +310,26 @@ class LedgerClock:
         """The spans that ended since the last call, at most the latest 256."""
         return self._spans.take_latest()
 
-    def read_parts(self) -> Ledger:
+    def long_parts(self) -> dict[int, dict[str, float]]:
+        """Seconds of the long parts in a step, largest first, by its number; of the counted steps with most of them."""
+        return {step: {part: ns / 1e9 for part, ns in _largest_first(inside)} for _, step, inside in self._in_steps}
+
+    def read_parts(self) -> RunLedger:
         """The ledger with its parts alone, for log entries: a tenth of the work of `read`."""
         return self._parts(self._take_garbage())
 
-    def _parts(self, now_ns: int) -> Ledger:
+    def _parts(self, now_ns: int) -> RunLedger:
         parts, wall_ns = dict(self._ns), now_ns - self.began_ns
         if self._stack:
             parts[self._stack[-1]] = parts.get(self._stack[-1], 0) + now_ns - self._since_ns
-        return Ledger(
+        return RunLedger(
             wall_s=wall_ns / 1e9,
             parts={part: ns / 1e9 for part, ns in _largest_first(parts)},
             unexplained_s=(wall_ns - sum(parts.values())) / 1e9,
             counts={},
         )
 
-    def read(self) -> Ledger:
+    def read(self) -> RunLedger:
         """The ledger so far; the clock runs on."""
         now_ns, counted = self._take_garbage(), self._counted()
         opened = (*zip(self._stack, self._entered_ns, strict=True), *self._open_spans.items())
@@ -373,10 +344,6 @@ class LedgerClock:
             spans=self._spans.read(
                 self._span(part, began_ns, now_ns) for part, began_ns in opened if now_ns - began_ns >= _SPAN_NS
             ),
-            in_steps={
-                step: {part: ns / 1e9 for part, ns in _largest_first(inside)} for _, step, inside in self._in_steps
-            },
-            began_ns=self.began_ns,
         )
 
 
@@ -395,7 +362,7 @@ def _largest_first(parts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(parts.items(), key=lambda item: -item[1])
 
 
-def goodput(ledger: Ledger, on_device: Rates | None = None) -> float:
+def goodput(ledger: RunLedger, on_device: Rates | None = None) -> float:
     """Productive step time as a fraction of wall time, less this package's own."""
     # the ledger's part `steps` is productive: every training batch but the first, warm-up included, without hooks,
     # loggers and other parts. On a GPU, training goes on while a hook waits for queued work or runs beside it. So where
@@ -415,7 +382,7 @@ def goodput(ledger: Ledger, on_device: Rates | None = None) -> float:
     return productive_s / whole_s
 
 
-def ledger_metrics(ledger: Ledger, on_device: Rates | None = None) -> dict[str, float]:
+def ledger_metrics(ledger: RunLedger, on_device: Rates | None = None) -> dict[str, float]:
     """`run/goodput`, a fraction, and `run/KIND_pct` for each kind of part, which sum to 100."""
     if ledger.wall_s <= 0:
         return {}

@@ -162,7 +162,7 @@ def train(name: str, contender: str, folder: str, *, quick: bool) -> None:
         again = ForgeProfilerCallback(5, 5 + WINDOW, trace_dir=folder, analyze=False, tensorboard=False)
         fit(12, again)
         analysis = ours.analysis()
-        effect = analysis.run.window_effect if analysis is not None and analysis.run is not None else None
+        effect = analysis.run.timing.window_effect if analysis is not None and analysis.run is not None else None
         result["change_pct"] = None if effect is None else effect.change_pct
         result["kernels"] = [kernels(ours), kernels(again)]
         reports = [report for callback in (ours, again) if (report := callback.trace_report()) is not None]

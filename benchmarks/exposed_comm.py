@@ -63,7 +63,7 @@ def fit(bucket_mb: int, accumulate: int, layers: int, batch_size: int) -> str:
     parts = ", ".join(f"{name.removeprefix(WAIT_PREFIX)} {ms:.2f}" for name, ms in exposed_ms.items())
     return (
         f"{bucket_mb:4} MB, {accumulate} micro-batches, {layers} layers, batch {batch_size}: step {step_ms:.2f} ms "
-        f"({analysis.run.step_ms.mean:.2f} unrecorded), exposed {sum(exposed_ms.values()):.2f}, by the trace "
+        f"({analysis.run.timing.step_ms.mean:.2f} unrecorded), exposed {sum(exposed_ms.values()):.2f}, by the trace "
         f"{comm.holds_up_ms_per_step:.2f} ms: {off_pct:+.1f} % of the step ({parts}); no kernel beside it for "
         f"{comm.exposed_ms_per_step:.2f} ms: {alone_pct:+.1f} %"
     )

@@ -68,12 +68,12 @@ def train(kind: str) -> None:
     analysis = callback.analysis()
     if analysis is None or analysis.run is None:
         raise SystemExit("no analysis")
-    cpu = analysis.run.cpu
+    cpu = analysis.run.machine.cpu
     result = {
         "verdict": analysis.verdict,
         "findings": {found.code: round(found.share_pct, 1) for found in analysis.findings},
         "waits_pct": cpu and cpu.waits_pct,
-        "step_ms": analysis.run.step_ms.mean,
+        "step_ms": analysis.run.timing.step_ms.mean,
         "text": analysis.verdict_text,
     }
     sys.stdout.write("\n" + json.dumps(result) + "\n")

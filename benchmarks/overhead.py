@@ -327,9 +327,13 @@ def measure(contender: str, model: str, folder: str, *, quick: bool, devices: in
     analysis = recording.analysis() if recording is not None else None
     if analysis is not None and analysis.run is not None:
         told = analysis.run
-        result |= {"timing_us": told.overhead_us, "steps": told.steps, "mean_ms": told.step_ms.mean}
-        result["split"] = told.steps if told.split_steps is None else told.split_steps
-        result["regions"] = {name: region.device_ms for name, region in told.regions.items()}
+        result |= {
+            "timing_us": told.timing.overhead_us,
+            "steps": told.timing.steps,
+            "mean_ms": told.timing.step_ms.mean,
+        }
+        result["split"] = told.timing.steps if told.timing.split_steps is None else told.timing.split_steps
+        result["regions"] = {name: region.device_ms for name, region in told.timing.regions.items()}
     fresh.answer(**result)
 
 

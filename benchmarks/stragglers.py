@@ -146,7 +146,7 @@ def fit(cause: str, ms: float, batch: int, *, cpu: bool) -> tuple[str, str, floa
     found = next((one for one in analysis.findings if one.code == "straggler"), None)
     named = "" if found is None else f"{found.rank} {found.evidence['cause']}"
     live = seen[-1].straggler if seen else None
-    return named, "" if live is None else f"{live.rank} {live.cause}", analysis.run.step_ms.mean
+    return named, "" if live is None else f"{live.rank} {live.cause}", analysis.run.timing.step_ms.mean
 
 
 def main() -> None:

@@ -47,6 +47,7 @@ import lightning as L
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
+from msgspec import structs
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -56,7 +57,7 @@ from benchmarks.workloads import random_tokens
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.diagnosis.combine import combine, without_run
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.schema import Analysis, Distribution, RunEvidence, RunRegion
+from lightning_forge_profiling.schema import Analysis, Distribution, RunEvidence, RunRegion, RunTiming
 from tests.scripts import planted
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -383,7 +384,7 @@ def measure(name: str, size: Size, folder: Path) -> Measured | None:
 
 def with_predictions(measured: Measured, recorded: Analysis, code: str) -> Measured:
     """The figures of a case with what the finding of its recorded run says."""
-    unplayed = replace(recorded, ranks=tuple(replace(rank, replay=None) for rank in recorded.ranks))
+    unplayed = structs.replace(recorded, ranks=tuple(structs.replace(rank, replay=None) for rank in recorded.ranks))
     found, bounded = (
         next((each for each in analysis.findings if each.code == code), None)
         for analysis in (recorded, combine(without_run(unplayed), recorded.run))
@@ -404,21 +405,22 @@ def predict_again(folder: Path, name: str) -> Measured:
     measured = Measured(**json.loads((folder / FIGURES).read_text()))
     measured = replace(measured, live=measured.before)
     step_ms = measured.live["step"]
-    run = RunEvidence(
+    timing = RunTiming(
         steps=SIZES[False].steps,
         on_device=True,
         step_ms=Distribution(mean=step_ms, p50=step_ms, min=step_ms, max=step_ms),
         regions={region: RunRegion(device_ms=measured.live[region], host_ms=0.0) for region in REGIONS[1:]},
     )
+    run = RunEvidence(timing=timing)
     return with_predictions(measured, combine(analyze(folder).analysis, run), ALL[name].code or name)
 
 
 def _median_run(runs: list[Analysis | None]) -> dict[str, float]:
     """Step and regions of the run whose step is the median, so that they belong together."""
-    evidence = sorted((run for each in runs if each and (run := each.run)), key=lambda run: run.step_ms.mean)
+    evidence = sorted((run for each in runs if each and (run := each.run)), key=lambda run: run.timing.step_ms.mean)
     run = evidence[len(evidence) // 2]
-    return {"step": run.step_ms.mean} | {
-        name: run.regions[name].device_ms if name in run.regions else 0.0 for name in REGIONS[1:]
+    return {"step": run.timing.step_ms.mean} | {
+        name: run.timing.regions[name].device_ms if name in run.timing.regions else 0.0 for name in REGIONS[1:]
     }
 
 
@@ -570,7 +572,11 @@ def _cpu_run(setup: CpuSetup, threads: int, folder: Path, results: Any, *, recor
     analysis, ledger = throughput.analysis(), throughput.ledger()
     if analysis is None or analysis.run is None or ledger is None:
         raise RuntimeError("the run has no result")
-    ms = 1e3 * ledger.parts["validation"] / ledger.counts["validation"] if validated else analysis.run.step_ms.mean
+    ms = (
+        1e3 * ledger.parts["validation"] / ledger.counts["validation"]
+        if validated
+        else analysis.run.timing.step_ms.mean
+    )
     results.send((ms, [found.advice for found in analysis.findings]))
 
 

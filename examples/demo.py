@@ -78,12 +78,12 @@ class Run:
     @property
     def step_ms(self) -> float:
         """The mean step."""
-        return self.analysis.run.step_ms.mean
+        return self.analysis.run.timing.step_ms.mean
 
     @property
     def data_ms(self) -> float:
         """How long the mean step waits for its batch."""
-        return self.analysis.run.regions["data"].device_ms
+        return self.analysis.run.timing.regions["data"].device_ms
 
 
 def train(name: str, num_workers: int, args: argparse.Namespace) -> Run:

@@ -15,11 +15,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import inf
 from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from lightning_forge_profiling.host import cpu_times, free_cores
 from lightning_forge_profiling.kineto.chunks import COMPRESS_LEVEL
@@ -235,4 +236,6 @@ def _with_run(analysis: "Analysis", record: Path) -> "Analysis":
         return analysis
     state = run.ranks[0].state
     so_far = None if state is None else state.report.analysis
-    return analysis if so_far is None or so_far.run is None else combine(analysis, replace(so_far.run, ranks=run.works))
+    if so_far is None or so_far.run is None:
+        return analysis
+    return combine(analysis, replace(so_far.run, ranks=replace(so_far.run.ranks, works=run.works)))

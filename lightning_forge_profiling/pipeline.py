@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.fixes import path_of, predictions
@@ -159,7 +160,7 @@ def _with_run(analysis: Analysis, folders: set[Path]) -> Analysis:
     try:
         run = read_summary(summary).run
     except (OSError, ValueError) as exc:  # written by another program, or by another version of this one
-        return replace(analysis, warnings=(*analysis.warnings, f"{summary} cannot be read: {exc}"))
+        return structs.replace(analysis, warnings=(*analysis.warnings, f"{summary} cannot be read: {exc}"))
     return combine(analysis, run)
 
 
@@ -301,9 +302,9 @@ def _measure(
     counted = counted_steps(recording, from_the_start=recording.steps.number[0] == first)
     summary = summarize(recording, UNKNOWN_RANK if rank is None else rank, counted, sort=sort, top=top)
     played = with_steps(recording, counted)
-    summary = replace(summary, replay=predictions(played, summary))
+    summary = structs.replace(summary, replay=predictions(played, summary))
     cut_off = all(trace.cuts) and not recording.steps.whole[counted].all()
-    summary = replace(summary, warnings=(*map(encodable, problems), *summary.warnings), cut_off=bool(cut_off))
+    summary = structs.replace(summary, warnings=(*map(encodable, problems), *summary.warnings), cut_off=bool(cut_off))
     return RankResult(
         package=PACKAGE,
         rank=summary.rank,
@@ -422,10 +423,10 @@ def _numbered(results: Sequence[RankResult]) -> list[RankResult]:
     free = (number for number in count() if number not in numbered)
     for result in unnumbered:
         number = next(free)
-        numbered[number] = replace(
+        numbered[number] = structs.replace(
             result,
             rank=number,
-            summary=replace(result.summary, rank=number),
-            timeline=replace(result.timeline, rank=number),
+            summary=structs.replace(result.summary, rank=number),
+            timeline=structs.replace(result.timeline, rank=number),
         )
     return [numbered[number] for number in sorted(numbered)]

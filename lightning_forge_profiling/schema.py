@@ -4,12 +4,12 @@ Names end in the unit. Percentages are of the step unless the name says otherwis
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from lightning_forge_profiling.names import (
     MFU,
@@ -25,8 +25,7 @@ from lightning_forge_profiling.names import (
 from lightning_forge_profiling.notebook import ShownInNotebook
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TelemetrySeries:
+class TelemetrySeries(msgspec.Struct, frozen=True, kw_only=True):
     """Sensor readings over a whole run, warm-up and validation included, as columns of equal length.
 
     Attributes:
@@ -43,15 +42,14 @@ class TelemetrySeries:
 
     seconds: tuple[float, ...] = ()
     samples_per_point: int = 1
-    values: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
-    lowest: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
-    highest: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
-    throttled_by_pct: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    values: Mapping[str, tuple[float | None, ...]] = {}
+    lowest: Mapping[str, tuple[float | None, ...]] = {}
+    highest: Mapping[str, tuple[float | None, ...]] = {}
+    throttled_by_pct: Mapping[str, tuple[float | None, ...]] = {}
     counted_pct: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TelemetrySummary:
+class TelemetrySummary(msgspec.Struct, frozen=True, kw_only=True):
     """The GPU of a rank over the counted steps. None if the driver does not report a value.
 
     Attributes:
@@ -92,20 +90,19 @@ class TelemetrySummary:
     sm_mhz: float | None = None
     sm_peak_mhz: float | None = None
     throttled_pct: float | None = None
-    throttled_by_pct: Mapping[str, float] = field(default_factory=dict)
+    throttled_by_pct: Mapping[str, float] = {}
     joules_per_sample: float | None = None
     joules: float | None = None
     allocated_peak_gib: float | None = None
     alloc_retries: int | None = None
     device_allocs_per_step: float | None = None
-    series: TelemetrySeries = field(default_factory=TelemetrySeries)
+    series: TelemetrySeries = TelemetrySeries()
 
 
 Status = Literal["waiting", "recording", "written", "not reached", "skipped", "failed"]
 
 
-@dataclass(frozen=True, slots=True)
-class TraceReport:
+class TraceReport(msgspec.Struct, frozen=True):
     """Outcome of one window on one rank.
 
     Attributes:
@@ -151,8 +148,7 @@ KIB: Final = 2**10
 Category: TypeAlias = Literal["parameters", "gradients", "optimizer", "buffers", "other tensors", "activations"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelMemory:
+class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank's model keeps on its GPU, once its optimizer has stepped. A storage counts once.
 
     Attributes:
@@ -173,8 +169,7 @@ class ModelMemory:
         return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.buffers_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryCurve:
+class MemoryCurve(msgspec.Struct, frozen=True, kw_only=True):
     """PyTorch's allocator over a run, read between steps, as columns of equal length. It begins after the warm-up.
 
     Attributes:
@@ -192,8 +187,7 @@ class MemoryCurve:
     reserved_gib: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryGrowth:
+class MemoryGrowth(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that grows steadily from step to step.
 
     Attributes:
@@ -212,8 +206,7 @@ class MemoryGrowth:
     full_step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunMemory:
+class RunMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What fills a rank's GPU.
 
     Attributes:
@@ -229,15 +222,14 @@ class RunMemory:
 
     model: ModelMemory
     limit_gib: float
-    curve: MemoryCurve = field(default_factory=MemoryCurve)
+    curve: MemoryCurve = MemoryCurve()
     growth: MemoryGrowth | None = None
     peak_known: bool = True
     samples_per_step: float | None = None
     tokens_per_step: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class Lane(msgspec.Struct, frozen=True, kw_only=True):
     """One row of spans, in order of their start.
 
     Attributes:
@@ -257,8 +249,7 @@ class Lane:
     kind_index: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """The recorded window of one rank.
 
     Attributes:
@@ -363,8 +354,7 @@ class WindowAnswer(msgspec.Struct, frozen=True, kw_only=True):
     text: _Text = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShareInterval:
+class ShareInterval(msgspec.Struct, frozen=True, kw_only=True):
     """A part's share of the step, in percent, with its 95 % interval by a bootstrap of blocks of consecutive steps.
 
     Attributes:
@@ -384,8 +374,7 @@ class ShareInterval:
 OTHERS: Final = 0.2  # cores that the rest of a system uses without being busy, and the resolution of the accounting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuTime:
+class CpuTime(msgspec.Struct, frozen=True, kw_only=True):
     """Step time on the CPU in four parts, which sum to the step.
 
     Attributes:
@@ -420,8 +409,7 @@ class CpuTime:
     item_ms_per_step: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegionCpu:
+class RegionCpu(msgspec.Struct, frozen=True, kw_only=True):
     """What the training thread did in a region of the steps that were split, hooks and loggers included.
 
     Attributes:
@@ -435,8 +423,7 @@ class RegionCpu:
     blocked_pct: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuUse:
+class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
     """Use of the cores over the counted steps of a run, by the kernel's accounting.
 
     Attributes:
@@ -477,7 +464,7 @@ class CpuUse:
     pressure_pct: float = 0.0
     switches_per_s: float = 0.0
     missing: tuple[str, ...] = ()
-    regions: Mapping[str, RegionCpu] = field(default_factory=dict)
+    regions: Mapping[str, RegionCpu] = {}
     gil: ShareInterval | None = None
     gil_thread: str = ""
 
@@ -491,8 +478,7 @@ class CpuUse:
         return self.regions[region].blocked_pct if region in self.regions else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerSettings:
+class OptimizerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The first optimizer of a fit.
 
     Attributes:
@@ -515,8 +501,7 @@ class OptimizerSettings:
 WORKER_LINES: Final = "data/worker"  # the part of the step that a loader worker's lines are listed under
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledLine:
+class SampledLine(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the user's code, with its share of the samples of one part of the step.
 
     Attributes:
@@ -534,8 +519,7 @@ class SampledLine:
     waiting_pct: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderSettings:
+class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the DataLoader that a fit trains from or validates on, and the cores it may use.
 
     Attributes:
@@ -574,8 +558,7 @@ class LoaderSettings:
         return max(self.cores // max(self.ranks_on_host, 1), 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowStep:
+class SlowStep(msgspec.Struct, frozen=True, kw_only=True):
     """One of the slowest counted steps of a run.
 
     Attributes:
@@ -590,12 +573,11 @@ class SlowStep:
     step: int
     ms: float
     end_s: float | None = None
-    parts_ms: Mapping[str, float] = field(default_factory=dict)
-    regions_ms: Mapping[str, float] = field(default_factory=dict)
+    parts_ms: Mapping[str, float] = {}
+    regions_ms: Mapping[str, float] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recompilation:
+class Recompilation(msgspec.Struct, frozen=True, kw_only=True):
     """What `torch.compile` compiled again during a fit, by function and line.
 
     Attributes:
@@ -622,8 +604,7 @@ class Recompilation:
     given_up: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Switches:
+class Switches(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of PyTorch and of the process on rank 0, looked up once, after the first step.
 
     Attributes:
@@ -650,8 +631,7 @@ class Switches:
     pin_memory_unused: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncCause:
+class SyncCause(msgspec.Struct, frozen=True, kw_only=True):
     """Synchronizing calls with the same cause.
 
     Attributes:
@@ -669,8 +649,7 @@ class SyncCause:
     host_ms_per_step: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class Host(msgspec.Struct, frozen=True, kw_only=True):
     """Launches, synchronizations and allocations, and the idle time of the GPU that they cause.
 
     Attributes:
@@ -706,8 +685,7 @@ class Host:
     graph_launches_per_step: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flops:
+class Flops(msgspec.Struct, frozen=True, kw_only=True):
     """FLOPs of matrix products, convolutions and attention, counted from the recorded input shapes.
 
     Attributes:
@@ -743,8 +721,7 @@ class Flops:
         return 0.0 if self.model_per_step is None else 100 * (1 - self.model_per_step / self.per_step)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PythonCall:
+class PythonCall(msgspec.Struct, frozen=True, kw_only=True):
     """One function in the tree of calls, with all of its calls from the same stack.
 
     Attributes:
@@ -766,8 +743,7 @@ class PythonCall:
     calls_per_step: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserFunction:
+class UserFunction(msgspec.Struct, frozen=True, kw_only=True):
     """A function of the user, from all stacks.
 
     Attributes:
@@ -783,8 +759,7 @@ class UserFunction:
     calls_per_step: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpentIn:
+class SpentIn(msgspec.Struct, frozen=True, kw_only=True):
     """Time of one kind, and the innermost function of the user that holds at least half of it.
 
     Attributes:
@@ -798,8 +773,7 @@ class SpentIn:
     of_ms_per_step: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PythonFunctions:
+class PythonFunctions(msgspec.Struct, frozen=True, kw_only=True):
     """Python functions on the thread that marks the steps.
 
     Recording a stack adds time to each call, so functions that make many calls are overstated.
@@ -815,11 +789,10 @@ class PythonFunctions:
 
     tree: tuple[PythonCall, ...]
     users: tuple[UserFunction, ...] = ()
-    spent: Mapping[str, SpentIn] = field(default_factory=dict)
+    spent: Mapping[str, SpentIn] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
+class Operator(msgspec.Struct, frozen=True, kw_only=True):
     """One PyTorch operator.
 
     Attributes:
@@ -844,8 +817,7 @@ class Operator:
     input_shapes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     """One kernel.
 
     Attributes:
@@ -874,16 +846,14 @@ IDLE_CAUSES: Final = ("data", "launch", "allocator", "sync", "copy", "python", "
 """What the GPU waits for, see `RankSummary.idle`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class Share(msgspec.Struct, frozen=True, kw_only=True):
     """A time per step and its share of the step."""
 
     ms_per_step: float
     pct: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
     """The kernels of one kind: `matmul`, `attention`, `elementwise`, ...
 
     Attributes:
@@ -899,8 +869,7 @@ class Kind:
     calls_per_step: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Distribution:
+class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     """Distribution of a time over the steps, in milliseconds.
 
     Attributes:
@@ -918,8 +887,7 @@ class Distribution:
     p95: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One recorded step.
 
     Attributes:
@@ -943,8 +911,7 @@ class Step:
     light: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """Busy and idle time of the GPU."""
 
     busy_ms_per_step: float
@@ -954,8 +921,7 @@ class Gpu:
     kernels_per_step: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Communication:
+class Communication(msgspec.Struct, frozen=True, kw_only=True):
     """Communication, total and exposed.
 
     Attributes:
@@ -974,8 +940,7 @@ class Communication:
     exposed_pct: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copies:
+class Copies(msgspec.Struct, frozen=True, kw_only=True):
     """Copies in one direction.
 
     Attributes:
@@ -997,8 +962,7 @@ class Copies:
     exposed_ms_per_step: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """Device memory of PyTorch's caching allocator, as recorded by `profile_memory`."""
 
     peak_allocated_bytes: int
@@ -1007,8 +971,7 @@ class Memory:
     frees_per_step: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
+class Region(msgspec.Struct, frozen=True, kw_only=True):
     """A named part of the training step and the GPU work launched in it.
 
     Attributes:
@@ -1032,8 +995,7 @@ class Region:
     launches_per_step: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdlePart:
+class IdlePart(msgspec.Struct, frozen=True, kw_only=True):
     """Idle time of the GPU during one activity of the host.
 
     Attributes:
@@ -1064,8 +1026,7 @@ def hosts_of(step_ms: Sequence[float], live_ms: float) -> list[int]:
     return [place for place, ms in enumerate(step_ms) if place and abs(ms / live_ms - 1) <= _SAME_STEP]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """Steps as they would be with a fix: the recorded ones, played again.
 
     Attributes:
@@ -1081,8 +1042,7 @@ class Replay:
     uncertain_pct: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSummary:
+class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The recorded window of one rank.
 
     Attributes:
@@ -1147,8 +1107,7 @@ class RankSummary:
     replay: Replay | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saving:
+class Saving(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted time saved by the fix of a finding.
 
     Attributes:
@@ -1168,14 +1127,13 @@ class Saving:
     high_pct: float | None = None
 
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 NOTHING_STANDS_OUT: Final = "nothing stands out"
 NO_VERDICT: Final = "no verdict"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankWait:
+class RankWait(msgspec.Struct, frozen=True, kw_only=True):
     """Time that one rank waits for the others in collectives.
 
     Attributes:
@@ -1189,8 +1147,7 @@ class RankWait:
     wait_ms_per_step: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class Collective(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of collective in one process group, matched over the ranks.
 
     Attributes:
@@ -1210,8 +1167,7 @@ class Collective:
     wait_ms_per_step: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """A cause of lost time, with its evidence and the fix.
 
     Attributes:
@@ -1266,8 +1222,7 @@ class Finding:
         return scale * self.low_pct, min(scale * self.high_pct, 100.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hint:
+class Hint(msgspec.Struct, frozen=True, kw_only=True):
     """A rule of thumb that applies; weaker than a finding."""
 
     code: str
@@ -1275,8 +1230,7 @@ class Hint:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRegion:
+class RunRegion(msgspec.Struct, frozen=True, kw_only=True):
     """Time of one region over the counted steps of a run.
 
     Attributes:
@@ -1295,8 +1249,7 @@ class RunRegion:
     p95_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunCompute:
+class RunCompute(msgspec.Struct, frozen=True, kw_only=True):
     """Compute rate of one device over the counted steps, and the peak that it is relative to.
 
     Attributes:
@@ -1324,8 +1277,7 @@ class RunCompute:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankWork:
+class RankWork(msgspec.Struct, frozen=True, kw_only=True):
     """Where the time of one rank went by its own clock, for a comparison with the other ranks.
 
     Attributes:
@@ -1366,13 +1318,13 @@ class RankWork:
     exposed_ms: Mapping[str, float] | None = None
     unmeasured: tuple[str, ...] = ()
     unmeasured_because: str = ""
-    waits_ms: Mapping[str, float] = field(default_factory=dict)
+    waits_ms: Mapping[str, float] = {}
     starved_pct: float | None = None
     sm_mhz: float | None = None
     throttled_pct: float | None = None
     clock_ms: float | None = None
     clock_error_ms: float | None = None
-    lines: Mapping[str, tuple[SampledLine, ...]] = field(default_factory=dict)
+    lines: Mapping[str, tuple[SampledLine, ...]] = {}
 
     @property
     def step_leaves_ms(self) -> dict[str, float]:
@@ -1396,8 +1348,7 @@ class RankWork:
         return self.leaves_ms.get(leaf, 0.0) - self.waits_ms.get(leaf, 0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowEffect:
+class WindowEffect(msgspec.Struct, frozen=True, kw_only=True):
     """Step time after the recorded window, compared with before it.
 
     Attributes:
@@ -1419,8 +1370,7 @@ class WindowEffect:
     high_pct: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepDrift:
+class StepDrift(msgspec.Struct, frozen=True, kw_only=True):
     """Step time that still drifted when the warm-up ended.
 
     Attributes:
@@ -1435,8 +1385,7 @@ class StepDrift:
     until_step: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRestarts:
+class WorkerRestarts(msgspec.Struct, frozen=True, kw_only=True):
     """Restarts of the DataLoader's workers between epochs, each until its first batch arrives.
 
     Attributes:
@@ -1452,8 +1401,7 @@ class WorkerRestarts:
     host_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """When a part of the ledger took place, with what ran inside it.
 
     Attributes:
@@ -1473,8 +1421,7 @@ class Span:
     step: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunLedger(ShownInNotebook):
+class RunLedger(msgspec.Struct, ShownInNotebook, frozen=True, kw_only=True):
     """Where the wall time of the whole run went, on rank 0: parts that sum to it.
 
     Attributes:
@@ -1502,16 +1449,15 @@ class RunLedger(ShownInNotebook):
     parts: Mapping[str, float]
     unexplained_s: float
     counts: Mapping[str, int]
-    first_s: Mapping[str, float] = field(default_factory=dict)
+    first_s: Mapping[str, float] = {}
     counted_s: Mapping[str, float] | None = None
-    long_steps: Mapping[str, int] = field(default_factory=dict)
+    long_steps: Mapping[str, int] = {}
     goodput: float | None = None
     spans: tuple[Span, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEvidence:
-    """Measurements of the callbacks over a whole run, without a trace.
+class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of the counted steps of a run, without a trace.
 
     Attributes:
         steps: number of counted steps.
@@ -1520,41 +1466,24 @@ class RunEvidence:
         regions: `data`, `transfer`, `forward`, `backward`, `optimizer` as far as they were timed apart, `other` and
             custom regions, by name.
         user_regions: names of the custom regions.
-        gpu_starved_pct: share of the steps in which the GPU had finished all but the optimizer's update when the host
-            finished the batch; None if not measured.
-        world_size: number of training processes.
-        telemetry: readings of the GPU's sensors; None without any.
-        compute: compute rates; empty if unknown.
         split_steps: number of steps whose regions were timed, from which the others are estimated; None for all.
-        overhead_us: host time that timing adds to a step.
-        window_effect: step time after the recorded window compared with before; None with fewer than 20 steps on a
-            side.
-        rank: the rank whose times these are.
-        ranks: the work of each rank, this one included, as far as they are known; empty for a single rank.
-        worker_restarts: restarts of the DataLoader's workers; None with persistent workers or none.
+        all_steps: number of all steps of the fit, those that do not count included; None if unknown.
         typical_mean_ms: mean step time if each step took the median of its kind: with or without an optimizer update.
             None if unknown.
         unknown_ms: what long steps take more than the others, per step, if none of them had its regions timed: it is in
             no region.
         unknown_steps: how many those are.
-        loader: settings of the DataLoader on rank 0; None if unknown.
-        ledger: wall time of the whole run by parts; None if unknown.
-        all_steps: number of all steps of the fit, those that do not count included; None if unknown.
-        drift: how the step time still drifted at the end of the warm-up; None if it did not, or if fewer than 100 steps
-            count.
-        continues_from: the optimizer step from which this fit continues, as one that is resumed from a checkpoint; 0
-            for a fit from the beginning. The ledger and all figures are of this fit alone.
-        slowest: the five slowest counted steps, the slowest first.
-        validation_loader: settings of the DataLoader that the fit validates on; None if unknown or without validation.
-        optimizer: the optimizer and its parameter tensors on rank 0; None if unknown.
-        cpu: use of the cores on rank 0; None if unknown, as after less than half a second of counted steps.
+        gpu_starved_pct: share of the steps in which the GPU had finished all but the optimizer's update when the host
+            finished the batch; None if not measured.
+        overhead_us: host time that timing adds to a step.
         intervals: share of each region and of the ledger's parts inside the step with its interval, by name; empty for
             fewer than five blocks of steps.
-        lines: where the training thread was in each region or part of the ledger, by samples of its stack during some
-            seconds of the run, most samples first; empty if it was not sampled, as where the GPU is behind.
-        switches: switches that slow a run down, on rank 0; None if unknown.
-        memory: what fills the GPU; None on a CPU, or if it was not looked up.
-        recompilations: what `torch.compile` compiled again, at most five, what took most time first.
+        slowest: the five slowest counted steps, the slowest first.
+        drift: how the step time still drifted at the end of the warm-up; None if it did not, or if fewer than 100 steps
+            count.
+        window_effect: step time after the recorded window compared with before; None with fewer than 20 steps on a
+            side.
+        worker_restarts: restarts of the DataLoader's workers; None with persistent workers or none.
     """
 
     steps: int
@@ -1562,37 +1491,93 @@ class RunEvidence:
     step_ms: Distribution
     regions: Mapping[str, RunRegion]
     user_regions: tuple[str, ...] = ()
-    gpu_starved_pct: float | None = None
-    world_size: int = 1
-    telemetry: TelemetrySummary | None = None
-    compute: tuple[RunCompute, ...] = ()
     split_steps: int | None = None
-    overhead_us: float | None = None
-    window_effect: WindowEffect | None = None
-    rank: int = 0
-    ranks: tuple[RankWork, ...] = ()
-    worker_restarts: WorkerRestarts | None = None
+    all_steps: int | None = None
     typical_mean_ms: float | None = None
     unknown_ms: float = 0.0
     unknown_steps: int = 0
-    loader: LoaderSettings | None = None
-    ledger: RunLedger | None = None
-    all_steps: int | None = None
-    drift: StepDrift | None = None
-    continues_from: int = 0
+    gpu_starved_pct: float | None = None
+    overhead_us: float | None = None
+    intervals: Mapping[str, ShareInterval] = {}
     slowest: tuple[SlowStep, ...] = ()
+    drift: StepDrift | None = None
+    window_effect: WindowEffect | None = None
+    worker_restarts: WorkerRestarts | None = None
+
+
+class RunMachine(msgspec.Struct, frozen=True, kw_only=True):
+    """What the machine of one rank did over a run.
+
+    Attributes:
+        cpu: use of the cores on rank 0; None if unknown, as after less than half a second of counted steps.
+        telemetry: readings of the GPU's sensors; None without any.
+        compute: compute rates; empty if unknown.
+    """
+
+    cpu: CpuUse | None = None
+    telemetry: TelemetrySummary | None = None
+    compute: tuple[RunCompute, ...] = ()
+
+
+class RunRanks(msgspec.Struct, frozen=True, kw_only=True):
+    """The rank that measured a run, and the others beside it.
+
+    Attributes:
+        rank: the rank whose times these are.
+        world_size: number of training processes.
+        works: the work of each rank, this one included, as far as they are known; empty for a single rank.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    works: tuple[RankWork, ...] = ()
+
+
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings that a run trains with, as they are on rank 0.
+
+    Attributes:
+        loader: settings of the DataLoader on rank 0; None if unknown.
+        validation_loader: settings of the DataLoader that the fit validates on; None if unknown or without validation.
+        optimizer: the optimizer and its parameter tensors on rank 0; None if unknown.
+        switches: switches that slow a run down, on rank 0; None if unknown.
+    """
+
+    loader: LoaderSettings | None = None
     validation_loader: LoaderSettings | None = None
     optimizer: OptimizerSettings | None = None
-    cpu: CpuUse | None = None
-    intervals: Mapping[str, ShareInterval] = field(default_factory=dict)
-    lines: Mapping[str, tuple[SampledLine, ...]] = field(default_factory=dict)
     switches: Switches | None = None
+
+
+class RunEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """Measurements of the callbacks over a whole run, without a trace.
+
+    Attributes:
+        timing: times of the steps.
+        machine: what the machine did.
+        ranks: which rank measured it, and the work of all.
+        settings: of loaders, optimizer and PyTorch.
+        ledger: wall time of the whole run by parts; None if unknown.
+        lines: where the training thread was in each region or part of the ledger, by samples of its stack during some
+            seconds of the run, most samples first; empty if it was not sampled, as where the GPU is behind.
+        memory: what fills the GPU; None on a CPU, or if it was not looked up.
+        recompilations: what `torch.compile` compiled again, at most five, what took most time first.
+        continues_from: the optimizer step from which this fit continues, as one that is resumed from a checkpoint; 0
+            for a fit from the beginning. The ledger and all figures are of this fit alone.
+    """
+
+    timing: RunTiming
+    machine: RunMachine = RunMachine()
+    ranks: RunRanks = RunRanks()
+    settings: RunSettings = RunSettings()
+    ledger: RunLedger | None = None
+    lines: Mapping[str, tuple[SampledLine, ...]] = {}
     memory: RunMemory | None = None
     recompilations: tuple[Recompilation, ...] = ()
+    continues_from: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrackedRun:
+class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
     """What one of the Trainer's loggers calls the run.
 
     Attributes:
@@ -1606,8 +1591,7 @@ class TrackedRun:
     version: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Analysis(ShownInNotebook):
+class Analysis(msgspec.Struct, ShownInNotebook, frozen=True, kw_only=True):
     """Verdict, findings and figures of a trace, a run, or both.
 
     Attributes:
@@ -1634,7 +1618,7 @@ class Analysis(ShownInNotebook):
         tracked: what the Trainer's loggers call the run; empty for a trace alone.
     """
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     source: str
     verdict: str
     verdict_text: str
@@ -1644,7 +1628,7 @@ class Analysis(ShownInNotebook):
     ranks: tuple[RankSummary, ...] = ()
     all_ranks: int = 0
     missing: tuple[int, ...] = ()
-    spread: Mapping[str, Distribution] = field(default_factory=dict)
+    spread: Mapping[str, Distribution] = {}
     collectives: tuple[Collective, ...] = ()
     rank_waits: tuple[RankWait, ...] = ()
     run: RunEvidence | None = None
@@ -1727,8 +1711,7 @@ def step_ms(by_region: Mapping[str, float]) -> float:
     return sum(by_region.get(region, 0.0) for region in (*REGIONS, WHOLE))
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(msgspec.Struct, frozen=True):
     """Sums over some steps of one rank, and the rates that follow from them.
 
     Attributes:
@@ -1761,9 +1744,9 @@ class Rates:
     optimizer_steps: int = 0
     samples: float | None = 0.0
     tokens: float | None = 0.0
-    device_ms: Mapping[str, float] = field(default_factory=dict)
-    host_ms: Mapping[str, float] = field(default_factory=dict)
-    errors_ms: Mapping[str, float] = field(default_factory=dict)
+    device_ms: Mapping[str, float] = {}
+    host_ms: Mapping[str, float] = {}
+    errors_ms: Mapping[str, float] = {}
     flops: float | None = 0.0
     regions: tuple[str, ...] = REGIONS
     split_steps: int = 0
@@ -1849,8 +1832,7 @@ class Rates:
         return metrics
 
 
-@dataclass(frozen=True, slots=True)
-class LoopRates:
+class LoopRates(msgspec.Struct, frozen=True):
     """Sums over runs of a loop without training on this rank, by the host's clock, and the rates that follow.
 
     The first batch of each loader in a run does not count: workers start, and libraries are loaded.
@@ -1898,8 +1880,7 @@ class LoopRates:
         return {per_second(unit, loop=self.loop): rate for unit, rate in self.per_second().items()}
 
 
-@dataclass(frozen=True, slots=True)
-class TimedStep:
+class TimedStep(msgspec.Struct, frozen=True):
     """A step and its time.
 
     Attributes:
@@ -1912,11 +1893,10 @@ class TimedStep:
     ms: float
     step: int
     ended_ns: int
-    device_ms: Mapping[str, float] = field(default_factory=dict)
+    device_ms: Mapping[str, float] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class RunSummary:
+class RunSummary(msgspec.Struct, frozen=True):
     """The totals of a whole run on this rank.
 
     Attributes:
@@ -1962,17 +1942,16 @@ class RunSummary:
     samples: float | None
     first_step_s: float | None
     wall_s: float
-    recorded_tokens: Mapping[int, float] = field(default_factory=dict)
+    recorded_tokens: Mapping[int, float] = {}
     before_window_ms: tuple[float, ...] = ()
     after_window_ms: tuple[float, ...] = ()
-    first_ms: Mapping[int, float] = field(default_factory=dict)
+    first_ms: Mapping[int, float] = {}
     slowest: tuple[TimedStep, ...] = ()
     stood_steps: int = 0
     stood: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RunReport:
+class RunReport(msgspec.Struct, frozen=True):
     """What is known at the end of a run.
 
     Attributes:
@@ -2123,8 +2102,7 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
 RankState = Literal["live", "late", "stands", "waits", "gone", "stopped", "silent", "finished", "failed", "missing"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStatus:
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A rank as it is now.
 
     Attributes:
@@ -2153,11 +2131,10 @@ class RankStatus:
     waits_ms: float | None = None
     cause: str = ""
     restarts: int = 0
-    sensors: Mapping[str, float] = field(default_factory=dict)
+    sensors: Mapping[str, float] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LateRank:
+class LateRank(msgspec.Struct, frozen=True, kw_only=True):
     """The rank that the others wait for.
 
     Attributes:
@@ -2171,8 +2148,7 @@ class LateRank:
     ms: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hang:
+class Hang(msgspec.Struct, frozen=True, kw_only=True):
     """Where the ranks have come to a standstill.
 
     Attributes:
@@ -2186,8 +2162,7 @@ class Hang:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanksStatus:
+class RanksStatus(msgspec.Struct, frozen=True, kw_only=True):
     """All ranks as they are now.
 
     Attributes:
@@ -2212,8 +2187,7 @@ class RanksStatus:
 UNKNOWN_RANK: Final = -1
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveCall:
+class CollectiveCall(msgspec.Struct, frozen=True):
     """A collective as its communication kernel describes it.
 
     Attributes:
@@ -2229,8 +2203,7 @@ class CollectiveCall:
     dtype: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankCollectives:
+class RankCollectives(msgspec.Struct, frozen=True, kw_only=True):
     """The collectives of one rank's counted steps as columns, in the order they were launched.
 
     Attributes:
@@ -2252,8 +2225,7 @@ class RankCollectives:
     step: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceFile:
+class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
     """A trace that was analysed, so that it can be recognized.
 
     Attributes:
@@ -2267,8 +2239,7 @@ class TraceFile:
     blake2b: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankResult:
+class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """The analysis of one rank's traces, without the other ranks.
 
     Attributes:
@@ -2284,7 +2255,7 @@ class RankResult:
         timeline: the timeline of the reports.
     """
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     package: str
     rank: int
     world_size: int | None

@@ -13,13 +13,13 @@ from lightning_forge_profiling.schema import (
     Distribution,
     Finding,
     LoaderSettings,
-    RunEvidence,
     RunLedger,
     RunReport,
     StepCounters,
     StepGroup,
 )
 from lightning_forge_profiling.timing.run_totals import RunTotals
+from tests.evidence import made_evidence
 
 SHARES = {"data": 0.1, "forward": 0.3, "backward": 0.5, "optimizer": 0.1}
 PER_ROW = 50
@@ -138,7 +138,7 @@ def _report(device, ledger, findings, step_ms, steps):
         )
         for code, share, *saved in findings
     )
-    evidence = RunEvidence(
+    evidence = made_evidence(
         steps=steps,
         on_device=True,
         step_ms=Distribution(mean=step_ms, p50=step_ms, min=step_ms, max=step_ms),

@@ -3,11 +3,12 @@
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from lightning_forge_profiling.callbacks.run_report import analysis_of, run_evidence
 from lightning_forge_profiling.diagnosis.ranks import Waits, rank_work
@@ -20,6 +21,8 @@ from lightning_forge_profiling.schema import (
     Pulse,
     RankWork,
     RunLedger,
+    RunMachine,
+    RunRanks,
     RunReport,
     StepCounters,
     StepGroup,
@@ -242,11 +245,12 @@ def _state(  # noqa: PLR0917
     )
     evidence = run_evidence(summary, on_device=True, ledger=ledger)
     if evidence is not None:
-        evidence = replace(evidence, world_size=run.ranks, telemetry=gpu)
+        machine, ranks = RunMachine(telemetry=gpu), RunRanks(world_size=run.ranks)
+        evidence = replace(evidence, machine=machine, ranks=replace(ranks, rank=rank if run.ranks > 1 else 0))
     if evidence is not None and run.ranks > 1:
-        evidence = replace(evidence, rank=rank)
         waits = Waits({"backward": LATE_MS if run.late not in {None, rank} else 0.0})
-        evidence = replace(evidence, ranks=(rank_work(evidence, host=f"node{rank // 8}", waits=waits),))
+        works = (rank_work(evidence, host=f"node{rank // 8}", waits=waits),)
+        evidence = replace(evidence, ranks=replace(evidence.ranks, works=works))
     report = RunReport(
         summary,
         None,

@@ -67,13 +67,13 @@ def test_a_build_without_cuda_has_nothing_to_detach():
 def test_the_summary_compares_the_steps_on_both_sides(make_trainer):
     forge = ForgeProfilerCallback(40, 42)
     make_trainer(forge, logger=False).fit(Classifier(), loader(4 * 100))
-    effect = forge.analysis().run.window_effect
+    effect = forge.analysis().run.timing.window_effect
     assert effect.steps_before == 34, "without the first five, and without the profiler's warm-up step"
     assert effect.steps_after == 53, "without the first five after the window"
     assert effect.low_pct <= effect.change_pct <= effect.high_pct
     assert effect.change_pct == pytest.approx(100 * (effect.after_ms / effect.before_ms - 1))
     report = forge.trace_report()
-    written = json.loads(report.summary_path.read_text())["run"]["window_effect"]
+    written = json.loads(report.summary_path.read_text())["run"]["timing"]["window_effect"]
     assert written["change_pct"] == effect.change_pct
     text = report.summary_path.with_suffix(".md").read_text()
     assert "the median step takes" in text
@@ -83,7 +83,7 @@ def test_the_summary_compares_the_steps_on_both_sides(make_trainer):
 def test_a_window_too_early_to_compare_is_not_compared(make_trainer, capsys):
     forge = ForgeProfilerCallback(5, 8)
     make_trainer(forge, logger=False).fit(Classifier(), loader(4 * 60))
-    assert forge.analysis().run.window_effect is None
+    assert forge.analysis().run.timing.window_effect is None
     assert "after the window" not in capsys.readouterr().out
 
 

@@ -6,9 +6,9 @@ import json
 import os
 import re
 import socket
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from lightning_forge_profiling import ForgeProfilerCallback, region
 from lightning_forge_profiling.kineto.copies import identities_in, redaction

@@ -116,7 +116,7 @@ def test_the_end_of_validation_in_later_callbacks_is_validation(tmp_path, make_t
     trainer = make_trainer(throughput, AtTheEnd(), logger=False, val_check_interval=1, num_sanity_val_steps=0)
     trainer.fit(Classifier(), loader(32), loader(4))
     assert excluded_s(tmp_path, "validation") >= 8 * PLANTED_MS / 1e3 - 0.005
-    assert throughput.analysis().run.regions["other"].p50_ms < PLANTED_MS / 4
+    assert throughput.analysis().run.timing.regions["other"].p50_ms < PLANTED_MS / 4
 
 
 def test_a_trace_counts_it_likewise(tmp_path, make_trainer):
@@ -151,10 +151,10 @@ def test_workers_that_start_anew_each_epoch_are_named(make_trainer, capsys):
     analysis = throughput.analysis()
     assert analysis.verdict == "worker-restarts"
     found, run = analysis.findings[0], analysis.run
-    assert run.worker_restarts.count == 5, "of epochs 1 to 5; that of epoch 0 came before the first step"
-    assert run.worker_restarts.workers == 1
-    assert run.worker_restarts.device_ms * run.steps >= 5 * PLANTED_MS
-    assert found.share_pct == pytest.approx(100 * run.worker_restarts.device_ms / run.step_ms.mean)
+    assert run.timing.worker_restarts.count == 5, "of epochs 1 to 5; that of epoch 0 came before the first step"
+    assert run.timing.worker_restarts.workers == 1
+    assert run.timing.worker_restarts.device_ms * run.timing.steps >= 5 * PLANTED_MS
+    assert found.share_pct == pytest.approx(100 * run.timing.worker_restarts.device_ms / run.timing.step_ms.mean)
     assert "persistent_workers=True" in found.advice
     assert throughput.summary()["time/data_ms"] * 10 >= 5 * PLANTED_MS
     assert sum(found.share_pct for found in analysis.findings) <= 100.001, "input-bound counts the other fetches alone"
@@ -164,7 +164,7 @@ def test_workers_that_start_anew_each_epoch_are_named(make_trainer, capsys):
 def test_workers_that_stay_are_not(make_trainer):
     throughput = every_step(warmup_steps=2)
     make_trainer(throughput, logger=False, max_epochs=6).fit(Classifier(), with_workers(persistent_workers=True))
-    assert throughput.analysis().run.worker_restarts is None
+    assert throughput.analysis().run.timing.worker_restarts is None
     assert "worker-restarts" not in {found.code for found in throughput.analysis().findings}
 
 
@@ -209,7 +209,7 @@ def test_making_the_loaders_iterator_anew_is_data(make_trainer, kind, data, opti
     assert metrics["time/other_ms"] * 24 >= 3 * LONG_MS, "the callback's time is not the loader's"
     assert metrics["time/data_ms"] * 24 < (2 * anew + 1.5) * LONG_MS
     assert sum(metrics[f"time/{region}_ms"] for region in PARTITION) == pytest.approx(metrics["time/step_ms"])
-    assert throughput.analysis().run.worker_restarts is None, "there are no workers"
+    assert throughput.analysis().run.timing.worker_restarts is None, "there are no workers"
 
 
 @pytest.mark.slow
@@ -245,7 +245,7 @@ def test_removing_older_checkpoints_is_part_of_the_checkpoint(tmp_path, make_tra
     trainer = make_trainer(throughput, saves, logger=False, enable_checkpointing=True, **options)
     trainer.fit(Classifier(), loader(48), loader(4) if validates else None)
     assert excluded_s(tmp_path, "checkpoint") >= 11 * PLANTED_MS / 1e3 - 0.005
-    assert throughput.analysis().run.regions["other"].p50_ms < PLANTED_MS / 2
+    assert throughput.analysis().run.timing.regions["other"].p50_ms < PLANTED_MS / 2
 
 
 class SlowToStart(DataLoader):
@@ -265,4 +265,4 @@ def test_the_start_of_validations_workers_is_validation(accumulated, tmp_path, m
     )
     trainer.fit(Classifier(), loader(32), SlowToStart(Samples(4)))
     assert excluded_s(tmp_path, "validation") >= 8 * PLANTED_MS / 1e3 - 0.005
-    assert throughput.analysis().run.regions["other"].p50_ms < PLANTED_MS / 2
+    assert throughput.analysis().run.timing.regions["other"].p50_ms < PLANTED_MS / 2

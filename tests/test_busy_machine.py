@@ -10,11 +10,11 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker
 
@@ -29,11 +29,11 @@ from lightning_forge_profiling.schema import (
     WORKER_LINES,
     CpuUse,
     Distribution,
-    RunEvidence,
     RunLedger,
     RunRegion,
     ShareInterval,
 )
+from tests.evidence import made_evidence
 from tests.models import Samples, quiet_trainer
 from tests.outcomes import HANGS_S
 from tests.test_leaves import Manual, Plain, WaitsInUpdate, batches, computes
@@ -272,7 +272,7 @@ def test_a_spawned_worker_trains_on_unsampled():
     callback = ThroughputCallback(warmup_steps=2, record=False)
     data = DataLoader(Slow(4 * 10), 4, num_workers=1, multiprocessing_context="spawn")
     quiet_trainer(callback).fit(Plain(), data)
-    assert callback.analysis().run.all_steps == 10
+    assert callback.analysis().run.timing.all_steps == 10
     assert WORKER_LINES not in callback.analysis().run.lines
 
 
@@ -288,7 +288,7 @@ def ran(step_ms=20.0, *, on_device=False, gpu_starved_pct=None, data_ms=0.0, int
     regions = {name: RunRegion(device_ms=0.0, host_ms=0.0) for name in ("transfer", "optimizer", "other")}
     regions["data"] = RunRegion(device_ms=data_ms, host_ms=data_ms)
     regions |= dict.fromkeys(("forward", "backward"), RunRegion(device_ms=(step_ms - data_ms) / 2, host_ms=1.0))
-    return RunEvidence(
+    return made_evidence(
         steps=38,
         on_device=on_device,
         step_ms=Distribution(mean=step_ms, p50=step_ms, min=step_ms, max=step_ms),
@@ -380,7 +380,7 @@ def test_what_waits_after_a_validation_is_accounted_like_any_step():
     trainer = quiet_trainer(ours, val_check_interval=20, limit_val_batches=1, num_sanity_val_steps=0)
     trainer.fit(WaitsAfterValidation(), loader, DataLoader(Samples(4), 4))
     # 1 s of computing and 2 s of waiting; without the latter a core would have been in use nearly all the time
-    assert ours.analysis().run.cpu.used < 0.6
+    assert ours.analysis().run.machine.cpu.used < 0.6
 
 
 def test_cores_are_of_each_rank():

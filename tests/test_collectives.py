@@ -1,9 +1,9 @@
 """Communication matched over ranks: what it costs, and who waits for whom. One step of 100 ms on each."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from lightning_forge_profiling.pipeline import analyze
 from tests.synthetic import GEMM, NCCL, Synthetic

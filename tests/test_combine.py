@@ -1,15 +1,16 @@
 """One list of findings from a trace and from the run around it."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.rule import saving
 from lightning_forge_profiling.diagnosis.verdict import by_gain
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.schema import CpuUse, Distribution, Finding, RunEvidence, RunRegion
+from lightning_forge_profiling.schema import CpuUse, Distribution, Finding, RunRegion
+from tests.evidence import made_evidence, with_figures
 from tests.samples import sample_analysis
 
 TRACES = Path(__file__).parent / "data" / "traces"
@@ -19,7 +20,7 @@ STEP_MS = RECORDED.ranks[0].step_ms.mean
 
 def evidence(step_ms=STEP_MS, *, data=0.0, gpu_starved_pct=0.0, host_ms=5.0, steps=100, on_device=True):
     """A run of such steps with `data` ms exposed in each, the rest in forward, which takes the host `host_ms`."""
-    return RunEvidence(
+    return made_evidence(
         steps=steps,
         on_device=on_device,
         step_ms=Distribution(mean=step_ms, p50=step_ms, min=step_ms, max=step_ms),
@@ -48,11 +49,11 @@ def shares(analysis):
 
 def test_means_over_ranks_and_figures_of_one_are_distinguished():
     recorded = replace(with_findings(input_bound=30.0, compute_bound=40.0), ranks=sample_analysis(2).ranks)
-    both = combine(recorded, replace(evidence(STEP_MS, data=0.1 * STEP_MS), world_size=2))
+    both = combine(recorded, with_figures(evidence(STEP_MS, data=0.1 * STEP_MS), world_size=2))
     assert both.differences == (
         "input-bound: 30 % of the recorded steps (mean of the ranks), 10 % of the run's 100 steps on rank 0",
     )
-    slower = combine(recorded, replace(evidence(STEP_MS / 1.3, data=0.3 * STEP_MS / 1.3), world_size=2))
+    slower = combine(recorded, with_figures(evidence(STEP_MS / 1.3, data=0.3 * STEP_MS / 1.3), world_size=2))
     [compute] = [found for found in slower.findings if found.code == "compute-bound"]
     assert compute.title.endswith("of a live step it is 52 % on the mean of the ranks")
 
@@ -71,7 +72,7 @@ def test_where_both_say_the_same_the_trace_with_its_detail_is_kept():
     assert both.findings == RECORDED.findings
     assert both.verdict == "input-bound"
     assert both.differences == ()
-    assert both.run.steps == 100
+    assert both.run.timing.steps == 100
 
 
 def test_a_run_too_short_to_judge_changes_nothing():
@@ -227,7 +228,7 @@ class TestWithoutAGpu:
 def test_a_region_that_was_not_timed_does_not_overrule_the_trace(busy, live_ms):
     recorded = with_findings(input_bound=40.0) if busy else TestWithoutAGpu.traced(input_bound=40.0)
     run = evidence(live_ms, on_device=busy)
-    run = replace(run, regions={"other": run.regions["forward"]})
+    run = with_figures(run, regions={"other": run.timing.regions["forward"]})
     both = combine(recorded, run)
     assert both.verdict == "input-bound"
     assert not any("of the run's" in text for text in both.differences)
@@ -267,7 +268,7 @@ def test_what_passes_between_the_regions_is_the_verdict_beside_a_short_wait_unle
     half = RunRegion(device_ms=0.5 * STEP_MS, host_ms=0.5 * STEP_MS)
     idle = dict.fromkeys(("transfer", "backward", "optimizer"), RunRegion(device_ms=0, host_ms=0))
     wait = RunRegion(device_ms=0.058 * STEP_MS, host_ms=0.058 * STEP_MS)
-    run = replace(run, regions={**run.regions, **idle, "data": wait, "forward": half, "other": half})
+    run = with_figures(run, regions={**run.timing.regions, **idle, "data": wait, "forward": half, "other": half})
     found = {"input_bound": 5.8} | ({"launch_bound": launch_bound} if launch_bound else {})
     both = combine(with_findings(**found), run)
     assert both.verdict == verdict
@@ -275,14 +276,14 @@ def test_what_passes_between_the_regions_is_the_verdict_beside_a_short_wait_unle
 
 
 def test_hints_of_both_are_kept():
-    run = replace(evidence(), step_ms=Distribution(mean=STEP_MS, p50=STEP_MS / 2, min=1.0, max=900.0))
+    run = with_figures(evidence(), step_ms=Distribution(mean=STEP_MS, p50=STEP_MS / 2, min=1.0, max=900.0))
     codes = [hint.code for hint in combine(replace(RECORDED, findings=()), run).hints]
     assert codes == ["copy-heavy", "uneven-steps"]
 
 
 def test_a_loader_that_stalls_every_few_steps_is_not_mistaken_for_slow_recording():
     stalls = evidence(data=0.5 * STEP_MS)
-    stalls = replace(stalls, step_ms=replace(stalls.step_ms, p50=stalls.step_ms.mean / 3))
+    stalls = with_figures(stalls, step_ms=replace(stalls.timing.step_ms, p50=stalls.timing.step_ms.mean / 3))
     recorded = with_findings(input_bound=50.0)
 
     both = combine(recorded, stalls)
@@ -313,7 +314,7 @@ def test_without_a_gpu_what_comes_between_epochs_is_no_share_of_the_recorded_ste
         "optimizer": update,
         "other": 0.1 * step,
     }
-    live = replace(
+    live = with_figures(
         evidence(3 * step, on_device=False),
         regions={name: RunRegion(device_ms=ms, host_ms=ms) for name, ms in regions.items()},
     )
@@ -324,7 +325,7 @@ def test_without_a_gpu_what_comes_between_epochs_is_no_share_of_the_recorded_ste
     assert share["slow-optimizer"] == pytest.approx(100 * update / (3 * step), abs=1)
     assert sum(share.values()) <= 101
     assert any("lacks what happens only in some steps" in said for said in both.differences)
-    busy = replace(live, cpu=CpuUse(cores=1.0, used=0.5, waits_pct=40.0))
+    busy = with_figures(live, cpu=CpuUse(cores=1.0, used=0.5, waits_pct=40.0))
     assert any(": normal steps also waited for a core; " in said for said in combine(recorded, busy).differences)
-    hardly = replace(busy, cpu=CpuUse(cores=1.0, used=0.5, waits_pct=8.0))
+    hardly = with_figures(busy, cpu=CpuUse(cores=1.0, used=0.5, waits_pct=8.0))
     assert any("lacks what happens only in some steps" in said for said in combine(recorded, hardly).differences)

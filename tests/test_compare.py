@@ -2,10 +2,10 @@
 
 import io
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.comparison.compare import compare

@@ -4,13 +4,13 @@ to measure, with the command."""
 import os
 import re
 import time
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_forge_profiling import ThroughputCallback
@@ -26,10 +26,10 @@ from lightning_forge_profiling.schema import (
     Distribution,
     LoaderSettings,
     OptimizerSettings,
-    RunEvidence,
     RunLedger,
     RunRegion,
 )
+from tests.evidence import made_evidence, with_figures
 from tests.models import Classifier, busy, every_step, loader
 from tests.test_cpu_time import ALONE, found, training
 
@@ -40,7 +40,7 @@ def ran(*, optimizer_ms=30.0, **evidence):
     """A run of as many milliseconds as the trace of `training`."""
     spread = Distribution(mean=100.0, p50=100.0, min=100.0, max=100.0)
     regions = {name: RunRegion(device_ms=ms, host_ms=ms) for name, ms in (("data", 10.0), ("optimizer", optimizer_ms))}
-    return RunEvidence(steps=40, on_device=False, step_ms=spread, regions=regions, **evidence)
+    return made_evidence(steps=40, on_device=False, step_ms=spread, regions=regions, **evidence)
 
 
 def use(cores=8, *, used, idle, threads=2, **more):
@@ -106,13 +106,13 @@ def test_a_fused_update_is_advised_on_a_cpu_only_where_it_was_measured_to_gain(
 def test_what_is_fused_already_is_not_advised_to_be():
     fused = replace(LARGE, fused=True)
     for on_device in (True, False):
-        run = replace(ran(optimizer=fused, cpu=FREE), on_device=on_device)
+        run = with_figures(ran(optimizer=fused, cpu=FREE), on_device=on_device)
         advice = found(combine(None, run))["slow-optimizer"].advice
         assert advice.startswith("It is fused already: update less often")
 
 
 def test_on_a_gpu_the_advice_stays():
-    run = replace(ran(optimizer=SMALL, cpu=BUSY), on_device=True)
+    run = with_figures(ran(optimizer=SMALL, cpu=BUSY), on_device=True)
     assert found(combine(None, run))["slow-optimizer"].advice.startswith("Give the optimizer fused=True")
 
 
@@ -121,11 +121,13 @@ def test_a_fit_knows_its_optimizer_and_its_use_of_the_cores(make_trainer):
     callback = every_step(2)
     make_trainer(callback, logger=False).fit(Classifier(), loader(200, slow="data"))
     run = callback.analysis().run
-    assert run.optimizer == OptimizerSettings(kind="AdamW", fused=False, tensors=4, elements=90, median_elements=12)
-    assert run.cpu.cores == usable_cores()
-    assert run.cpu.threads == torch.get_num_threads()
-    assert run.cpu.used >= 0
-    assert 0 <= run.cpu.idle <= run.cpu.cores
+    assert run.settings.optimizer == OptimizerSettings(
+        kind="AdamW", fused=False, tensors=4, elements=90, median_elements=12
+    )
+    assert run.machine.cpu.cores == usable_cores()
+    assert run.machine.cpu.threads == torch.get_num_threads()
+    assert run.machine.cpu.used >= 0
+    assert 0 <= run.machine.cpu.idle <= run.machine.cpu.cores
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------
@@ -166,7 +168,7 @@ def test_a_loader_that_computes_has_no_more_workers_than_cores(make_trainer, wor
     data = loader(200, slow="data", num_workers=workers)
     make_trainer(callback, logger=False).fit(Classifier(), data)
     run = callback.analysis().run
-    assert run.cpu.loader_busy_pct > 50
+    assert run.machine.cpu.loader_busy_pct > 50
     advice = found(callback.analysis())["input-bound"].advice
     assert "and waits for the rest" not in advice
     assert all(int(number) <= usable_cores() for number in re.findall(r"num_workers=(\d+)", advice))
@@ -208,9 +210,9 @@ def test_workers_are_advised_by_what_they_need_of_the_idle_cores(workers, busy_p
 def test_no_more_is_predicted_than_the_workers_that_are_advised_can_save(workers, idle, tried, saves_ms):
     """Of 24 ms 16 are a wait: one worker makes a batch in 16 ms, of two that are always busy each makes one in 48."""
     settings = LoaderSettings(kind="DataLoader", num_workers=workers, pin_memory=True, prefetch_factor=2, cores=8)
-    run = replace(ran(optimizer_ms=0.0, cpu=use(used=1, idle=idle, loader_busy_pct=95)), loader=settings)
+    run = with_figures(ran(optimizer_ms=0.0, cpu=use(used=1, idle=idle, loader_busy_pct=95)), loader=settings)
     regions = {"data": RunRegion(device_ms=16.0, host_ms=16.0), "forward": RunRegion(device_ms=8.0, host_ms=8.0)}
-    run = replace(run, regions=regions, step_ms=Distribution(mean=24.0, p50=24.0, min=24.0, max=24.0))
+    run = with_figures(run, regions=regions, step_ms=Distribution(mean=24.0, p50=24.0, min=24.0, max=24.0))
     finding = found(combine(None, run))["input-bound"]
     assert finding.evidence.get("try_num_workers") == tried
     assert finding.saves.ms_per_step == pytest.approx(saves_ms)
@@ -235,7 +237,7 @@ def validating(settings, *, runs=10, seconds=1.2):
         counts={"validation": runs},
     )
     [finding] = combine(
-        None, replace(ran(optimizer_ms=0.0), regions={}, ledger=ledger, validation_loader=settings)
+        None, with_figures(ran(optimizer_ms=0.0), regions={}, ledger=ledger, validation_loader=settings)
     ).findings
     assert finding.code == "validation-bound"
     return finding
@@ -276,8 +278,8 @@ def test_a_fit_that_starts_workers_in_each_validation_says_so(make_trainer):
     trainer.fit(Classifier(), loader(16), loader(8, num_workers=1))
     finding = found(callback.analysis())["validation-bound"]
     assert "Set persistent_workers=True in the validation DataLoader: its num_workers=1 start anew" in finding.advice
-    assert callback.analysis().run.validation_loader.num_workers == 1
-    assert callback.analysis().run.validation_loader.batches == 2
+    assert callback.analysis().run.settings.validation_loader.num_workers == 1
+    assert callback.analysis().run.settings.validation_loader.batches == 2
 
 
 # -- the accounting ---------------------------------------------------------------------------------------------------
@@ -398,8 +400,11 @@ def test_the_quota_of_a_container_limits_the_usable_cores(tmp_path, files, cores
 def test_a_summary_of_before_has_no_evidence_and_advice_to_measure():
     old = msgspec.json.encode(combine(None, ran()))
     fields = msgspec.json.decode(old)
-    for name in ("cpu", "optimizer", "validation_loader"):
-        del fields["run"][name]
+    del fields["run"]["machine"], fields["run"]["settings"]
     read = msgspec.json.decode(msgspec.json.encode(fields), type=Analysis)
-    assert (read.run.cpu, read.run.optimizer, read.run.validation_loader) == (None, None, None)
+    assert (read.run.machine.cpu, read.run.settings.optimizer, read.run.settings.validation_loader) == (
+        None,
+        None,
+        None,
+    )
     assert COMMAND in found(read)["slow-optimizer"].advice

@@ -8,7 +8,8 @@ import torch
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.schema import NOTHING_STANDS_OUT, Distribution, RunEvidence, RunRegion
+from lightning_forge_profiling.schema import NOTHING_STANDS_OUT, Distribution, RunRegion
+from tests.evidence import made_evidence
 from tests.models import Classifier, loader
 from tests.synthetic import AUTOGRAD, WORKER, Synthetic
 
@@ -142,7 +143,7 @@ def test_a_gpu_that_was_not_recorded_is_not_taken_for_the_cpu(tmp_path):
 def run(step_ms, *, on_device=False, **regions):
     spread = Distribution(mean=step_ms, p50=step_ms, min=step_ms, max=step_ms)
     found_in = {name: RunRegion(device_ms=ms, host_ms=ms) for name, ms in regions.items()}
-    return RunEvidence(steps=40, on_device=on_device, step_ms=spread, regions=found_in)
+    return made_evidence(steps=40, on_device=on_device, step_ms=spread, regions=found_in)
 
 
 class TestWithTheWholeRun:

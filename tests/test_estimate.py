@@ -101,7 +101,7 @@ def test_each_region_is_within_a_tenth_of_the_truth_or_its_error_and_the_same_wh
     planted = Planted(loader, seed)
     record = read_run(planted.write(tmp_path))
     [rank] = record.ranks
-    run = rank.state.report.analysis.run
+    run = rank.state.report.analysis.run.timing
     assert run.split_steps < STEPS / 3
     unknown_ms = run.unknown_ms
     for name, true_ms in planted.truth.items():

@@ -199,7 +199,7 @@ def test_a_slow_step_of_a_fit_names_the_collections_in_it(make_trainer, tmp_path
     gc.unfreeze()  # all objects are in the one step that is to be the slowest
     ours, model = ThroughputCallback(warmup_steps=3, overhead=overhead), Collects(only=SLOW_STEP)
     make_trainer(ours, logger=False).fit(model, loader(160))
-    slow = next(slow for slow in ours.analysis().run.slowest if slow.step == SLOW_STEP)
+    slow = next(slow for slow in ours.analysis().run.timing.slowest if slow.step == SLOW_STEP)
     assert 0.5 * slow.ms < slow.parts_ms[GC_FULL] <= min(slow.ms, 1e3 * model.took_s)
     output = summary_of(tmp_path)
     assert f"step {SLOW_STEP}: {digits(slow.ms)} ms" in output

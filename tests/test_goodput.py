@@ -10,8 +10,9 @@ from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.names import LOGGED_KINDS
 from lightning_forge_profiling.report.analysis_text import markdown
 from lightning_forge_profiling.report.run_wording import goodput_words
-from lightning_forge_profiling.schema import Analysis, Distribution, Rates, RunEvidence, RunLedger
+from lightning_forge_profiling.schema import Analysis, Distribution, Rates, RunLedger
 from lightning_forge_profiling.timing.ledger import goodput, ledger_metrics
+from tests.evidence import made_evidence
 from tests.models import Classifier, loader
 from tests.outcomes import logged
 
@@ -107,6 +108,6 @@ def test_before_any_time_has_passed_there_is_none():
 def test_a_report_of_an_older_version_has_none():
     steps = Distribution(mean=5.0, p50=5.0, min=5.0, max=5.0)
     old = RunLedger(wall_s=2.0, parts={"steps": 2.0}, unexplained_s=0.0, counts={})
-    run = RunEvidence(steps=9, on_device=False, step_ms=steps, regions={}, ledger=old)
+    run = made_evidence(steps=9, on_device=False, step_ms=steps, regions={}, ledger=old)
     analysis = Analysis(source="run", verdict="x", verdict_text="", findings=(), run=run)
     assert "Wall time of the run: 2.00 s." in markdown(analysis)

@@ -385,10 +385,11 @@ def test_the_run_alone_tells_what_bounds_it(tmp_path, module, options, verdict, 
     train(tmp_path, module(), loader, 60, [ours], precision=precision)
     analysis = ours.analysis()
     print(
-        f"{analysis.verdict_text} Drained at {analysis.run.gpu_starved_pct:.0f} % of {analysis.run.steps} batch ends."
+        f"{analysis.verdict_text} Drained at {analysis.run.timing.gpu_starved_pct:.0f} % of "
+        f"{analysis.run.timing.steps} batch ends."
     )
     assert analysis.verdict == verdict
-    assert drained[0] <= analysis.run.gpu_starved_pct <= drained[1]
+    assert drained[0] <= analysis.run.timing.gpu_starved_pct <= drained[1]
 
 
 class ReadsLoss(Callback):
@@ -526,7 +527,7 @@ def test_a_growth_is_said_fifty_steps_before_the_memory_is_full(tmp_path, caplog
     ours = ThroughputCallback(record=True)
     with pytest.raises(torch.OutOfMemoryError):
         trainer(tmp_path, 5000, callbacks=[ours]).fit(Keeps(4), small_batches(5000))
-    full = ours.analysis().run.all_steps
+    full = ours.analysis().run.timing.all_steps
     [said] = [record.getMessage() for record in caplog.records if "grows by" in record.getMessage()]
     print(f"{said} It was full at step {full}.")
     assert "grows by 4.00 MiB a step" in said

@@ -1,10 +1,10 @@
 """The web page under a pointer, a finger and the keys, on a phone; its links from findings to what shows them."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 

@@ -1,11 +1,11 @@
 """The web page: what it holds, and how it looks and behaves in a real browser."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -21,13 +21,13 @@ from lightning_forge_profiling.schema import (
     Distribution,
     Gpu,
     RunCompute,
-    RunEvidence,
     RunLedger,
     RunRegion,
     Share,
     Timeline,
 )
 from tests.browser import wait_until
+from tests.evidence import made_evidence, with_figures
 from tests.report_page import Page
 from tests.sample_timeline import COPY, STEPS, lane, sample_timeline
 from tests.samples import ADAM, ADD, ALLREDUCE, GEMM, NORM, sample_analysis
@@ -35,7 +35,7 @@ from tests.samples import ADAM, ADD, ALLREDUCE, GEMM, NORM, sample_analysis
 TRACES = Path(__file__).parent / "data" / "traces"
 HOSTILE = '</script><script>hacked=1</script><img src=x onerror="hacked=1">"onmouseover="hacked=1"&lt;'
 HIDES = "\x00\x1b[31m\u202egpj.exe\u2066 \u05e9\u05dc\u05d5\u05dd"
-RUN = RunEvidence(
+RUN = made_evidence(
     steps=512,
     on_device=True,
     step_ms=Distribution(mean=51.0, p50=50.4, min=49.9, max=80.2),
@@ -231,11 +231,11 @@ class TestContent:
         assert "Compute 500 TFLOP/s per device carried out, HFU unknown: unknown" in run
 
     def test_a_rate_reads_as_in_the_other_reports(self, show):
-        known = RUN.compute[0]
+        known = RUN.machine.compute[0]
         unknown = replace(known, peak_tflops=None, pct_of_peak=None, peak_source="no peak is known for this CPU")
         bare = replace(unknown, measured_tflops=None, pct_of_measured=None)
         cases = [
-            RUN.compute,
+            RUN.machine.compute,
             (known, replace(known, kind="hfu", tflops=500.0, pct_of_peak=50.5)),
             (known, replace(known, kind="hfu", tflops=400.1)),
             (replace(known, tflops=0.0000583, pct_of_peak=140.0, peak_tflops=1979.0, measured_tflops=0.0123),),
@@ -244,7 +244,7 @@ class TestContent:
             (replace(bare, tflops=0.0),),
         ]
         for compute in cases:
-            page = show(replace(run_only(), run=replace(RUN, compute=compute)))
+            page = show(replace(run_only(), run=with_figures(RUN, compute=compute)))
             facts = [fact.text.split("\n") for fact in page.all("#run .facts div")]
             assert [value for name, value in facts if name == "Compute"] == list(compute_lines(compute))
             assert not {"MFU", "HFU"} & {name for name, _ in facts}

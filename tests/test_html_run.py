@@ -1,12 +1,12 @@
 """The whole run in the web page: the bar of its parts, when they took place, and its slowest steps."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from lightning_forge_profiling.report.analysis_text import markdown
 from lightning_forge_profiling.report.run_wording import goodput_words
 from lightning_forge_profiling.schema import RunLedger, SlowStep, Span
+from tests.evidence import with_figures
 from tests.test_html_report import HOSTILE, RUN, run_only
 
 pytestmark = pytest.mark.browser
@@ -33,7 +33,7 @@ SLOWEST = (
 
 
 def analysis(ledger=LEDGER, slowest=SLOWEST):
-    return replace(run_only(), run=replace(RUN, ledger=ledger, slowest=slowest))
+    return replace(run_only(), run=with_figures(RUN, ledger=ledger, slowest=slowest))
 
 
 def lanes(page):

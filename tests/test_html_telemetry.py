@@ -3,12 +3,12 @@
 import itertools
 import json
 import threading
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -21,6 +21,7 @@ from lightning_forge_profiling.gpu.nvml import GpuReader, GpuSample, find_device
 from lightning_forge_profiling.names import BEFORE_FIT
 from lightning_forge_profiling.schema import Analysis, Distribution, RunEvidence, TelemetrySummary
 from tests.browser import wait_until
+from tests.evidence import made_evidence
 from tests.fake_nvml import GPU_IS_LOST, FakeBoard, FakeNvml
 from tests.models import Classifier, loader
 from tests.outcomes import HANGS_S
@@ -69,7 +70,7 @@ def telemetry(samples, *, device="NVIDIA H200", period_s=0.2, counted=lambda num
 
 def analysis_with(seen, *, world_size=1):
     spread = Distribution(mean=51.0, p50=50.4, min=49.9, max=80.2)
-    run = RunEvidence(steps=512, on_device=True, step_ms=spread, regions={}, world_size=world_size, telemetry=seen)
+    run = made_evidence(steps=512, on_device=True, step_ms=spread, regions={}, world_size=world_size, telemetry=seen)
     return replace(sample_analysis(), run=run)
 
 
@@ -204,7 +205,7 @@ def report(make_trainer, monkeypatch, tmp_path):
     make_trainer(*callbacks).fit(Waiting(gpu), loader(2 * AGAIN))
     [page] = (tmp_path / "traces").glob("*/report.html")
     run = json.loads(page.with_name("summary.json").read_text(encoding="utf-8"))["run"]
-    return page, run["telemetry"]["series"], run["ledger"]
+    return page, run["machine"]["telemetry"]["series"], run["ledger"]
 
 
 def part_of_axis(ledger, series, second):
@@ -439,8 +440,8 @@ def test_a_memory_clock_that_varies_is_drawn(show):
 def test_a_run_on_an_h200_tells_its_phases_apart(show):
     """A run of 52 s: at the power limit, validating from 14.2 to 21.9 s, slowed by its loader to 31.4 s."""
     run = msgspec.json.decode(H200_RUN.read_bytes(), type=RunEvidence)
-    page = show(run.telemetry)
-    length = run.telemetry.series.seconds[-1]
+    page = show(run.machine.telemetry)
+    length = run.machine.telemetry.series.seconds[-1]
     facts = dict(zip(page.texts("#telemetry .facts dt"), page.texts("#telemetry .facts dd"), strict=True))
     assert facts == {
         "Device": "NVIDIA H200", "GPU utilized": "83.0 %", "Peak memory": "24.2 of 140 GiB",

@@ -287,11 +287,11 @@ def test_a_fit_inside_a_fit_has_regions_of_its_own(make_trainer):
     make_trainer(outer, Inner(), logger=False).fit(Named("outer"), loader())
     assert set(regions_of(inner)) == {"inner", "attention"}
     assert set(regions_of(outer)) == {"outer", "attention"}
-    assert outer.analysis().run.steps == 8
+    assert outer.analysis().run.timing.steps == 8
 
 
 def regions_of(callback):
-    return callback.analysis().run.user_regions
+    return callback.analysis().run.timing.user_regions
 
 
 def test_a_module_may_be_copied_while_it_is_in_a_region_of_its_own(tmp_path, make_trainer):

@@ -1,9 +1,9 @@
 """Names in a table: cut where they are too long, and never so that two kernels read alike."""
 
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
+from msgspec.structs import replace
 
 from lightning_forge_profiling.report.analysis_text import markdown, print_analysis
 from lightning_forge_profiling.report.page import report_page

@@ -212,7 +212,7 @@ def test_a_slow_function_of_the_users_is_named(model, name, part):
     assert parts(analysis)[part] == pytest.approx(15, abs=5)
     assert part.partition("/")[2] in named[0].title
     assert computed_ms(analysis) == pytest.approx(fmean(module.took_ms[2:]), rel=0.3), "by a clock of its own"
-    assert analysis.run.overhead_us < 5000, "the user's time is none of ours"
+    assert analysis.run.timing.overhead_us < 5000, "the user's time is none of ours"
 
 
 class SlowFinalize(CSVLogger):
@@ -440,7 +440,7 @@ def test_with_a_window_a_slow_hook_comes_first_and_is_not_python(tmp_path):
     analysis = fitted(model, forge, data=batches())
     first, *others = analysis.findings
     assert (first.code, first.evidence["part"]) == ("slow-hook", "module/on_before_backward")
-    hook_pct = 100 * first.saves.ms_per_step / analysis.run.step_ms.mean
+    hook_pct = 100 * first.saves.ms_per_step / analysis.run.timing.step_ms.mean
     others_pct = sum(found.share_pct for found in others if found.of == "step")
     assert hook_pct + others_pct < 105, "what the hook takes is no other finding's, too"
 
@@ -504,7 +504,9 @@ def test_the_start_of_the_profiler_takes_no_cores_of_the_steps(tmp_path, monkeyp
     monkeypatch.setattr(TraceSession, "step", step)
     analysis = fitted(WaitsInUpdate(), ForgeProfilerCallback(10, 13, trace_dir=tmp_path), data=batches())
     without = fitted(WaitsInUpdate(), data=batches())
-    assert analysis.run.cpu.used < without.run.cpu.used + 0.12, "the planted 0.15 s are 0.2 cores over 18 such steps"
+    assert analysis.run.machine.cpu.used < without.run.machine.cpu.used + 0.12, (
+        "the planted 0.15 s are 0.2 cores over 18 such steps"
+    )
 
 
 class SlowSamples(Samples):

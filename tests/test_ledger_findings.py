@@ -1,15 +1,16 @@
 """What bounds a run outside its steps: a planted cost is the verdict, and its seconds are those that were planted."""
 
 import time
-from dataclasses import replace
 
 import pytest
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from msgspec.structs import replace
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.diagnosis.combine import combine
-from lightning_forge_profiling.schema import Distribution, RunEvidence, RunLedger, RunRegion
+from lightning_forge_profiling.schema import Distribution, RunLedger, RunRegion
+from tests.evidence import made_evidence
 from tests.models import Classifier, loader
 
 STEP_MS, STEPS = 50.0, 200
@@ -18,7 +19,7 @@ STEP_MS, STEPS = 50.0, 200
 def evidence(*, data_ms=0.0, before_s=2.0, gpu_starved_pct=None, counts=None, **parts):
     """A run of `STEPS` steps of `STEP_MS`, and what else took its time, each part 10 times unless `counts` has it."""
     ledger = {"startup/process": before_s, "steps": STEPS * STEP_MS / 1e3, **parts}
-    return RunEvidence(
+    return made_evidence(
         steps=STEPS,
         on_device=True,
         step_ms=Distribution(mean=STEP_MS, p50=STEP_MS, min=STEP_MS, max=STEP_MS),
@@ -192,7 +193,7 @@ def stepping(*, parts, counts=None, other_ms=1.0, optimizer_ms=0.5, on_device=Fa
     regions = dict.fromkeys(("data", "transfer", "forward", "backward"), RunRegion(device_ms=0.1, host_ms=0.1))
     regions["other"] = RunRegion(device_ms=other_ms, host_ms=max(other_ms, 4.0))
     regions["optimizer"] = RunRegion(device_ms=optimizer_ms, host_ms=optimizer_ms)
-    return RunEvidence(
+    return made_evidence(
         steps=STEPS - 20,
         all_steps=STEPS,
         on_device=on_device,

@@ -140,7 +140,7 @@ def test_a_tuners_trials_are_not_the_fits(make_trainer, tmp_path):
     Tuner(trainer).lr_find(model, loader(64), num_training=10, min_lr=1e-4)
     ledger = fit(trainer, model)
     assert ledger.counts[STEPS] == 1
-    assert ours.analysis().run.all_steps == 16
+    assert ours.analysis().run.timing.all_steps == 16
     assert ours.analysis().run.continues_from == 0
 
 
@@ -166,7 +166,7 @@ def test_a_resumed_fit_begins_anew_and_says_so(make_trainer, tmp_path, capsys):
     said = "training continues from optimizer step 8: the ledger and all figures are of this fit"
     assert said in summary_of(tmp_path, of=2)
     assert said in (forge.trace_report().path.parent / "summary.md").read_text()
-    assert (ours.analysis().run.continues_from, ours.analysis().run.all_steps) == (8, 16)
+    assert (ours.analysis().run.continues_from, ours.analysis().run.timing.all_steps) == (8, 16)
 
 
 class Raises(Classifier):

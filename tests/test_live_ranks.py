@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from io import StringIO
 
 import pytest
 from lightning.pytorch.loggers import CSVLogger
+from msgspec.structs import replace
 
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.callbacks.fit_log import rank_metrics

@@ -58,7 +58,7 @@ def workers_advised(advice):
 def test_the_settings_of_the_loader_are_in_the_summary_and_in_the_finding(make_trainer):
     data = loader(60, slow="data", shuffle=True)
     analysis = trained(make_trainer, data, accumulate_grad_batches=3)
-    assert analysis.run.loader == LoaderSettings(
+    assert analysis.run.settings.loader == LoaderSettings(
         kind="DataLoader",
         num_workers=0,
         batch_size=4,
@@ -102,9 +102,9 @@ def test_an_iterable_dataset_is_said_to_share_its_samples_out(make_trainer):
     slow = Stream(60)
     slow.samples.slow = "data"
     analysis = trained(make_trainer, DataLoader(slow, 4))
-    assert analysis.run.loader.iterable
+    assert analysis.run.settings.loader.iterable
     wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=False)
-    assert "IterableDataset must split its samples" in loader_advice(wait, analysis.run.loader)[0]
+    assert "IterableDataset must split its samples" in loader_advice(wait, analysis.run.settings.loader)[0]
 
 
 def test_what_is_no_torch_dataloader_gets_other_advice(make_trainer):
@@ -113,7 +113,7 @@ def test_what_is_no_torch_dataloader_gets_other_advice(make_trainer):
             return iter(loader(40, slow="data"))
 
     analysis = trained(make_trainer, Reader())
-    assert (analysis.run.loader.kind, analysis.run.loader.num_workers) == ("Reader", None)
+    assert (analysis.run.settings.loader.kind, analysis.run.settings.loader.num_workers) == ("Reader", None)
     assert "The loader is of type Reader" in the("input-bound", analysis).advice
 
 
@@ -123,7 +123,7 @@ def test_of_several_loaders_the_workers_are_those_of_all(make_trainer):
             return super().training_step(batch["a"])
 
     both = CombinedLoader({"a": loader(40, num_workers=1, persistent_workers=True), "b": loader(40)}, "min_size")
-    settings = trained(make_trainer, both, First()).run.loader
+    settings = trained(make_trainer, both, First()).run.settings.loader
     assert (settings.loaders, settings.num_workers, settings.persistent_workers) == (2, 1, True)
     assert settings.prefetch_factor == 2
 

@@ -82,7 +82,7 @@ def test_a_recorded_window_leaves_no_part_of_a_cycle(tmp_path, make_trainer):
     rows = logged(tmp_path)
     assert [row["step"] for row in rows] == [2, 3]
     assert [rate_of(row) for row in rows] == pytest.approx([0.25, 0.25])
-    assert throughput.analysis().run.steps == 13, "in the table they count all the same"
+    assert throughput.analysis().run.timing.steps == 13, "in the table they count all the same"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_the_last_row_is_logged_where_it_is_half_an_interval(tmp_path, make_trai
     took = sum(size * row["time/step_ms"] for size, row in zip(sizes, rows, strict=True))
     if count != 210:
         assert took == pytest.approx(throughput.summary()["time/step_ms"] * sum(sizes)), "each step is in one row"
-    assert throughput.analysis().run.steps == count - 10
+    assert throughput.analysis().run.timing.steps == count - 10
 
 
 def test_what_is_left_at_the_end_is_in_the_summary(make_trainer):
@@ -107,7 +107,7 @@ def test_what_is_left_at_the_end_is_in_the_summary(make_trainer):
     trainer.fit(Classifier(), loader(32, 4))
     metrics = throughput.summary()
     assert metrics["throughput/tokens_per_sec"] * metrics["time/step_ms"] / 1e3 * 8 == pytest.approx(32)
-    assert throughput.analysis().run.steps == 8
+    assert throughput.analysis().run.timing.steps == 8
 
 
 @pytest.mark.slow
@@ -125,5 +125,5 @@ def test_steps_are_uneven_among_those_like_them(make_trainer, accumulate, hint):
     trainer = make_trainer(throughput, logger=False, accumulate_grad_batches=accumulate)
     trainer.fit(Slow(), loader(160))
     run = throughput.analysis().run
-    assert run.step_ms.mean > 1.2 * run.step_ms.p50
+    assert run.timing.step_ms.mean > 1.2 * run.timing.step_ms.p50
     assert ("uneven-steps" in {hint.code for hint in throughput.analysis().hints}) is hint

@@ -1,13 +1,13 @@
 """What fills the GPU's memory."""
 
 import csv
-from dataclasses import replace
 from math import inf
 from random import Random
 
 import pytest
 import torch
 from lightning.pytorch import Callback
+from msgspec.structs import replace
 from selenium.webdriver.common.keys import Keys
 from torch import nn
 
@@ -23,10 +23,10 @@ from lightning_forge_profiling.schema import (
     MemoryCurve,
     MemoryGrowth,
     ModelMemory,
-    RunEvidence,
     RunMemory,
 )
 from tests.browser import wait_until
+from tests.evidence import made_evidence
 from tests.models import Classifier, loader
 from tests.report_page import Page
 
@@ -383,7 +383,7 @@ def test_a_failing_reading_ends_the_readings_and_not_the_run(make_trainer):
     make_trainer(ours, OnGpu(ours, gpu), max_steps=60, logger=False, enable_checkpointing=False).fit(
         Classifier(), loader(240)
     )
-    assert ours.analysis().run.steps > 40
+    assert ours.analysis().run.timing.steps > 40
     assert ours.analysis().run.memory is None
 
 
@@ -419,7 +419,7 @@ def evidence(*, kept=(10, 10, 20, 0), reserved=60.0, peak=55.0, limit=78.0, **mo
         seconds=(1.0,), steps=(10,), kept_gib=(float(sum(kept)),), peak_gib=(peak,), reserved_gib=(reserved,)
     )
     memory = RunMemory(model=model, limit_gib=limit, curve=curve, **more)
-    return RunEvidence(steps=1, on_device=True, step_ms=step_ms, regions={}, memory=memory)
+    return made_evidence(steps=1, on_device=True, step_ms=step_ms, regions={}, memory=memory)
 
 
 def test_the_peak_is_what_the_model_keeps_and_activations():

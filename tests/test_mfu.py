@@ -3,12 +3,12 @@
 import logging
 import math
 import sys
-from dataclasses import replace
 
 import lightning as L
 import pytest
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch import nn
 from torch.distributed import fsdp
 from torch.utils.checkpoint import checkpoint
@@ -74,7 +74,7 @@ def test_a_number_counts_for_each_micro_batch(tmp_path, make_trainer, accumulate
     assert [row.get("throughput/peak_tflops") for row in rows] == [1.0, *[None] * (len(rows) - 1)], "once"
     text = summary_of(tmp_path)
     assert f"MFU {100 * callback.summary()['throughput/mfu']:.1f} % of 1 TFLOP/s (cpu, fp32)" in text
-    [compute] = callback.analysis().run.compute
+    [compute] = callback.analysis().run.machine.compute
     assert (compute.kind, compute.device, compute.peak_tflops) == ("mfu", "cpu", 1)
     assert compute.pct_of_peak == pytest.approx(100 * callback.summary()["throughput/mfu"])
 

@@ -90,7 +90,7 @@ def the_record(folder):
 
 
 def regions_of(callback):
-    return {name: region.device_ms for name, region in callback.analysis().run.regions.items()}
+    return {name: region.device_ms for name, region in callback.analysis().run.timing.regions.items()}
 
 
 # -- what a user gets ----------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_the_regions_of_a_step_are_seen_or_named_and_sum_to_it(profiled):
     assert 0 < times["optimizer"] < SLOW_MS
     assert 0 < times["backward"] < SLOW_MS
     assert times["other words"] >= SLOW_MS
-    assert sum(times[name] for name in PARTITION) == pytest.approx(callback.analysis().run.step_ms.mean)
+    assert sum(times[name] for name in PARTITION) == pytest.approx(callback.analysis().run.timing.step_ms.mean)
 
 
 def test_a_progress_bar_that_a_loop_does_not_have_is_no_trouble(tmp_path, caplog):
@@ -143,7 +143,7 @@ def test_the_record_is_that_of_a_fit(profiled, tmp_path, capsys):
     rank = the_record(tmp_path)
     assert (rank.end.outcome, rank.end.step, rank.state.step) == ("finished", 20, 20)
     assert rank.begin.settings["strategy"] == "PlainLoop"
-    assert rank.state.report.analysis.run.loader.batch_size == 4
+    assert rank.state.report.analysis.run.settings.loader.batch_size == 4
     capsys.readouterr()
     assert cli(["summary", str(tmp_path / "forge_record")]) == 0
     assert "finished after" in capsys.readouterr().out
@@ -230,7 +230,7 @@ def test_validation_between_steps_is_no_part_of_them_and_no_fault_of_the_loader(
     assert callback.ledger().counts["validation"] == 4
     assert callback.ledger().parts["validation"] * 1e3 == pytest.approx(sum(took), rel=0.1)
     assert regions_of(callback)["data"] < PLANTED_MS / 2
-    assert callback.analysis().run.validation_loader.batch_size == validation.batch_size
+    assert callback.analysis().run.settings.validation_loader.batch_size == validation.batch_size
 
 
 def make_loaders(kind, epoch_of={}):  # noqa: B006  (the loader of all epochs)
@@ -262,10 +262,13 @@ def test_each_fetch_of_training_is_data_however_the_loader_is_made(profiled, kin
                     model.train(batch[0] if kind == "two at once" else batch)
             evaluate(loader(8))
     run = callback.analysis().run
-    assert run.regions["data"].device_ms * run.steps >= 0.9 * (sum(fetched[3:-1]) - max(fetched))
+    assert run.timing.regions["data"].device_ms * run.timing.steps >= 0.9 * (sum(fetched[3:-1]) - max(fetched))
     assert callback.ledger().counts["validation"] == 3
-    assert run.loader.loaders == (2 if kind == "two at once" else 1)
-    assert (run.loader.num_workers, run.loader.iterable) == (kind == "with a worker", kind == "of unknown length")
+    assert run.settings.loader.loaders == (2 if kind == "two at once" else 1)
+    assert (run.settings.loader.num_workers, run.settings.loader.iterable) == (
+        kind == "with a worker",
+        kind == "of unknown length",
+    )
 
 
 def test_a_fetch_inside_of_the_step_is_data_too(profiled):
@@ -305,7 +308,7 @@ def test_named_validation_and_checkpoints_are_no_part_of_a_step(profiled):
                     time.sleep(LONG_MS / 1e3)
     parts = callback.ledger().parts
     assert min(parts["validation"], parts["checkpoint"]) >= LONG_MS / 1e3
-    assert callback.analysis().run.step_ms.max < LONG_MS
+    assert callback.analysis().run.timing.step_ms.max < LONG_MS
 
 
 # -- how loops end ---------------------------------------------------------------------------------------------------
@@ -333,7 +336,7 @@ def test_a_step_that_fails_and_is_caught_is_no_step(profiled, tmp_path):
             except TypeError:
                 continue
     assert (the_record(tmp_path).end.outcome, the_record(tmp_path).end.step) == ("failed", 16)  # the last one did
-    assert callback.analysis().run.all_steps == 16
+    assert callback.analysis().run.timing.all_steps == 16
 
 
 def test_a_step_that_fails_and_is_caught_keeps_nothing_alive(profiled):
@@ -385,7 +388,7 @@ def test_a_fit_ends_the_loop_before_it_and_step_does_nothing_in_it(profiled, tmp
         quiet_trainer(fitted, default_root_dir=tmp_path / "fit").fit(Marked(), loader(40))
     assert the_record(tmp_path / "forge_record").end.step == 10
     assert the_record(tmp_path / "fit").end.step == 10
-    assert fitted.analysis().run.all_steps == 10
+    assert fitted.analysis().run.timing.all_steps == 10
     said = [record.message for record in caplog.records if "step() does nothing" in record.message]
     assert len(said) <= 1  # once in a process
     out, err = capfd.readouterr()
@@ -400,7 +403,7 @@ def test_the_steps_of_another_thread_are_left_out(profiled):
         other.start()
         other.join()
         Model().fit(loader(40))
-    assert callback.analysis().run.all_steps == 20
+    assert callback.analysis().run.timing.all_steps == 20
 
 
 def compiled_graphs():
@@ -429,7 +432,7 @@ def test_a_compiled_update_is_compiled_as_without(profiled, monkeypatch):
     monkeypatch.setenv("FORGE_PROFILING", "0")
     with forge.profile():
         assert compiled_graphs() == found
-    assert profiled[1].analysis().run.all_steps == 10
+    assert profiled[1].analysis().run.timing.all_steps == 10
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -475,7 +478,7 @@ def test_built_in_names_are_skipped_in_a_trainers_fit_with_a_warning(tmp_path, c
 
     callback = every_step(warmup_steps=2)
     quiet_trainer(callback, default_root_dir=tmp_path).fit(Names(), loader(40))
-    assert "forward" not in callback.analysis().run.user_regions
+    assert "forward" not in callback.analysis().run.timing.user_regions
     assert [record.message for record in caplog.records if "forward" in record.message] == [
         "region('forward') is not timed in a Trainer's fit: Lightning announces the built-in regions."
     ]
@@ -575,7 +578,7 @@ def test_fabrics_validation_hooks_leave_validation_out(tmp_path):
             fabric.call("on_validation_end")
     fabric.call("on_train_end")
     assert callback.ledger().parts["validation"] >= LONG_MS / 1e3
-    assert callback.analysis().run.step_ms.max < LONG_MS
+    assert callback.analysis().run.timing.step_ms.max < LONG_MS
 
 
 # -- processes of their own ------------------------------------------------------------------------------------------
@@ -699,5 +702,5 @@ def test_the_line_that_waits_is_named_also_where_few_steps_are_timed_by_region(t
     with forge.profile(callback, log_dir=tmp_path):
         Model().fit(loader(400, slow="data"))
     run = callback.analysis().run
-    assert run.split_steps < run.steps, "most steps are timed as a whole"
+    assert run.timing.split_steps < run.timing.steps, "most steps are timed as a whole"
     assert run.lines["data"][0].function == "busy"

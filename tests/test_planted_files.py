@@ -225,7 +225,7 @@ def test_a_trace_in_a_folder_that_is_no_file_is_left_out(tmp_path, kind):
 def test_a_summary_beside_the_traces_that_is_no_file_is_said(tmp_path):
     [trace] = INPUT_BOUND.glob("*.gz") if INPUT_BOUND.is_dir() else [INPUT_BOUND]
     (tmp_path / trace.name).write_bytes(trace.read_bytes())
-    for content, complaint in ((b'{"schema_version":2}', "newer version"), (b"[" * 5000, "cannot be read")):
+    for content, complaint in ((b'{"schema_version":3}', "newer version"), (b"[" * 5000, "cannot be read")):
         (tmp_path / "summary.json").write_bytes(content)
         done = forge("analyze", tmp_path, "--json")
         assert done.returncode == 0

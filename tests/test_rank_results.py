@@ -6,12 +6,12 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import fsspec
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from lightning_forge_profiling import pipeline
 from lightning_forge_profiling.cli.main import main
@@ -264,7 +264,7 @@ def test_a_window_of_a_run_that_goes_on_knows_what_all_ranks_have_measured(tmp_p
     for rank in (1, 0):
         finish_ranks(folder / f"rank{rank}.trace.json.gz", [0, 1], wait_s=0.0, record=record)
     summary = json.loads((folder / "summary.json").read_bytes())
-    assert [work["rank"] for work in summary["run"]["ranks"]] == [0, 1]
+    assert [work["rank"] for work in summary["run"]["ranks"]["works"]] == [0, 1]
     late = next(finding for finding in summary["findings"] if finding["code"] == "straggler")
     assert (late["rank"], late["source"], late["evidence"]["leaf"]) == (1, "run", "data")
 

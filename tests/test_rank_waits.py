@@ -2,10 +2,10 @@
 
 import json
 import os
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from lightning_forge_profiling.callbacks.rank_work import mean_interval
 from lightning_forge_profiling.diagnosis.combine import combine
@@ -17,10 +17,10 @@ from lightning_forge_profiling.schema import (
     Distribution,
     RankWork,
     RegionCpu,
-    RunEvidence,
     RunLedger,
     RunRegion,
 )
+from tests.evidence import made_evidence, with_figures
 from tests.outcomes import script
 from tests.ports import free_port
 
@@ -85,7 +85,7 @@ def test_who_ends_its_epoch_late_is_late_and_who_waits_in_the_next_one_is_not(tm
     [late] = [found for found in analysis.findings if found.code == "straggler"]
     assert "rank 1: its callback/SlowCallback.on_train_epoch_end" in late.title
     assert "loader-startup" not in {found.code for found in analysis.findings}
-    first, second = sorted(analysis.run.ranks, key=lambda one: one.rank)
+    first, second = sorted(analysis.run.ranks.works, key=lambda one: one.rank)
     assert first.leaves_ms.get("data_loader", 0.0) < 1.0
     # half a second at each of the four ends of 80 steps
     assert second.leaves_ms["callback/SlowCallback.on_train_epoch_end"] == pytest.approx(4 * 500 / 310, abs=1.5)
@@ -104,7 +104,7 @@ def test_who_waits_in_validation_for_another_rank_does_not_work_there(tmp_path):
     analysis = slow_rank(tmp_path, "validation")
     [late] = [found for found in analysis.findings if found.code == "straggler"]
     assert "for rank 1: its validation takes " in late.title
-    first, second = sorted(analysis.run.ranks, key=lambda one: one.rank)
+    first, second = sorted(analysis.run.ranks.works, key=lambda one: one.rank)
     assert 80 * first.waits_ms["validation"] == pytest.approx(2000, rel=0.2), "100 batches of 20 ms in 80 steps"
     assert second.own_ms("validation") > 5 * first.own_ms("validation")
 
@@ -112,8 +112,8 @@ def test_who_waits_in_validation_for_another_rank_does_not_work_there(tmp_path):
 @pytest.mark.slow
 def test_no_live_step_has_the_wait_for_a_rank_whose_trace_takes_long_to_export(tmp_path):
     run = slow_rank(tmp_path, "export", "window").run
-    assert run.all_steps == 80
-    assert run.step_ms.max < 400, "rank 1 exports for half a second, and rank 0 waits for it in the step after"
+    assert run.timing.all_steps == 80
+    assert run.timing.step_ms.max < 400, "rank 1 exports for half a second, and rank 0 waits for it in the step after"
 
 
 def rank(number, *, exposed, error=0.1, **more):
@@ -205,7 +205,7 @@ def test_a_leaf_that_is_covered_is_named_beside_one_that_is_not():
 def test_a_collection_counts_once_and_not_to_the_region_that_it_lies_in():
     """Device events cannot tell collections from the rest of a region: 100 ms of them are in `forward`, too."""
     regions = {"data": 1.0, "transfer": 1.0, "forward": 106.0, "backward": 10.0, "optimizer": 1.0, "other": 1.0}
-    evidence = RunEvidence(
+    evidence = made_evidence(
         steps=64,
         on_device=True,
         step_ms=Distribution(mean=120.0, p50=120.0, min=120.0, max=120.0),
@@ -226,19 +226,19 @@ def test_what_a_rank_waits_in_self_log_is_the_stragglers_and_no_slow_logger():
         replace(rank(1, exposed={SELF_LOG: 0.5}), step_ms=104.0, leaves_ms={"forward": 102.0, SELF_LOG: 1.5}),
     ]
     parts = {"steps": 0.3, SELF_LOG: 10.1}
-    evidence = RunEvidence(
+    evidence = made_evidence(
         steps=100,
         on_device=False,
         world_size=2,
         step_ms=Distribution(mean=104.0, p50=104.0, min=104.0, max=104.0),
         regions={name: RunRegion(device_ms=ms, host_ms=ms) for name, ms in {"forward": 103.0, "other": 1.0}.items()},
         ledger=RunLedger(wall_s=10.4, parts=parts, unexplained_s=0.0, counts={SELF_LOG: 100}, counted_s=parts),
-        ranks=tuple(works),
+        works=tuple(works),
     )
     analysis = combine(None, evidence)
     assert analysis.verdict == "straggler"
     assert "slow-logger" not in {finding.code for finding in analysis.findings}
-    unsynchronized = replace(evidence, ranks=tuple(replace(work, exposed_ms={}) for work in works))
+    unsynchronized = with_figures(evidence, works=tuple(replace(work, exposed_ms={}) for work in works))
     assert "slow-logger" in {finding.code for finding in combine(None, unsynchronized).findings}
 
 

@@ -5,12 +5,12 @@ import json
 import os
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic, time
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.combine import combine
@@ -29,12 +29,12 @@ from lightning_forge_profiling.schema import (
     Heard,
     Pulse,
     RankWork,
-    RunEvidence,
     RunLedger,
     RunRegion,
     RunReport,
 )
 from lightning_forge_profiling.timing.run_totals import RunTotals
+from tests.evidence import made_evidence, with_figures
 from tests.outcomes import HANGS_S, script, summary_of, unwrapped
 from tests.ports import free_port
 from tests.record_builder import MadeRun, made_pulse, write_ranks
@@ -131,7 +131,7 @@ def test_ranks_that_are_slow_alike_have_the_finding_of_a_single_one(tmp_path):
 def test_equal_ranks_have_no_straggler(tmp_path):
     _, analysis = trained(tmp_path, "none")
     assert analysis["verdict"] != "straggler"
-    assert [work["rank"] for work in analysis["run"]["ranks"]] == [0, 1]
+    assert [work["rank"] for work in analysis["run"]["ranks"]["works"]] == [0, 1]
 
 
 # -- summaries -------------------------------------------------------------------------------------------------------
@@ -156,19 +156,19 @@ def evidence_of(works, *, number=0, on_device=False):
     work = works[number]
     regions = {name: RunRegion(device_ms=work.leaves_ms[name], host_ms=work.leaves_ms[name]) for name in REGIONS}
     step = Distribution(mean=work.step_ms, p50=work.step_ms, min=work.step_ms, max=work.step_ms)
-    return RunEvidence(
+    return made_evidence(
         steps=100,
         on_device=on_device,
         step_ms=step,
         regions=regions,
         world_size=len(works),
         rank=number,
-        ranks=tuple(works),
+        works=tuple(works),
     )
 
 
 def found_in(*works, on_device=False):
-    return straggler(replace(evidence_of(works, on_device=on_device), ranks=with_waits(works)))
+    return straggler(with_figures(evidence_of(works, on_device=on_device), works=with_waits(works)))
 
 
 def test_a_gpu_that_takes_longer_in_forward_is_named():
@@ -284,7 +284,7 @@ def test_a_summary_has_hooks_apart_from_the_regions_that_contain_them():
 def test_long_steps_of_which_nothing_is_known_are_no_own_work():
     """As where a rank waits for one that was stopped, in a step whose regions were not timed."""
     made = evidence_of([rank(0, other=20)])
-    own, with_unknown = (rank_work(one, host="node0").leaves_ms for one in (made, replace(made, unknown_ms=15.0)))
+    own, with_unknown = (rank_work(one, host="node0").leaves_ms for one in (made, with_figures(made, unknown_ms=15.0)))
     assert with_unknown == own, "it is in no region"
 
 
@@ -424,7 +424,7 @@ def test_a_rank_that_is_neither_read_nor_heard_is_said_to_be_missing_first(tmp_p
         on_device=False,
         replicas=3,
         log_folder=None,
-        analysis=combine(None, replace(evidence_of([mine, work]), world_size=3)),
+        analysis=combine(None, with_figures(evidence_of([mine, work]), world_size=3)),
     )
     first = "Without rank 1 of 3, which is missing and may be the cause: "
     assert report.analysis.verdict_text.startswith(first)

@@ -40,7 +40,7 @@ def test_code_that_uses_the_profiler_by_its_class_and_names_finds_it(make_traine
     module, callback = AsksForItsProfiler(), every_step(warmup_steps=1)
     make_trainer(callback, profiler=profiler).fit(module, loader())
     assert module.kind == [kind]
-    assert callback.analysis().run.regions["forward"].device_ms > 0
+    assert callback.analysis().run.timing.regions["forward"].device_ms > 0
 
 
 class Around(Profiler):

@@ -2,12 +2,12 @@
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch._dynamo.callback import CallbackTrigger, callback_handler
 from torch._dynamo.utils import get_compilation_metrics
 

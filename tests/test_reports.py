@@ -3,7 +3,6 @@
 import io
 import json
 import re
-from dataclasses import replace
 from itertools import pairwise, takewhile
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import jsonschema
 import msgspec
 import pytest
 from markdown_it import MarkdownIt
+from msgspec.structs import replace
 
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.cli.schema import schema_json
@@ -24,7 +24,8 @@ from lightning_forge_profiling.report.page import report_page, write_reports
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.text import code_cell, prose, short, short_kernel_name
 from lightning_forge_profiling.safe_files import write_whole
-from lightning_forge_profiling.schema import Analysis, Distribution, RunEvidence, RunRegion
+from lightning_forge_profiling.schema import Analysis, Distribution, RunRegion
+from tests.evidence import made_evidence
 from tests.models import Classifier, loader
 from tests.samples import ADD, GEMM, sample_analysis
 
@@ -205,7 +206,7 @@ def test_names_cannot_steer_the_terminal(ranks):
 
 def test_without_ranks_or_findings_there_is_still_a_verdict():
     verdict, text = decide([])
-    run = RunEvidence(
+    run = made_evidence(
         steps=90,
         on_device=True,
         step_ms=Distribution(mean=10.0, p50=9.9, min=9.0, max=12.0),
@@ -480,10 +481,10 @@ def test_summaries_are_valid_against_the_schema_and_others_are_not():
     validator = jsonschema.Draft202012Validator(schema)
     for analysis in (sample_analysis(), sample_analysis(3), hostile()):
         summary = json.loads(summary_json(analysis))
-        assert summary["schema_version"] == 1
+        assert summary["schema_version"] == 2
         validator.validate(summary)
     for spoil in (
-        lambda summary: summary.update(schema_version=2),
+        lambda summary: summary.update(schema_version=3),
         lambda summary: summary.pop("verdict"),
         lambda summary: summary["ranks"][0]["gpu"].update(busy_pct="71 %"),
         lambda summary: summary["findings"][0].update(source="hearsay"),

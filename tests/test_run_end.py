@@ -2,11 +2,11 @@
 
 import io
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from lightning.pytorch.loggers import CSVLogger
+from msgspec.structs import replace
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks.run_report import run_compute
@@ -16,7 +16,6 @@ from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.schema import (
     Distribution,
-    RunEvidence,
     RunLedger,
     RunReport,
     Saving,
@@ -26,6 +25,7 @@ from lightning_forge_profiling.schema import (
 from lightning_forge_profiling.timing.rates import Compute, Peak
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepWork
+from tests.evidence import made_evidence, with_figures
 from tests.models import Classifier, loader
 from tests.samples import sample_analysis
 
@@ -51,7 +51,7 @@ def report_of(analysis, *, steps=60, regions=STEP, users=(), **options):
 
 def evidence(ledger=LEDGER):
     times = Distribution(mean=49.5, p50=49.5, min=49.0, max=50.0)
-    return RunEvidence(steps=54, on_device=True, step_ms=times, regions={}, ledger=ledger)
+    return made_evidence(steps=54, on_device=True, step_ms=times, regions={}, ledger=ledger)
 
 
 def analysed(**changes):
@@ -130,7 +130,7 @@ def test_beside_a_verdict_of_the_machine_the_rest_is_listed_as_unreliable():
 
 def test_a_switch_that_distorts_all_times_is_named():
     analysis = analysed(**INPUT_BOUND)
-    run = replace(analysis.run, switches=Switches(anomaly_detection=True))
+    run = with_figures(analysis.run, switches=Switches(anomaly_detection=True))
     text = printed(report_of(replace(analysis, run=run)))
     assert "note        All times include anomaly detection, which was on.\n" in text
 

@@ -3,10 +3,10 @@
 import json
 import time
 from collections import defaultdict
-from dataclasses import replace
 
 import pytest
 from lightning.pytorch import Callback
+from msgspec.structs import replace
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks.run_report import run_evidence
@@ -27,7 +27,6 @@ from lightning_forge_profiling.schema import (
     Finding,
     OptimizerSettings,
     RegionCpu,
-    RunEvidence,
     RunLedger,
     RunRegion,
     SampledLine,
@@ -37,6 +36,7 @@ from lightning_forge_profiling.schema import (
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.run_totals import MEDIAN_OVER, REGIONS_OVER, RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepTiming, StepWork
+from tests.evidence import made_evidence, with_figures
 from tests.fakes import FakeDevice
 from tests.models import Classifier, busy, every_step, loader
 from tests.samples import sample_analysis
@@ -49,7 +49,7 @@ def evidence(gpu_starved_pct, *times, on_device=True, world_size=1, steps=48, p5
     }
     step = sum(device for device, _ in times)
     p50 = step if p50 is None else p50
-    return RunEvidence(
+    return made_evidence(
         steps=steps,
         on_device=on_device,
         step_ms=Distribution(mean=step, p50=p50, min=p50, max=5 * step),
@@ -85,12 +85,12 @@ MEASURED = {
 def test_on_a_gpu_that_waits_the_host_what_has_a_finding_of_its_own_is_not_also_launching(part):
     """A collection and self.log may be in any region, of which the ledger says nothing."""
     alone = MEASURED["launch-bound"]
-    seconds = 0.1 * alone.step_ms.mean * alone.steps / 1e3
+    seconds = 0.1 * alone.timing.step_ms.mean * alone.timing.steps / 1e3
     ledger = RunLedger(
         wall_s=10 * seconds,
         parts={"steps": 9 * seconds, part: seconds},
         unexplained_s=0.0,
-        counts={part: alone.steps},
+        counts={part: alone.timing.steps},
         counted_s={part: seconds},
     )
     shares = {each.code: each.share_pct for each in combine(None, replace(alone, ledger=ledger)).findings}
@@ -239,7 +239,7 @@ def test_on_a_cpu_a_short_wait_is_no_verdict_beside_a_step_that_computes(wait_ms
 )
 def test_what_may_sleep_is_no_computing_where_cpu_times_do_not_show_it(cpu, verdict):
     times = ((0.1, 0.1), IDLE, (2.6, 2.6), (0.1, 0.1), IDLE, (0.37, 0.37))  # 2 ms of forward may be a sleep
-    found = combine(None, replace(evidence(None, *times, on_device=False), cpu=cpu))
+    found = combine(None, with_figures(evidence(None, *times, on_device=False), cpu=cpu))
     assert found.verdict == verdict
     undecided = (
         "No verdict: computing, or waiting in it, takes 2.70 ms of each 3.17 ms step on the CPU: forward 2.60 ms"
@@ -273,8 +273,8 @@ def test_a_small_cause_is_no_verdict_beside_one_that_may_be_far_larger(wide, ver
 def test_regions_that_are_not_timed_apart_are_not_called_loggers():
     run = evidence(None, (0.4, 0.4), IDLE, IDLE, IDLE, IDLE, (9.6, 9.6), on_device=False)
     assert [found.code for found in run_findings(run)] == ["between-regions"]
-    told_apart = {name: run.regions[name] for name in ("data", "other")}
-    assert run_findings(replace(run, regions=told_apart)) == ()
+    told_apart = {name: run.timing.regions[name] for name in ("data", "other")}
+    assert run_findings(with_figures(run, regions=told_apart)) == ()
 
 
 def test_a_wait_of_a_twentieth_is_no_verdict_where_half_of_the_step_is_lightning_and_its_callbacks():
@@ -336,7 +336,7 @@ def test_gradients_are_not_advised_to_be_accumulated_by_lightning_where_it_refus
         optimizer = OptimizerSettings(
             kind="LBFGS", fused=False, tensors=4, elements=90, median_elements=12, manual=manual
         )
-        found = the("slow-optimizer", replace(run, optimizer=optimizer))
+        found = the("slow-optimizer", with_figures(run, optimizer=optimizer))
         assert ("accumulate_grad_batches" in found.advice) is advised
         assert "fused" not in found.advice, "LBFGS has no such argument"
 
@@ -400,8 +400,8 @@ def test_small_kernels_leave_the_gpu_drained_at_every_batch_end():
         backward={"host": 8, "gpu": 0.8, "launches": 40},
         optimizer={"host": 1, "gpu": 0.1, "launches": 10},
     )
-    assert run.steps == 18
-    assert run.gpu_starved_pct == 100
+    assert run.timing.steps == 18
+    assert run.timing.gpu_starved_pct == 100
     assert combine(None, run).verdict == "launch-bound"
 
 
@@ -413,7 +413,7 @@ def test_a_host_that_runs_ahead_never_sees_the_gpu_drained():
         backward={"host": 3, "gpu": 20},
         optimizer={"host": 1, "gpu": 1},
     )
-    assert run.gpu_starved_pct == 0
+    assert run.timing.gpu_starved_pct == 0
     assert combine(None, run).verdict == "compute-bound"
 
 
@@ -428,7 +428,7 @@ def test_where_the_gpu_waits_for_a_line_that_waits_that_line_is_the_advice():
     assert "what waits: a lock" in held_up.advice
     assert not held_up.fix
     assert "CUDA graphs" in busy.advice
-    several = combine(None, replace(run, lines={"forward": (waits,)}, world_size=2)).findings[0]
+    several = combine(None, with_figures(run, lines={"forward": (waits,)}, world_size=2)).findings[0]
     assert "what waits" not in several.advice, "it may wait for the other rank"
 
 
@@ -440,7 +440,7 @@ def test_an_update_that_outlasts_its_launches_does_not_hide_that_the_gpu_waited_
         backward={"host": 8, "gpu": 0.8, "launches": 40},
         optimizer={"host": 0.3, "gpu": 2},
     )
-    assert run.gpu_starved_pct == 100
+    assert run.timing.gpu_starved_pct == 100
     assert combine(None, run).verdict == "launch-bound"
 
 
@@ -449,7 +449,7 @@ def test_without_an_update_in_the_step_its_last_region_is_asked():
     run = Loop(warmup_steps=2).evidence(
         20, data={"host": 0.1}, forward={"host": 2, "gpu": 3}, backward={"host": 3, "gpu": 6}
     )
-    assert run.gpu_starved_pct == 0
+    assert run.timing.gpu_starved_pct == 0
 
 
 def test_a_slow_loader_is_input_bound_by_what_is_exposed_of_it():
@@ -460,15 +460,15 @@ def test_a_slow_loader_is_input_bound_by_what_is_exposed_of_it():
         backward={"host": 3, "gpu": 12},
         optimizer={"host": 1, "gpu": 1},
     )
-    assert run.regions["data"].host_ms == pytest.approx(25)
-    assert run.regions["data"].device_ms < 25
+    assert run.timing.regions["data"].host_ms == pytest.approx(25)
+    assert run.timing.regions["data"].device_ms < 25
     assert combine(None, run).verdict == "input-bound"
 
 
 @pytest.mark.parametrize("regions", [("data", "forward"), ()])
 def test_where_not_all_regions_are_timed_the_gpu_is_not_asked(regions):
     run = Loop(regions=regions).evidence(20, forward={"host": 1, "gpu": 1}, backward={"host": 1, "gpu": 1})
-    assert run.gpu_starved_pct is None
+    assert run.timing.gpu_starved_pct is None
 
 
 def test_asking_costs_one_call_a_step_and_never_waits():
@@ -524,7 +524,7 @@ def test_where_every_step_is_split_loader_starts_count_to_the_percentiles_of_dat
         start = {"loader start": 100.0} if step % 4 == 0 else {}
         totals.add(StepTimes(step, {"data": 1.0, **start}, {}), StepWork(), None, StepTiming(chosen=not start))
     evidence = run_evidence(totals.summary(steps=40, before_first_s=0, wall_s=1), on_device=True)
-    assert (evidence.regions["data"].p50_ms, evidence.regions["data"].p95_ms) == (1.0, 101.0)
+    assert (evidence.timing.regions["data"].p50_ms, evidence.timing.regions["data"].p95_ms) == (1.0, 101.0)
 
 
 def test_percentiles_of_regions_cover_the_latest_steps_and_no_more_memory():
@@ -553,7 +553,7 @@ def test_a_slow_dataset_ends_in_its_verdict_with_throughput_callback_alone(make_
     analysis = callback.analysis()
     assert analysis.verdict == "input-bound"
     assert analysis.findings[0].share_pct > 50
-    assert analysis.run.steps == 8
+    assert analysis.run.timing.steps == 8
 
 
 def test_a_slow_callback_is_the_verdict_and_not_the_short_wait_for_data(make_trainer):
@@ -591,19 +591,19 @@ def test_allocations_in_every_step_are_not_called_compute():
     """What the GPU waits for cudaMalloc is within the regions' times."""
     run = MEASURED["GPT"]
     assert combine(None, run).verdict == "compute-bound"
-    churning = replace(run, telemetry=TelemetrySummary(device="NVIDIA H200", device_allocs_per_step=12.0))
+    churning = with_figures(run, telemetry=TelemetrySummary(device="NVIDIA H200", device_allocs_per_step=12.0))
     found = combine(None, churning)
     assert found.verdict == NOTHING_STANDS_OUT
     assert "12.0 times a step" in next(hint.text for hint in found.hints if hint.code == "cuda-malloc-steady")
     assert "recorded window" in next(hint.text for hint in found.hints if hint.code == "cuda-malloc-steady")
-    rarely = replace(run, telemetry=TelemetrySummary(device="NVIDIA H200", device_allocs_per_step=0.2))
+    rarely = with_figures(run, telemetry=TelemetrySummary(device="NVIDIA H200", device_allocs_per_step=0.2))
     assert combine(None, rarely).verdict == "compute-bound"
 
 
 class TestWorkerRestarts:
     """Of the wait for data, what ending and starting workers takes is a cause of its own."""
 
-    RUN = replace(
+    RUN = with_figures(
         evidence(50, (6.0, 7.0), IDLE, (6.0, 6.0), (7.0, 7.0), (0.5, 0.5), (0.5, 0.5), p50=14.0),
         worker_restarts=WorkerRestarts(count=12, workers=4, device_ms=4.0, host_ms=5.0),
         typical_mean_ms=16.0,
@@ -622,11 +622,11 @@ class TestWorkerRestarts:
 
     def test_it_makes_no_steps_uneven(self):
         assert "uneven-steps" not in {hint.code for hint in run_hints(self.RUN)}, "20 ms less 4, where 16 are usual"
-        assert "uneven-steps" in {hint.code for hint in run_hints(replace(self.RUN, worker_restarts=None))}
+        assert "uneven-steps" in {hint.code for hint in run_hints(with_figures(self.RUN, worker_restarts=None))}
 
     def test_a_trace_that_does_not_know_of_it_does_not_hide_it(self):
         recorded = sample_analysis()
-        both = combine(recorded, replace(self.RUN, step_ms=replace(self.RUN.step_ms, mean=53.3, p50=53.3)))
+        both = combine(recorded, with_figures(self.RUN, step_ms=replace(self.RUN.timing.step_ms, mean=53.3, p50=53.3)))
         assert "worker-restarts" in {found.code for found in both.findings}
 
 

@@ -2,10 +2,10 @@
 
 import re
 import shutil
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from lightning_forge_profiling.names import MFU, SUMMARY_JSON
 from lightning_forge_profiling.record.lines import End, EventLine, IntervalLine, State, encode_line

@@ -3,11 +3,11 @@
 import io
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from lightning_forge_profiling.callbacks.run_report import run_compute
 from lightning_forge_profiling.report.run_table import print_run, print_table, run_table
@@ -16,7 +16,6 @@ from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.schema import (
     Distribution,
     Hint,
-    RunEvidence,
     RunLedger,
     RunReport,
     TelemetrySummary,
@@ -25,6 +24,7 @@ from lightning_forge_profiling.schema import (
 from lightning_forge_profiling.timing.rates import Compute, Peak
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepWork
+from tests.evidence import made_evidence
 from tests.outcomes import Tags
 from tests.samples import sample_analysis
 
@@ -119,7 +119,7 @@ def test_the_table_of_a_recorded_run_has_some_twenty_lines(tmp_path):
         counts={},
     )
     steps = Distribution(mean=15.0, p50=15.0, min=14.0, max=16.0)
-    evidence = RunEvidence(steps=400, on_device=True, step_ms=steps, regions={}, ledger=ledger)
+    evidence = made_evidence(steps=400, on_device=True, step_ms=steps, regions={}, ledger=ledger)
     totals = RunTotals()
     for step in range(60):
         split = {"data": 0.05, "transfer": 0.1, "forward": 5.0, "backward": 8.0, "optimizer": 1.5, "other": 0.1}
@@ -353,7 +353,7 @@ def test_the_parts_of_the_fit_are_shown_where_steps_are_not_nearly_all_of_it():
 
     def text(ledger):
         steps = Distribution(mean=40.0, p50=40.0, min=40.0, max=40.0)
-        run = RunEvidence(steps=100, on_device=True, step_ms=steps, regions={}, ledger=ledger)
+        run = made_evidence(steps=100, on_device=True, step_ms=steps, regions={}, ledger=ledger)
         return printed(made_totals(None), analysis=replace(sample_analysis(), run=run))
 
     parts = {"startup/process": 90.0, "steps": 7.0, "checkpoint": 2.0, "validation": 0.95, "teardown": 0.05}

@@ -1,10 +1,10 @@
 """What a finding predicts that its fix saves: by the traces with planted problems, and by hand."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from lightning_forge_profiling.analysis.fixes import as_graphs
 from lightning_forge_profiling.diagnosis.combine import combine
@@ -12,8 +12,9 @@ from lightning_forge_profiling.diagnosis.rule import in_ms, in_s, saving, saving
 from lightning_forge_profiling.diagnosis.verdict import RECOVERABLE, order_note
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.schema import Distribution, RunEvidence, RunRegion
+from lightning_forge_profiling.schema import Distribution, RunRegion
 from lightning_forge_profiling.what_if import predict
+from tests.evidence import made_evidence, with_figures
 from tests.synthetic import Synthetic
 
 TRACES = Path(__file__).parent / "data" / "traces"
@@ -33,7 +34,7 @@ def live(case):
     figures = json.loads((TRACES / case / "live.json").read_text())
     step = figures["time/step_ms"]
     regions = {name: RunRegion(device_ms=figures[f"time/{name}_ms"], host_ms=0.0) for name in REGIONS}
-    return RunEvidence(
+    return made_evidence(
         steps=25,
         on_device=True,
         step_ms=Distribution(mean=step, p50=step, min=step, max=step),
@@ -83,7 +84,7 @@ def test_the_step_after_a_fix_is_as_measured(case, code, after_ms):
     """Of windows and the runs that they are of, and the same without the problem: tests/data/README.md."""
     analysis, run = analyze(TRACES / case).analysis, live(case)
     found = the(code, combine(analysis, run))
-    assert run.step_ms.mean - found.saves.ms_per_step == pytest.approx(after_ms, rel=0.1)
+    assert run.timing.step_ms.mean - found.saves.ms_per_step == pytest.approx(after_ms, rel=0.1)
     assert not found.saves.at_most
     assert analysis.verdict == code
 
@@ -106,9 +107,11 @@ def test_float32_that_runs_as_tf32_is_advised_bf16_as_plain_float32_is():
 
 def test_a_bound_holds_for_the_run_and_not_for_the_recorded_steps_alone(without_replay):
     evidence = live("pageable_copies")
-    longer = evidence.regions["transfer"].device_ms + 0.03 * evidence.step_ms.mean  # by less than the two may differ
-    regions = {**evidence.regions, "transfer": RunRegion(device_ms=longer, host_ms=0.0)}
-    found = the("transfer-bound", combine(without_replay("pageable_copies"), replace(evidence, regions=regions)))
+    longer = (
+        evidence.timing.regions["transfer"].device_ms + 0.03 * evidence.timing.step_ms.mean
+    )  # by less than the two may differ
+    regions = {**evidence.timing.regions, "transfer": RunRegion(device_ms=longer, host_ms=0.0)}
+    found = the("transfer-bound", combine(without_replay("pageable_copies"), with_figures(evidence, regions=regions)))
     assert found.source == "trace"
     assert found.saves.at_most
     assert found.saves.ms_per_step == pytest.approx(longer)
@@ -118,11 +121,13 @@ def test_a_bound_holds_for_the_run_and_not_for_the_recorded_steps_alone(without_
 def test_the_optimizer_s_fix_saves_no_more_than_its_region_in_the_run_and_its_work_on_the_gpu(without_replay):
     evidence, trace = live("slow_optimizer"), without_replay("slow_optimizer")
     region = RunRegion(device_ms=0.8, host_ms=0.9)
-    evidence = replace(evidence, regions={**evidence.regions, "optimizer": region})
+    evidence = with_figures(evidence, regions={**evidence.timing.regions, "optimizer": region})
     found = the("slow-optimizer", combine(trace, evidence))
     assert found.saves.at_most
     assert found.saves.ms_per_step == pytest.approx(0.9 + found.evidence["gpu_busy_ms_per_step"])
-    assert found.share_pct == pytest.approx(100 * 0.8 / evidence.step_ms.mean), "of the run, which was not slowed"
+    assert found.share_pct == pytest.approx(100 * 0.8 / evidence.timing.step_ms.mean), (
+        "of the run, which was not slowed"
+    )
     assert found.title.startswith("the optimizer takes 0.80 ms of each 5.26 ms step. Recorded, which slows the host: ")
 
 

@@ -203,7 +203,7 @@ def test_a_region_that_is_not_asked_for_falls_into_other(tmp_path, make_trainer,
     rows = logged(tmp_path)
     assert least(rows, "other") >= SLOW_MS
     assert all(f"time/{left_out}_ms" not in row for row in rows), "not measured is not 0"
-    assert left_out not in trainer.callbacks[1].analysis().run.regions
+    assert left_out not in trainer.callbacks[1].analysis().run.timing.regions
 
 
 def test_a_region_of_the_users_is_logged_and_lies_over_the_built_in_ones(tmp_path, make_trainer, capsys):

@@ -234,7 +234,7 @@ def test_the_reports_tell_of_the_trace_and_of_the_whole_run(tmp_path, make_train
     make_trainer(callback, every_step(warmup_steps=2)).fit(Classifier(), loader(200, slow="data"))
     analysis = callback.analysis()
     assert analysis.verdict == "input-bound"
-    assert (analysis.ranks[0].steps, analysis.run.steps) == (2, 44)
+    assert (analysis.ranks[0].steps, analysis.run.timing.steps) == (2, 44)
     folder = callback.trace_report().path.parent
     written = json.loads((folder / "summary.json").read_text())
     assert (written["verdict"], written["run"]["steps"]) == ("input-bound", 44)

@@ -9,9 +9,10 @@ from lightning.pytorch.callbacks import Callback
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.report.analysis_text import markdown
 from lightning_forge_profiling.report.run_wording import cause, slowest_line
-from lightning_forge_profiling.schema import Distribution, RunEvidence, RunRegion, SlowStep, Span
+from lightning_forge_profiling.schema import Distribution, RunRegion, SlowStep, Span
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.spans import SpanLog
+from tests.evidence import made_evidence
 from tests.models import Classifier, loader
 from tests.outcomes import summary_of
 
@@ -41,7 +42,7 @@ class SlowForward(Classifier):
 
 def the_slow_step(run):
     """The planted one; on a busy machine it need not be the slowest."""
-    [slow] = [slow for slow in run.slowest if slow.step == SLOW_STEP]
+    [slow] = [slow for slow in run.timing.slowest if slow.step == SLOW_STEP]
     return slow
 
 
@@ -55,8 +56,8 @@ def test_a_callback_that_makes_a_step_slow_is_named_with_it(make_trainer, tmp_pa
     slow = the_slow_step(run)
     assert slow.ms >= 1e3 * PLANTED_S
     assert slow.parts_ms["callback/Stalls.on_train_batch_end"] == pytest.approx(1e3 * stalls.took_s, rel=0.1)
-    assert [one.ms for one in run.slowest] == sorted((one.ms for one in run.slowest), reverse=True)
-    assert len(run.slowest) == 5
+    assert [one.ms for one in run.timing.slowest] == sorted((one.ms for one in run.timing.slowest), reverse=True)
+    assert len(run.timing.slowest) == 5
     [line] = [line for line in summary_of(tmp_path).splitlines() if line.startswith("slowest ")]
     assert f"step {SLOW_STEP}: " in line
     assert "of it callback/Stalls.on_train_batch_end" in line
@@ -91,7 +92,7 @@ def test_steps_that_do_not_count_and_what_is_outside_a_step_make_none_slow(make_
     ours = ThroughputCallback(warmup_steps=3, overhead=None)
     trainer = make_trainer(SlowStart(), ours, logger=False, val_check_interval=25, num_sanity_val_steps=0)
     trainer.fit(Validates(), loader(200), loader(4))
-    for slow in ours.analysis().run.slowest:
+    for slow in ours.analysis().run.timing.slowest:
         assert slow.step >= 3
         assert slow.ms < 1e3 * PLANTED_S
         assert not {"validation", "module/on_validation_epoch_end"} & {*slow.parts_ms}
@@ -161,7 +162,7 @@ def test_what_took_long_is_kept_for_few_steps_only():
 
 def evidence(*slowest, median=90.0):
     spread = Distribution(mean=median, p50=median, min=80.0, max=900.0)
-    return RunEvidence(
+    return made_evidence(
         steps=2000, on_device=True, step_ms=spread, slowest=slowest,
         regions={"data": RunRegion(device_ms=4.0, host_ms=4.0), "forward": RunRegion(device_ms=40.0, host_ms=40.0)},
     )  # fmt: skip

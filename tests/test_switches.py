@@ -47,7 +47,7 @@ def test_a_healthy_run_names_none(make_trainer, monkeypatch):
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")  # which does nothing without a GPU
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")  # nor this with one process
     analysis = fit(make_trainer)
-    assert analysis.run.switches == Switches()
+    assert analysis.run.settings.switches == Switches()
     assert codes(analysis) == []
     assert "which was on" not in analysis.verdict_text
 
@@ -87,7 +87,7 @@ def test_float64_parameters(make_trainer):
     assert codes(fit(make_trainer, precision="64-true")) == ["float64"]
     module = Classifier()
     module.register_parameter("scale", torch.nn.Parameter(torch.ones(1, dtype=torch.float64)))
-    share = fit(make_trainer, module=module).run.switches.float64_pct
+    share = fit(make_trainer, module=module).run.settings.switches.float64_pct
     assert share == pytest.approx(100 / sum(each.numel() for each in module.parameters()))
 
 
@@ -182,7 +182,7 @@ def test_precision_that_was_set_by_the_newer_interface_leaves_the_record_as_it_i
     before = matmul.fp32_precision
     matmul.fp32_precision = "tf32"
     try:
-        assert fit(make_trainer).run.steps
+        assert fit(make_trainer).run.timing.steps
     finally:
         matmul.fp32_precision = before
     [record] = tmp_path.rglob("rank0.jsonl")

@@ -96,8 +96,8 @@ def test_the_summary_and_the_analysis_have_it(make_trainer, gpu):
     make_trainer(callback).fit(Waiting(gpu), loader(64))
     assert callback.summary()["gpu/utilization_pct"] == 37
     analysis = callback.analysis()
-    assert analysis.run.telemetry.device == "NVIDIA H200"
-    assert analysis.run.telemetry.samples >= 20
+    assert analysis.run.machine.telemetry.device == "NVIDIA H200"
+    assert analysis.run.machine.telemetry.samples >= 20
     assert {"gpu-underused", "gpu-throttled"} <= {hint.code for hint in analysis.hints}
 
 
@@ -159,7 +159,7 @@ def test_validation_does_not_count(make_trainer, gpu):
 
     callback = ThroughputCallback(warmup_steps=2, telemetry_period_s=PERIOD_S)
     make_trainer(callback, val_check_interval=4, num_sanity_val_steps=0).fit(Validating(gpu), loader(48), loader(16))
-    run = callback.analysis().run.telemetry
+    run = callback.analysis().run.machine.telemetry
     assert 1 in run.series.values["utilization_pct"], "it is in the picture"
     assert run.utilization_pct > 30, "at most the sample that was under way when validation ended"
 
@@ -188,7 +188,7 @@ def test_steps_under_the_profiler_do_not_count(make_trainer, gpu, profiler_first
     options = {"val_check_interval": 1, "num_sanity_val_steps": 0} if validates else {}
     loaders = (loader(80), loader(8)) if validates else (loader(80),)
     make_trainer(*callbacks, **options).fit(Recorded(gpu, profiler), *loaders)
-    run = throughput.analysis().run.telemetry
+    run = throughput.analysis().run.machine.telemetry
     assert 99 in run.series.values["utilization_pct"], "they are in the picture"
     assert run.utilization_pct == 37
 
@@ -204,4 +204,4 @@ def test_the_callback_pickles_after_a_fit_and_its_figures_come_with_it(make_trai
     make_trainer(callback).fit(Waiting(gpu), loader(40))
     again = pickle.loads(pickle.dumps(callback))  # noqa: S301  (our own)
     assert again.summary() == callback.summary()
-    assert again.analysis().run.telemetry.device == "NVIDIA H200"
+    assert again.analysis().run.machine.telemetry.device == "NVIDIA H200"

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
 
 def user_regions(callback):
-    return set(callback.analysis().run.user_regions)
+    return set(callback.analysis().run.timing.user_regions)
 
 
 def in_threads(*functions):

@@ -184,16 +184,16 @@ def test_on_a_real_run_the_step_is_exact_and_regions_are_left_out_where_none_wer
         assert len(split) < len(rows) / 4
         assert {row["step"] for row in split} >= {200, 400}, "an epoch's first step is split"
     run = callback.analysis().run
-    assert run.split_steps < run.steps / 4
-    assert run.overhead_us > 0
-    assert f"\nsampled: 1 in {run.steps / run.split_steps:.0f} steps " in summary_of(tmp_path)
+    assert run.timing.split_steps < run.timing.steps / 4
+    assert run.timing.overhead_us > 0
+    assert f"\nsampled: 1 in {run.timing.steps / run.timing.split_steps:.0f} steps " in summary_of(tmp_path)
 
 
 def test_without_a_budget_every_step_is_split(tmp_path, make_trainer, capsys):
     callback = ThroughputCallback(warmup_steps=4, overhead=None)
     make_trainer(callback).fit(Classifier(), loader(400))
     assert all("time/forward_ms" in row for row in logged(tmp_path))
-    assert callback.analysis().run.split_steps is None
+    assert callback.analysis().run.timing.split_steps is None
     assert "\nfrom " not in capsys.readouterr().out
 
 

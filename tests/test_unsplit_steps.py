@@ -222,14 +222,14 @@ def test_log_entries_come_when_they_should_and_hold_every_step(make_trainer, tmp
         if kind is Classifier:
             rate = entry["throughput/steps_per_sec"] / entry["throughput/optimizer_steps_per_sec"]
             assert rate == pytest.approx(cycle)
-    assert ours.analysis().run.step_ms.mean == pytest.approx(sum(took_ms[3:]) / (40 * cycle - 3), abs=0.1)
+    assert ours.analysis().run.timing.step_ms.mean == pytest.approx(sum(took_ms[3:]) / (40 * cycle - 3), abs=0.1)
 
 
 @pytest.mark.two_clocks
 def test_a_window_far_into_the_run_is_where_it_was_asked_for(make_trainer, clock):
     forge = ForgeProfilerCallback(90, 93, analyze=False, tensorboard=False)
     ours = run(make_trainer, clock, [10] * 120, forge)
-    assert ours.analysis().run.split_steps < 60
+    assert ours.analysis().run.timing.split_steps < 60
     report = forge.trace_report()
     assert (report.status, tuple(report.steps)) == ("written", (90, 91, 92))
 
@@ -264,10 +264,10 @@ def test_log_entries_are_the_profilers_and_no_steps(make_trainer, tmp_path, cloc
     trainer = make_trainer(ours, logger=logger, log_every_n_steps=1000)
     trainer.fit(of(Classifier, clock, [10] * 351), loader(1404))
     run = ours.analysis().run
-    assert (run.steps, logger.entries) == (351, 50), "one step after the last entry"
-    assert run.step_ms.mean == pytest.approx(10, abs=0.2)
+    assert (run.timing.steps, logger.entries) == (351, 50), "one step after the last entry"
+    assert run.timing.step_ms.mean == pytest.approx(10, abs=0.2)
     assert excluded_s(tmp_path, "profiler") == pytest.approx(50 * 0.05, rel=0.01)
     assert ours.summary()["profiling/overhead_us"] == pytest.approx(50 * 50_000 / 351, rel=0.02)
     assert run.ledger.parts["profiler"] > 0
     assert "logger/SlowLogger.log_metrics" not in run.ledger.parts
-    assert sum(run.regions[name].device_ms for name in REGIONS) == pytest.approx(run.step_ms.mean)
+    assert sum(run.timing.regions[name].device_ms for name in REGIONS) == pytest.approx(run.timing.step_ms.mean)

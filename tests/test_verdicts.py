@@ -2,10 +2,10 @@
 
 import gzip
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.findings import find_causes
 from lightning_forge_profiling.pipeline import analyze

@@ -1,8 +1,7 @@
 """Numbers and short sentences of the reports."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from lightning_forge_profiling.report.live_view import sparkline
 from lightning_forge_profiling.report.run_status import duration
@@ -16,12 +15,12 @@ from lightning_forge_profiling.report.text import code, code_cell, digits, prose
 from lightning_forge_profiling.report.wording import by_text, calls
 from lightning_forge_profiling.schema import (
     Distribution,
-    RunEvidence,
     RunLedger,
     SlowStep,
     TelemetrySummary,
     WindowEffect,
 )
+from tests.evidence import made_evidence
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,7 @@ def test_readings_that_are_missing_are_left_out():
 def test_a_slow_step_is_named_with_what_took_long():
     steps = Distribution(mean=91.0, p50=90.0, min=88.0, max=812.0)
     slow = SlowStep(step=1200, ms=812.0, parts_ms={"callback/EMA.on_train_batch_end": 640.0})
-    run = RunEvidence(steps=2000, on_device=True, step_ms=steps, regions={}, slowest=(slow,))
+    run = made_evidence(steps=2000, on_device=True, step_ms=steps, regions={}, slowest=(slow,))
     expected = "step 1200: 812 ms, 640 of it callback/EMA.on_train_batch_end (median 90.0 ms)"
     assert slowest_line(run) == expected
 

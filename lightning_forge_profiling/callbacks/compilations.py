@@ -4,12 +4,12 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import PurePath
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
 import torch
+from msgspec.structs import replace
 
 from lightning_forge_profiling.schema import Recompilation
 

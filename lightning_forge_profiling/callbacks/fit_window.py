@@ -4,12 +4,13 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Final
 
+from msgspec import structs
 from torch.profiler import supported_activities
 
 from lightning_forge_profiling.callbacks import folders, lightning_api
@@ -54,7 +55,7 @@ class _Recorded:
     copied_to: str = ""  # the remote folder that has its files
 
     def report(self) -> TraceReport:
-        return replace(self.session.report, url=self.copied_to)
+        return structs.replace(self.session.report, url=self.copied_to)
 
     @property
     def bytes(self) -> int:
@@ -182,7 +183,7 @@ class FitWindow(Guarded):
             record=self.record,
         )
         loader = loader_settings(trainer)
-        session.about = {} if loader is None else {"loader": asdict(loader)}
+        session.about = {} if loader is None else {"loader": structs.asdict(loader)}
         self._windows.append(_Recorded(session, folder))
         self._advance(session, start=True)
 
@@ -244,8 +245,8 @@ class FitWindow(Guarded):
             return self._skipped or unused
         report = next((each for each in reports if each.status == "written"), reports[-1])
         if self._memory is None:
-            return replace(report, memory_message=self._no_memory)
-        return replace(report, memory_path=self._memory.written, memory_message=self._memory.problem)
+            return structs.replace(report, memory_message=self._no_memory)
+        return structs.replace(report, memory_path=self._memory.written, memory_message=self._memory.problem)
 
     def latest(self) -> TraceReport | None:
         """What became of the latest window."""

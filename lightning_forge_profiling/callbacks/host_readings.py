@@ -1,7 +1,8 @@
 """What is read of the host while a fit trains: CPU times, stacks of the training thread and of a worker, switches."""
 
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from lightning_forge_profiling.callbacks.cpu_account import AUTOGRAD, CpuAccount
 from lightning_forge_profiling.callbacks.lightning_api import Trainer, worker_processes

@@ -1,13 +1,13 @@
 """Watches what fills a rank's GPU while it trains: PyTorch's allocator between steps, and what the model keeps."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from math import inf
 from time import perf_counter_ns
 from typing import Final, NamedTuple
 
 import torch
+from msgspec.structs import replace
 
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.model_memory import model_memory

@@ -3,10 +3,11 @@
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from math import sqrt
 from statistics import fmean, stdev
 from typing import Final
+
+from msgspec.structs import replace
 
 from lightning_forge_profiling.callbacks.rank_waits import RankWaits
 from lightning_forge_profiling.callbacks.run_report import own_ms
@@ -20,7 +21,10 @@ from lightning_forge_profiling.schema import (
     Rates,
     RunEvidence,
     RunLedger,
+    RunMachine,
+    RunRanks,
     RunRegion,
+    RunTiming,
     ShareInterval,
 )
 from lightning_forge_profiling.timing.counters import summed
@@ -79,17 +83,19 @@ class LiveWork:
         )
         step_ms, sensors = rates.mean_ms("step"), self._sensors()
         evidence = RunEvidence(
-            steps=len(steps),
-            rank=self._rank,
-            on_device=self._step_timer.timers.on_device,
-            step_ms=Distribution(mean=step_ms, p50=step_ms, min=step_ms, max=step_ms),
-            regions={
-                name: RunRegion(device_ms=rates.mean_ms(name), host_ms=rates.mean_host_ms(name)) for name in REGIONS
-            },
-            gpu_starved_pct=100 * fmean(starved) if starved else None,
+            timing=RunTiming(
+                steps=len(steps),
+                on_device=self._step_timer.timers.on_device,
+                step_ms=Distribution(mean=step_ms, p50=step_ms, min=step_ms, max=step_ms),
+                regions={
+                    name: RunRegion(device_ms=rates.mean_ms(name), host_ms=rates.mean_host_ms(name)) for name in REGIONS
+                },
+                gpu_starved_pct=100 * fmean(starved) if starved else None,
+                intervals={OWN_WORK: mean_interval([own_ms(times.device_ms) for times in steps], step_ms)},
+            ),
+            machine=RunMachine(cpu=self._cpu()),
+            ranks=RunRanks(rank=self._rank),
             ledger=self._hooks(steps[0].step, len(steps)),
-            cpu=self._cpu(),
-            intervals={OWN_WORK: mean_interval([own_ms(times.device_ms) for times in steps], step_ms)},
         )
         waits = None if self._waits is None else self._waits.measured(rates)
         work = rank_work(evidence, host=self._host, waits=waits)

@@ -1,6 +1,5 @@
 """Makes the lines of a fit's record and decides when; a thread writes them."""
 
-import dataclasses
 import os
 import platform
 import socket
@@ -362,14 +361,15 @@ def _slim(report: RunReport, *, final: bool) -> RunReport:
     if analysis is not None:
         evidence = analysis.run
         if evidence is not None and not final:
-            evidence = dataclasses.replace(evidence, telemetry=_without_curves(evidence.telemetry))
-        analysis = dataclasses.replace(analysis, ranks=(), run=evidence)
-    run = dataclasses.replace(report.run, before_window_ms=(), after_window_ms=())
-    return dataclasses.replace(report, run=run, analysis=analysis, gpu=_without_curves(report.gpu))
+            machine = replace(evidence.machine, telemetry=_without_curves(evidence.machine.telemetry))
+            evidence = replace(evidence, machine=machine)
+        analysis = replace(analysis, ranks=(), run=evidence)
+    run = replace(report.run, before_window_ms=(), after_window_ms=())
+    return replace(report, run=run, analysis=analysis, gpu=_without_curves(report.gpu))
 
 
 def _without_curves(gpu: Any) -> Any:
-    return dataclasses.replace(gpu, series=TelemetrySeries()) if isinstance(gpu, TelemetrySummary) else gpu
+    return replace(gpu, series=TelemetrySeries()) if isinstance(gpu, TelemetrySummary) else gpu
 
 
 def _words(exception: BaseException) -> str:

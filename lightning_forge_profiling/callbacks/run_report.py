@@ -1,9 +1,10 @@
 """The report on a fit: its figures as evidence, merged with the analysis of its trace, whose reports are rewritten."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from socket import gethostname
 from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.folders import logger_folder, tracked_runs
@@ -32,8 +33,12 @@ from lightning_forge_profiling.schema import (
     RunCompute,
     RunEvidence,
     RunLedger,
+    RunMachine,
+    RunRanks,
     RunReport,
+    RunSettings,
     RunSummary,
+    RunTiming,
     ShareInterval,
     SlowStep,
     TelemetrySummary,
@@ -78,7 +83,7 @@ def run_evidence(
     if run.only_warmup or not steady.steps:
         return None
     long_parts = {} if clock is None else clock.long_parts()
-    return RunEvidence(
+    timing = RunTiming(
         steps=steady.steps,
         on_device=on_device,
         step_ms=run.step_ms,
@@ -91,10 +96,12 @@ def run_evidence(
         typical_mean_ms=run.typical_mean_ms,
         unknown_ms=steady.unknown_ms / steady.steps,
         unknown_steps=steady.unknown_steps,
-        ledger=None if ledger is None else _with_goodput(ledger, steady if on_device else None),
         all_steps=run.steps,
         drift=step_drift([*run.first_ms], [*run.first_ms.values()]),
         slowest=tuple(_slow_step(slow, long_parts.get(slow.step, {}), clock) for slow in run.slowest),
+    )
+    return RunEvidence(
+        timing=timing, ledger=None if ledger is None else _with_goodput(ledger, steady if on_device else None)
     )
 
 
@@ -247,18 +254,25 @@ def run_report(
     if evidence is not None:
         evidence = replace(
             evidence,
-            world_size=trainer.world_size,
-            telemetry=gpu if isinstance(gpu, TelemetrySummary) else None,
-            compute=compute,
-            worker_restarts=_worker_restarts(run.steady, restarted_workers(trainer)),
+            timing=replace(
+                evidence.timing,
+                worker_restarts=_worker_restarts(run.steady, restarted_workers(trainer)),
+                intervals=share_intervals(step_timer.totals, monitor.ledger.marks()),
+            ),
+            machine=RunMachine(
+                cpu=monitor.readings.cpu_use(max(int(trainer.num_devices), 1)),
+                telemetry=gpu if isinstance(gpu, TelemetrySummary) else None,
+                compute=compute,
+            ),
+            ranks=RunRanks(rank=trainer.global_rank, world_size=trainer.world_size),
+            settings=RunSettings(
+                loader=loader_settings(trainer),
+                validation_loader=loader_settings(trainer, validation=True),
+                optimizer=optimizer_settings(trainer),
+                switches=monitor.readings.switches,
+            ),
             continues_from=continues_from,
-            loader=loader_settings(trainer),
-            validation_loader=loader_settings(trainer, validation=True),
-            optimizer=optimizer_settings(trainer),
-            intervals=share_intervals(step_timer.totals, monitor.ledger.marks()),
             lines=monitor.readings.lines(),
-            cpu=monitor.readings.cpu_use(max(int(trainer.num_devices), 1)),
-            switches=monitor.readings.switches,
             recompilations=monitor.recompilations(),
             memory=None
             if monitor.memory is None
@@ -266,12 +280,12 @@ def run_report(
                 samples_per_step=_per_step(run.steady.samples, run.steady.steps),
                 tokens_per_step=_per_step(run.steady.tokens, run.steady.steps),
             ),
-            rank=trainer.global_rank,
         )
         if trainer.world_size > 1:
             waits = None if monitor.waits is None else monitor.waits.measured(run.steady)
             mine = rank_work(evidence, host=gethostname(), waits=waits)
-            evidence = replace(evidence, ranks=(mine, *(() if others is None else others(mine))))
+            works = (mine, *(() if others is None else others(mine)))
+            evidence = replace(evidence, ranks=replace(evidence.ranks, works=works))
     folder = logger_folder(trainer) if trainer.is_global_zero else None
     return RunReport(
         run,

@@ -1,10 +1,11 @@
 """`ThroughputCallback`: logs throughput and the time of each region of a step."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, Literal
+
+from msgspec.structs import replace
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batches import BatchCounter

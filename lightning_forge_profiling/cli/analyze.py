@@ -149,7 +149,7 @@ def _analyze(args: argparse.Namespace, path: Path, named: str) -> int:
     with Progress() as progress:
         result = (_analyzed_anonymously if args.anonymize else _analyzed)(args, path, progress)
         if named != str(path):
-            result = replace(result, analysis=replace(result.analysis, source=named))
+            result = _with_analysis(result, source=named)
         _write_files(args, result)
     if args.json:
         from lightning_forge_profiling.kineto.files import summary_json  # noqa: PLC0415
@@ -160,6 +160,12 @@ def _analyze(args: argparse.Namespace, path: Path, named: str) -> int:
             say(f"window     {files[0].parent}")  # of perhaps several below the folder
         _print(args, result)
     return _CUT_OFF if result.analysis.cut_off else 0
+
+
+def _with_analysis(result: "AnalysisResult", **changes: Any) -> "AnalysisResult":
+    from msgspec import structs  # noqa: PLC0415  (`--help` needs none)
+
+    return replace(result, analysis=structs.replace(result.analysis, **changes))
 
 
 def _analyzed(args: argparse.Namespace, path: Path, progress: Progress) -> "AnalysisResult":
@@ -184,7 +190,7 @@ def _analyzed_anonymously(args: argparse.Namespace, path: Path, progress: Progre
             problems = [str(exc), *getattr(exc, "__notes__", ())]
             raise TraceError.of([problem.replace(f"{folder}/", "") for problem in problems]) from exc
     warnings = (*left_out, *(warning.replace(f"{folder}/", "") for warning in result.analysis.warnings))
-    return replace(result, analysis=replace(result.analysis, source=copies.name, warnings=warnings))
+    return _with_analysis(result, source=copies.name, warnings=warnings)
 
 
 def _write_files(args: argparse.Namespace, result: "AnalysisResult") -> None:

@@ -131,7 +131,7 @@ def _live_ms(path: Path) -> float | None:
     except (OSError, ValueError) as exc:  # written by another program, or by another version of this one
         warn(f"{summary} cannot be read, so the steps are played as recorded: {exc}")
         return None
-    return None if run is None else run.step_ms.mean
+    return None if run is None else run.timing.step_ms.mean
 
 
 def _changes(args: argparse.Namespace) -> "Iterator[tuple[str, Change]]":

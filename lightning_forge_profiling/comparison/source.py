@@ -1,11 +1,13 @@
 """What is compared: a run by its record, a trace, or results of `benchmark`, each as metrics with their errors."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain
 from math import hypot, sqrt
 from statistics import fmean, mean, stdev
 from typing import Final, Literal
+
+from msgspec import structs
 
 from lightning_forge_profiling.bench.result import BenchmarkResult
 from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, BlockBootstrap, Estimate, median_estimate
@@ -93,7 +95,7 @@ def record_source(record: RunRecord) -> Source:
     analysis = state.report.analysis if state is not None else None
     loader = begin.loader  # which a loop without a Trainer does not know when it begins
     if loader is None and analysis is not None and analysis.run is not None:
-        loader = analysis.run.loader
+        loader = analysis.run.settings.loader
     findings = analysis.findings if analysis is not None else ()
     ledger = analysis.run.ledger if analysis is not None and analysis.run is not None else None
     ledger_s = _ledger_s(ledger, rank.intervals)
@@ -249,7 +251,7 @@ def _conditions(begin: Begin, loader: LoaderSettings | None) -> Conditions:
 
 
 def _settings(begin: Begin, loader: LoaderSettings | None) -> dict[str, str]:
-    of_loader = asdict(loader) if loader is not None else {}
+    of_loader = structs.asdict(loader) if loader is not None else {}
     settings = {name: str(value) for name, value in {**begin.settings, **of_loader}.items()}
     conditions = Conditions.__dataclass_fields__
     return {name: value for name, value in {**begin.versions, **settings}.items() if name not in conditions}

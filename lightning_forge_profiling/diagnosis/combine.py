@@ -6,8 +6,10 @@ two disagree. Without a GPU the run decides about waiting; operators and Python 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.compute import CPU_WORK, computing_is_known
 from lightning_forge_profiling.diagnosis.findings import cpu_work, find_causes, rank_causes, run_findings
@@ -68,12 +70,14 @@ class _Run:
     @property
     def late_ms(self) -> float:
         """How long the other ranks wait for the straggler, per step."""
-        return 0.0 if self.straggler is None else self.straggler.share_pct * self.all.step_ms.mean / 100
+        return 0.0 if self.straggler is None else self.straggler.share_pct * self.all.timing.step_ms.mean / 100
 
     @property
     def ranks_ms(self) -> float:
         """What the own times lack of the step."""
-        return sum(self.all.regions[name].device_ms - own.device_ms for name, own in self.own.regions.items())
+        return sum(
+            self.all.timing.regions[name].device_ms - own.device_ms for name, own in self.own.timing.regions.items()
+        )
 
 
 def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis:
@@ -82,10 +86,11 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         if analysis is None:
             raise ValueError("combine() needs an analysis or the run's evidence.")
         return analysis
-    compared = replace(evidence, ranks=with_waits(evidence.ranks))
-    late = straggler(compared) if compared.steps >= MIN_STEPS else None
+    works = with_waits(evidence.ranks.works)
+    compared = replace(evidence, ranks=replace(evidence.ranks, works=works))
+    late = straggler(compared) if compared.timing.steps >= MIN_STEPS else None
     run = _Run(compared, own_times(compared, late), late)
-    if analysis is not None and evidence.steps < MIN_STEPS:
+    if analysis is not None and evidence.timing.steps < MIN_STEPS:
         combined = replace(analysis, run=run.all)
     else:
         findings, differences = _to_live_step(analysis, run)
@@ -95,18 +100,18 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     combined = without_verdict_of_hang(combined)
     return replace(
         combined,
-        verdict_text=f"{combined.verdict_text} {switched_on(evidence.switches)}".rstrip(),
-        hints=(*switch_hints(evidence.switches), *combined.hints),
+        verdict_text=f"{combined.verdict_text} {switched_on(evidence.settings.switches)}".rstrip(),
+        hints=(*switch_hints(evidence.settings.switches), *combined.hints),
     )
 
 
 def naming_missing(analysis: Analysis) -> Analysis:
     """The analysis with the ranks that its verdict knows nothing of named first."""
     run, missing = analysis.run, set(analysis.missing)
-    of = run.world_size if run is not None and not analysis.ranks else analysis.all_ranks + len(missing)
+    of = run.ranks.world_size if run is not None and not analysis.ranks else analysis.all_ranks + len(missing)
     source = next((finding.source for finding in analysis.findings if finding.code == analysis.verdict), "run")
-    if run is not None and run.ranks and source == "run":
-        unheard = {*range(run.world_size)} - {work.rank for work in run.ranks}
+    if run is not None and run.ranks.works and source == "run":
+        unheard = {*range(run.ranks.world_size)} - {work.rank for work in run.ranks.works}
         missing = unheard & missing if analysis.ranks else unheard
     are = "is" if len(missing) == 1 else "are"
     words = f"Without {rank_list(missing)} of {of:,}, which {are} missing and may be the cause" if missing else ""
@@ -154,7 +159,7 @@ def _without_late_hosts(analysis: Analysis, run: _Run) -> tuple[Finding, ...]:
     """The trace's findings without what the ranks' own clocks decide: which host is late in live steps."""
     # recording slows every rank's host, each by another amount, so that in a trace another rank may be the late one.
     findings, late = analysis.findings, run.straggler
-    if len(run.all.ranks) < _PAIR or (late is None and not_measured(run.all.ranks)):
+    if len(run.all.ranks.works) < _PAIR or (late is None and not_measured(run.all.ranks.works)):
         return findings
     recorded = next((finding for finding in findings if finding.code == STRAGGLER), None)
     if recorded is not None and (late is not None or recorded.evidence.get("late") == "host"):
@@ -168,7 +173,7 @@ def _without_late_hosts(analysis: Analysis, run: _Run) -> tuple[Finding, ...]:
             for finding in findings
             if finding is not recorded
         )
-    if late is not None and run.all.on_device:
+    if late is not None and run.all.timing.on_device:
         findings = tuple(part_of(late, finding) for finding in findings)
     return findings
 
@@ -199,14 +204,14 @@ def merge_findings(findings: Sequence[Finding], ledger: Sequence[Finding], run: 
     hidden = set()
     collecting_ms = sum(finding.saves.ms_per_step for finding in ledger if finding.code == "gc-bound" and finding.saves)
     between_pct = max((finding.share_pct for finding in findings if finding.code == "between-regions"), default=0.0)
-    if collecting_ms > run.step_ms.mean * between_pct / 100 / 2:  # which region it was in is not known
+    if collecting_ms > run.timing.step_ms.mean * between_pct / 100 / 2:  # which region it was in is not known
         hidden.add("between-regions")
     python_pct = max((finding.share_pct for finding in findings if finding.code == "python-bound"), default=0.0)
-    if collecting_ms > run.step_ms.mean * python_pct / 100 / 2:
+    if collecting_ms > run.timing.step_ms.mean * python_pct / 100 / 2:
         hidden.add("python-bound")
     if any(finding.code == "worker-restarts" for finding in findings):
         hidden.add("loader-startup")
-    in_update_pct = 100 * hooks_ms(run, "optimizer") / run.step_ms.mean if run.step_ms.mean > 0 else 0.0
+    in_update_pct = 100 * hooks_ms(run, "optimizer") / run.timing.step_ms.mean if run.timing.step_ms.mean > 0 else 0.0
     updates = [finding for finding in findings if finding.code == "slow-optimizer" and finding.source == "trace"]
     if any(finding.share_pct < 2 * in_update_pct for finding in updates):  # its region contains the hooks
         hidden.add("slow-optimizer")
@@ -227,7 +232,7 @@ def _with_verdict(
         return _of_run(ranked, run)
     if len(analysis.ranks) == 1:  # of several, the trace's rules have named the function on the finding's own rank
         ranked = tuple(located(finding, analysis.ranks[0]) for finding in ranked)
-    verdict, text = decide(ranked, gpu=run.all.on_device, steps=run.all.steps)
+    verdict, text = decide(ranked, gpu=run.all.timing.on_device, steps=run.all.timing.steps)
     return replace(
         analysis,
         verdict=verdict,
@@ -241,27 +246,27 @@ def _with_verdict(
 
 def _unknown_pct(run: RunEvidence) -> float:
     """The share of time in long steps of which only the length is known, compilation and collections not counted."""
-    if run.unknown_steps < _UNKNOWN_STEPS:
+    if run.timing.unknown_steps < _UNKNOWN_STEPS:
         return 0.0
     counted_s = {} if run.ledger is None else run.ledger.counted_s or {}
-    known_ms = 1e3 * sum(s for part, s in counted_s.items() if part.startswith(("compile", "gc/"))) / run.steps
-    return 100 * max(run.unknown_ms - known_ms, 0.0) / run.step_ms.mean
+    known_ms = 1e3 * sum(s for part, s in counted_s.items() if part.startswith(("compile", "gc/"))) / run.timing.steps
+    return 100 * max(run.timing.unknown_ms - known_ms, 0.0) / run.timing.step_ms.mean
 
 
 def _of_run(ranked: tuple[Finding, ...], run: _Run) -> Analysis:
     """The analysis without a trace: what a CPU computes is a finding beside others."""
-    steps, certain = run.all.steps, [finding for finding in ranked if is_certain(finding)]
+    steps, certain = run.all.timing.steps, [finding for finding in ranked if is_certain(finding)]
     findings = ranked
     if certain:
         findings = _ranked([*ranked, *beside_straggler(cpu_work(run.own), run.all, run.straggler)], run)
-    verdict, text = decide(findings, gpu=run.all.on_device, steps=steps)
-    if verdict == CPU_WORK.code and not (run.all.on_device or computing_is_known(run.own)):
+    verdict, text = decide(findings, gpu=run.all.timing.on_device, steps=steps)
+    if verdict == CPU_WORK.code and not (run.all.timing.on_device or computing_is_known(run.own)):
         [title] = [finding.title for finding in findings if finding.code == verdict]
         text = f"No verdict: {title}. CPU times do not show which: a longer run or a recorded window may."
         verdict = NO_VERDICT
     small = all(finding.of == "step" and finding.share_pct < _SMALL_PCT for finding in certain)
     computing_pct = share_pct(run.own, *COMPUTE)
-    if certain and small and not run.all.on_device and computing_pct > _MOSTLY_PCT:
+    if certain and small and not run.all.timing.on_device and computing_pct > _MOSTLY_PCT:
         findings, verdict = ranked, NOTHING_STANDS_OUT
         text = (
             f"Nothing stands out: forward, backward and optimizer take {computing_pct:.0f} % of the step. The largest "
@@ -269,7 +274,7 @@ def _of_run(ranked: tuple[Finding, ...], run: _Run) -> Analysis:
         )
     unknown_pct = _unknown_pct(run.all)
     if unknown_pct >= _UNKNOWN_PCT and not any(finding.share_pct >= unknown_pct for finding in certain):
-        long = f"{run.all.unknown_steps} long steps, none of which had its regions timed,"
+        long = f"{run.all.timing.unknown_steps} long steps, none of which had its regions timed,"
         took = f"{long} take {unknown_pct:.0f} % of all the time"
         times_all = "ThroughputCallback(overhead=None) times the regions of each step."
         verdict, text = NO_VERDICT, f"No verdict: {took}. {times_all}"

@@ -160,7 +160,7 @@ def _gpu_saving(context: RuleContext) -> float | None:
 def _explain_operators(context: RuleContext) -> Explanation:
     cpu = context.cpu
     costliest = ", ".join(f"{name} {context.pct(ms):.0f} %" for name, ms in cpu.costliest_ms_per_step.items())
-    threads = _threads(cpu, None if context.run is None else context.run.cpu)
+    threads = _threads(cpu, None if context.run is None else context.run.machine.cpu)
     numbers = {"intra_op_threads": cpu.intra_op_threads, "usable_cores": cpu.usable_cores}
     return Explanation(
         f"operators outside data loader and optimizer take {context.of_step(cpu.operators_ms_per_step, bound=True)} "
@@ -226,19 +226,22 @@ def _work_ms(run: RunEvidence) -> dict[str, float]:
 
 
 def _gpu_work_ms(run: RunEvidence) -> float:
-    starved_pct, gpu = run.gpu_starved_pct, run.telemetry
+    starved_pct, gpu = run.timing.gpu_starved_pct, run.machine.telemetry
     # where every step calls cudaMalloc, the GPU may have waited for it; only a trace shows how long
     allocates = gpu is not None and (gpu.device_allocs_per_step or 0.0) >= 1
-    gpu_is_behind = run.on_device and starved_pct is not None and starved_pct <= _RARELY_PCT
+    gpu_is_behind = run.timing.on_device and starved_pct is not None and starved_pct <= _RARELY_PCT
     return sum(_work_ms(run).values()) if gpu_is_behind and not backward_is_heavy(run) and not allocates else 0.0
 
 
 def _explain_gpu_work(run: RunEvidence) -> Explanation:
     work_ms, regions = _gpu_work_ms(run), ", ".join(_work_ms(run))
-    communication = f" (communication of the {run.world_size} processes included)" if run.world_size > 1 else ""
+    communication = (
+        f" (communication of the {run.ranks.world_size} processes included)" if run.ranks.world_size > 1 else ""
+    )
     return Explanation(
-        f"the run is GPU-bound: {of_step(work_ms, run.step_ms.mean)} are work that the host had queued ahead in "
-        f"{regions}{communication}; the GPU had caught up with it at {run.gpu_starved_pct:.0f} % of the batch ends",
+        f"the run is GPU-bound: {of_step(work_ms, run.timing.step_ms.mean)} are work that the host had queued ahead in "
+        f"{regions}{communication}; the GPU had caught up with it at {run.timing.gpu_starved_pct:.0f} % of the batch "
+        "ends",
         {"gpu_paced_ms_per_step": work_ms},
         'Make the work cheaper: Trainer(precision="bf16-mixed"), torch.compile, fused attention. A recorded '
         "window (ForgeProfilerCallback) shows which kernels take the time.",
@@ -251,7 +254,7 @@ _COMPUTES: Final = 0.5  # regions compute if their thread uses or wants a core f
 
 def computing_is_known(run: RunEvidence) -> bool:
     """Whether CPU times show that what may be computing on the CPU, or waiting, mostly computes."""
-    work_ms, cpu = _work_ms(run), {} if run.cpu is None else run.cpu.regions
+    work_ms, cpu = _work_ms(run), {} if run.machine.cpu is None else run.machine.cpu.regions
     on_core = {name: (one.used_pct + one.waits_pct) / 100 for name, one in cpu.items()}
     on_core_ms = sum(ms * on_core.get(name, 0.0) for name, ms in work_ms.items())
     return waits_are_known(run) or on_core_ms >= _COMPUTES * sum(work_ms.values())
@@ -262,7 +265,7 @@ def _explain_cpu_work(run: RunEvidence) -> Explanation:
     each = ", ".join(f"{name} {in_ms(ms)}" for name, ms in by_region.items())
     what = "computing" if waits_are_known(run) else "computing, or waiting in it,"
     return Explanation(
-        f"{what} takes {of_step(sum(by_region.values()), run.step_ms.mean)} on the CPU: {each}",
+        f"{what} takes {of_step(sum(by_region.values()), run.timing.step_ms.mean)} on the CPU: {each}",
         {f"{name}_computes_ms_per_step": ms for name, ms in by_region.items()},
         "A recorded window (ForgeProfilerCallback) shows which operators take it. Cheaper: torch.compile, a smaller "
         "model, or a GPU if its operations are large.",

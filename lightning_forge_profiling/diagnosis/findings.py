@@ -5,8 +5,9 @@ name fewer causes than those of a trace, and say which ones they cannot distingu
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis import compute, host_rules, loader, optimizer
 from lightning_forge_profiling.diagnosis.ledger_costs import self_times
@@ -110,12 +111,12 @@ def run_findings(run: RunEvidence) -> tuple[Finding, ...]:
 
 def cpu_work(run: RunEvidence) -> tuple[Finding, ...]:
     """What a step on the CPU computes, as a finding beside others: without the waits, and without what those name."""
-    return () if run.on_device else _of_run((compute.CPU_WORK,), run)
+    return () if run.timing.on_device else _of_run((compute.CPU_WORK,), run)
 
 
 def _of_run(rules: Sequence[Rule[RunEvidence]], run: RunEvidence) -> tuple[Finding, ...]:
-    step_ms = run.step_ms.mean
-    if run.steps < MIN_STEPS or step_ms <= 0:
+    step_ms = run.timing.step_ms.mean
+    if run.timing.steps < MIN_STEPS or step_ms <= 0:
         return ()
     run = self_times(run)
     costs = [(rule, 100 * rule.cost(run) / step_ms) for rule in rules]
@@ -123,16 +124,16 @@ def _of_run(rules: Sequence[Rule[RunEvidence]], run: RunEvidence) -> tuple[Findi
 
 
 def _run_finding(rule: Rule[RunEvidence], run: RunEvidence, share_pct: float) -> Finding:
-    step, rank = run.step_ms, run.rank if run.world_size > 1 else None
+    step, rank = run.timing.step_ms, run.ranks.rank if run.ranks.world_size > 1 else None
     finding = as_finding(rule, run, step_ms=step.mean, share_pct=share_pct, source="run", rank=rank)
-    numbers = {**finding.evidence, "step_ms": step.mean, "median_step_ms": step.p50, "steps": run.steps}
-    if run.gpu_starved_pct is not None:
-        numbers["gpu_starved_pct"] = run.gpu_starved_pct
+    numbers = {**finding.evidence, "step_ms": step.mean, "median_step_ms": step.p50, "steps": run.timing.steps}
+    if run.timing.gpu_starved_pct is not None:
+        numbers["gpu_starved_pct"] = run.timing.gpu_starved_pct
     if rule is loader.WORKER_RESTARTS and finding.saves is not None:  # which do not come in each step
-        saved, steps = (in_s(ms * run.steps / 1e3) for ms in (finding.saves.ms_per_step, step.mean))
+        saved, steps = (in_s(ms * run.timing.steps / 1e3) for ms in (finding.saves.ms_per_step, step.mean))
         text = f"That saves about {saved} of the {steps} that the steps take ({finding.saves.pct:.0f} %)."
         finding = replace(finding, saves=replace(finding.saves, text=text))
-    times = run.regions.get(REGION_OF.get(finding.code, ""))
+    times = run.timing.regions.get(REGION_OF.get(finding.code, ""))
     if times is not None and times.p50_ms is not None and times.p50_ms < times.device_ms / 2:
         finding = replace(finding, title=f"{finding.title}; {in_ms(times.p50_ms)} in the median step")
     rounded = {name: value if isinstance(value, str) else round(value, 3) for name, value in numbers.items()}

@@ -275,16 +275,18 @@ _UNEVEN: Final = 1.2  # a mean so much above the median says that few steps take
 
 def run_hints(run: RunEvidence) -> tuple[Hint, ...]:
     """The hints on a run; none where there are fewer than `MIN_STEPS` steps."""
-    if run.steps < MIN_STEPS or run.step_ms.mean <= 0:
+    if run.timing.steps < MIN_STEPS or run.timing.step_ms.mean <= 0:
         return ()
-    sensors = () if run.telemetry is None else telemetry_hints(run.telemetry, steps=run.steps)
+    sensors = () if run.machine.telemetry is None else telemetry_hints(run.machine.telemetry, steps=run.timing.steps)
     return (*_of_steps(run), *sensors)
 
 
 def _of_steps(run: RunEvidence) -> Iterator[Hint]:
-    step = run.step_ms
-    restarts_ms = 0.0 if run.worker_restarts is None else run.worker_restarts.device_ms
-    if step.mean - restarts_ms > _UNEVEN * (step.p50 if run.typical_mean_ms is None else run.typical_mean_ms):
+    step = run.timing.step_ms
+    restarts_ms = 0.0 if run.timing.worker_restarts is None else run.timing.worker_restarts.device_ms
+    if step.mean - restarts_ms > _UNEVEN * (
+        step.p50 if run.timing.typical_mean_ms is None else run.timing.typical_mean_ms
+    ):
         yield _hint(
             "uneven-steps",
             f"Steps are uneven: mean {in_ms(step.mean)}, median {in_ms(step.p50)}, longest {in_ms(step.max)}.",
@@ -293,7 +295,7 @@ def _of_steps(run: RunEvidence) -> Iterator[Hint]:
         times = region(run, "backward").device_ms / max(region(run, "forward").device_ms, 1e-3)
         yield _hint(
             "backward-heavy",
-            f"Backward takes {times:.1f} times as long as forward, where twice is usual. With {run.world_size} "
+            f"Backward takes {times:.1f} times as long as forward, where twice is usual. With {run.ranks.world_size} "
             "processes the rest is likely the exchange of gradients or waiting for a slower rank; a recorded window "
             "of all ranks shows which.",
         )

@@ -282,16 +282,16 @@ def _host_paced_ms(run: RunEvidence) -> float:
 
 
 def _launching_in_run_ms(run: RunEvidence) -> float:
-    if run.gpu_starved_pct is None or not run.on_device or not host_sets_the_pace(run):
+    if run.timing.gpu_starved_pct is None or not run.timing.on_device or not host_sets_the_pace(run):
         return 0.0
-    return _host_paced_ms(run) * run.gpu_starved_pct / 100
+    return _host_paced_ms(run) * run.timing.gpu_starved_pct / 100
 
 
 def _explain_launching_in_run(run: RunEvidence) -> Explanation:
     paced, paced_ms = _host_paced(run), _host_paced_ms(run)
     return Explanation(
-        f"the host sets the pace in {of_step(paced_ms, run.step_ms.mean)} ({', '.join(paced)}): the GPU had caught up "
-        f"with it at {run.gpu_starved_pct:.0f} % of the batch ends",
+        f"the host sets the pace in {of_step(paced_ms, run.timing.step_ms.mean)} ({', '.join(paced)}): the GPU had "
+        f"caught up with it at {run.timing.gpu_starved_pct:.0f} % of the batch ends",
         {
             "host_paced_ms_per_step": paced_ms,
             **{f"{name}_host_ms_per_step": region(run, name).host_ms for name in paced},
@@ -314,23 +314,25 @@ def has_own_finding(run: RunEvidence, name: str) -> bool:
 
 def _outside_regions_ms(run: RunEvidence) -> float:
     """Time between regions without what timing takes, which costs a GPU that is behind nothing."""
-    timing_ms = 0.0 if run.overhead_us is None or not host_sets_the_pace(run) else run.overhead_us / 1e3
+    timing_ms = 0.0 if run.timing.overhead_us is None or not host_sets_the_pace(run) else run.timing.overhead_us / 1e3
     return max(region(run, "other").device_ms - timing_ms, 0.0)
 
 
 def _between_regions_ms(run: RunEvidence) -> float:
     """The same where it is a cause: what was not timed by itself, as forward may be, is in `other` too."""
-    all_regions_timed = run.regions.keys() >= {"data", "transfer", *COMPUTE}
+    all_regions_timed = run.timing.regions.keys() >= {"data", "transfer", *COMPUTE}
     ms = _outside_regions_ms(run)
-    return ms if all_regions_timed and 100 * ms >= NAMED_FROM["between-regions", "run"] * run.step_ms.mean else 0.0
+    return (
+        ms if all_regions_timed and 100 * ms >= NAMED_FROM["between-regions", "run"] * run.timing.step_ms.mean else 0.0
+    )
 
 
 def _explain_between_regions(run: RunEvidence) -> Explanation:
     ms, host_ms = _outside_regions_ms(run), region(run, "other").host_ms
-    on_host = f" ({in_ms(host_ms)} on the host)" if run.on_device else ""
+    on_host = f" ({in_ms(host_ms)} on the host)" if run.timing.on_device else ""
     return Explanation(
-        f"{of_step(ms, run.step_ms.mean)}{on_host} is neither loading nor computing: callbacks, loggers, the progress "
-        "bar, learning-rate schedulers and the loop itself",
+        f"{of_step(ms, run.timing.step_ms.mean)}{on_host} is neither loading nor computing: callbacks, loggers, the "
+        "progress bar, learning-rate schedulers and the loop itself",
         {"between_regions_ms_per_step": ms, "between_regions_host_ms_per_step": host_ms},
         "The ledger of a fit shows the time of each hook: make the longest cheaper, or call it every few steps; in a "
         "loop without a Trainer, `with region(NAME):` times a part of it. For "
@@ -349,7 +351,7 @@ def _waits_ms(name: str, run: RunEvidence) -> float:
 def _explain_blocked(name: str, run: RunEvidence) -> Explanation:
     waits_ms = blocked_ms(run, name)
     return Explanation(
-        f"{name} waits {of_step(waits_ms, run.step_ms.mean)} without using a core",
+        f"{name} waits {of_step(waits_ms, run.timing.step_ms.mean)} without using a core",
         {"blocked_ms_per_step": waits_ms, f"{name}_ms_per_step": region(run, name).device_ms},
         WAITS,
     )

@@ -1,8 +1,10 @@
 """Costs of the parts of a run's ledger: without one-time work in short runs, and of hooks what the GPU waits for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
@@ -67,19 +69,19 @@ class LedgerCosts:
     @property
     def steps(self) -> int:
         """Number of all steps of the fit."""
-        return max(self.evidence.all_steps or self.evidence.steps, 1)
+        return max(self.evidence.timing.all_steps or self.evidence.timing.steps, 1)
 
     def per_step_ms(self, part: str) -> float:
         """Milliseconds of a part in the mean step: of the steps that count, if the ledger has them."""
         counted_s = self.ledger.counted_s
         if counted_s is not None:
-            return 1e3 * self._sum(counted_s, part) / max(self.evidence.steps, 1)
+            return 1e3 * self._sum(counted_s, part) / max(self.evidence.timing.steps, 1)
         return 1e3 * self._sum(self.ledger.parts, part) / self.steps
 
     def exposed_ms(self, part: str) -> float:
         """Milliseconds of a part in the mean step, on a GPU no more than the GPU waits in its region."""
-        ms, region = self.per_step_ms(part), self.evidence.regions.get(hook_region(part))
-        if region is None or not self.evidence.on_device or not ms:
+        ms, region = self.per_step_ms(part), self.evidence.timing.regions.get(hook_region(part))
+        if region is None or not self.evidence.timing.on_device or not ms:
             return ms
         return ms * min(1.0, region.device_ms / max(self.inside_ms(hook_region(part)), ms))
 
@@ -94,7 +96,7 @@ class LedgerCosts:
         # time before the fit is left out, since the script may have run for long, and so is the profiler's. In a trial,
         # one-time work is left out too: setup, the sanity check.
         if self.of == "step":
-            return self.evidence.step_ms.mean * self.steps / 1e3
+            return self.evidence.timing.step_ms.mean * self.steps / 1e3
         if not self.is_trial:
             return self.ledger.wall_s - sum(self.ledger.parts.get(part, 0.0) for part in (*BEFORE_FIT, PROFILER))
         return self.ledger.wall_s - sum(s for name, s in self.ledger.parts.items() if part_kind(name) in ONCE)
@@ -108,7 +110,7 @@ class LedgerCosts:
         """The region that contains a part; "" outside the step."""
         if part == "data_loader" or part.endswith("/train_dataloader"):
             # worker restarts are already taken out of `data`
-            return "data" if self.evidence.worker_restarts is None else ""
+            return "data" if self.evidence.timing.worker_restarts is None else ""
         return hook_region(part)
 
     def inside_ms(self, region: str) -> float:
@@ -125,11 +127,11 @@ class LedgerCosts:
         # a garbage collection may come anywhere in a step. It costs all its time if the GPU waits for the host anyway;
         # otherwise its excess over the step time, because the GPU has about one step queued.
         seconds, count = self._recurring(part)
-        gpu_starved_pct = self.evidence.gpu_starved_pct
-        if part_kind(part) == "gc" and self.evidence.on_device and gpu_starved_pct is not None:
-            return max(seconds * gpu_starved_pct / 100, seconds - count * self.evidence.step_ms.mean / 1e3)
-        region = self.evidence.regions.get(name := hook_region(part))
-        if region is None or not self.evidence.on_device or not seconds:
+        gpu_starved_pct = self.evidence.timing.gpu_starved_pct
+        if part_kind(part) == "gc" and self.evidence.timing.on_device and gpu_starved_pct is not None:
+            return max(seconds * gpu_starved_pct / 100, seconds - count * self.evidence.timing.step_ms.mean / 1e3)
+        region = self.evidence.timing.regions.get(name := hook_region(part))
+        if region is None or not self.evidence.timing.on_device or not seconds:
             return seconds
         return seconds * min(1.0, region.device_ms / max(self.inside_ms(name), 1e3 * seconds / self.steps))
 
@@ -142,7 +144,7 @@ class LedgerCosts:
         long_steps = self.ledger.long_steps.get(part)
         if not long_steps or not self.per_batch(part) or self.per_step_ms(part) < _RARE_MS:
             return 1
-        return max(round(self.evidence.steps / long_steps), 1)
+        return max(round(self.evidence.timing.steps / long_steps), 1)
 
     def _sum(self, by_part: Mapping[str, float], part: str) -> float:
         """Sum of a part and the parts within it, as `checkpoint/write` is within `checkpoint`."""
@@ -180,7 +182,7 @@ class LedgerCosts:
         exposed_s = self.seconds(part)
         if self.of == "step":
             each_ms, exposed_ms = 1e3 * seconds / self.steps, 1e3 * exposed_s / self.steps
-            took, waits = f"takes {of_step(each_ms, self.evidence.step_ms.mean)}", in_ms(exposed_ms)
+            took, waits = f"takes {of_step(each_ms, self.evidence.timing.step_ms.mean)}", in_ms(exposed_ms)
         else:
             took, waits = f"takes {in_s(seconds)} of the fit's {in_s(self.whole_s)}", in_s(exposed_s)
             if count > 1:
@@ -195,11 +197,11 @@ def in_steps_pct(evidence: RunEvidence) -> float:
     """Share of the fit that its steps take, in percent, to convert shares of the step; 100 if unknown."""
     if evidence.ledger is None:
         return 100.0
-    run, step_ms = LedgerCosts(evidence, evidence.ledger), evidence.step_ms.mean
+    run, step_ms = LedgerCosts(evidence, evidence.ledger), evidence.timing.step_ms.mean
     if run.whole_s <= 0:
         return 100.0
     steps_s, own_ms = step_ms * run.steps / 1e3, step_ms - run.apart_ms
-    if own_ms > 0 and not evidence.on_device and STEPS in run.ledger.parts:
+    if own_ms > 0 and not evidence.timing.on_device and STEPS in run.ledger.parts:
         # the regions' own time in all steps is known exactly; in a trial the first step is startup
         loop_s = run.ledger.parts[STEPS] + (0.0 if run.is_trial else run.ledger.parts.get(FIRST_STEP, 0.0))
         steps_s = loop_s * step_ms / own_ms
@@ -217,18 +219,25 @@ def self_times(evidence: RunEvidence) -> RunEvidence:
     hooks_ms = {name: costs.inside_ms(name) for name in REGIONS}
     own = {
         name: shorter(times, hooks_ms[name], hooks_ms[name])
-        for name, times in evidence.regions.items()
+        for name, times in evidence.timing.regions.items()
         if name in REGIONS
     }
-    left_ms, sum_ms = max(evidence.step_ms.mean - costs.apart_ms, 0.0), sum(times.device_ms for times in own.values())
+    left_ms, sum_ms = (
+        max(evidence.timing.step_ms.mean - costs.apart_ms, 0.0),
+        sum(times.device_ms for times in own.values()),
+    )
     if host_sets_the_pace(evidence) and sum_ms > left_ms:
         scale = left_ms / sum_ms
         own = {
             name: replace(times, device_ms=times.device_ms * scale, host_ms=times.host_ms * scale)
             for name, times in own.items()
         }
-    cpu = evidence.cpu and _own_waits(evidence.cpu, evidence, own, hooks_ms)
-    return replace(evidence, regions={**evidence.regions, **own}, cpu=cpu)
+    cpu = evidence.machine.cpu and _own_waits(evidence.machine.cpu, evidence, own, hooks_ms)
+    return replace(
+        evidence,
+        timing=replace(evidence.timing, regions={**evidence.timing.regions, **own}),
+        machine=replace(evidence.machine, cpu=cpu),
+    )
 
 
 def _own_waits(
@@ -238,9 +247,9 @@ def _own_waits(
     waits_ms = {}
     for name in COMPUTE:
         if name in own and own[name].device_ms:
-            blocked_ms = evidence.regions[name].device_ms * cpu.blocked_pct(name) / 100
+            blocked_ms = evidence.timing.regions[name].device_ms * cpu.blocked_pct(name) / 100
             waits_ms[name] = min(max(blocked_ms - hooks_ms[name], 0.0), own[name].device_ms)
-    most_ms, sum_ms = evidence.step_ms.mean * max(1 - cpu.used, 0.0), sum(waits_ms.values())
+    most_ms, sum_ms = evidence.timing.step_ms.mean * max(1 - cpu.used, 0.0), sum(waits_ms.values())
     scale = min(most_ms / sum_ms, 1.0) if sum_ms else 0.0
     regions = dict(cpu.regions)
     for name in waits_ms.keys() & regions.keys():

@@ -50,14 +50,14 @@ def _takes(subject: str, events: str, advice: str, on_gpu: str = "") -> Callable
 
     def explain(run: LedgerCosts, part: str) -> Explanation:
         named = subject.format(part.partition("/")[2])
-        what = f"{advice} {on_gpu}" if on_gpu and run.evidence.on_device else advice
+        what = f"{advice} {on_gpu}" if on_gpu and run.evidence.timing.on_device else advice
         return Explanation(f"{named} {run.takes(part, events)}", run.times(part), what)
 
     return explain
 
 
 def _loader(run: LedgerCosts, _: str) -> Explanation:
-    settings, fix = run.evidence.loader, ""
+    settings, fix = run.evidence.settings.loader, ""
     if settings is None or not settings.num_workers:
         what = "creating the DataLoader, and beginning and ending its iterators,"
         advice = (
@@ -77,7 +77,10 @@ def _loader(run: LedgerCosts, _: str) -> Explanation:
 
 
 def _validation(run: LedgerCosts, _: str) -> Explanation:
-    settings, each_s = run.evidence.validation_loader, run.seconds("validation") / max(run.count("validation"), 1)
+    settings, each_s = (
+        run.evidence.settings.validation_loader,
+        run.seconds("validation") / max(run.count("validation"), 1),
+    )
     numbers, fix = run.times("validation"), ""
     advice = (
         "Validate less often (check_val_every_n_epoch, val_check_interval) or on fewer batches (limit_val_batches), or "
@@ -315,7 +318,7 @@ def _finding(rule: LedgerRule, run: LedgerCosts, part: str) -> Finding:
     numbers: Evidence
     saves: Saving | None
     if run.of == "step":
-        ms, step_ms = 1e3 * seconds / run.steps, evidence.step_ms.mean
+        ms, step_ms = 1e3 * seconds / run.steps, evidence.timing.step_ms.mean
         numbers = {"ms_per_step": round(ms, 3), "step_ms": round(step_ms, 3)}
         saves = saving(ms, step_ms, at_most=at_most)
     else:
@@ -325,7 +328,7 @@ def _finding(rule: LedgerRule, run: LedgerCosts, part: str) -> Finding:
         code=rule.code,
         share_pct=100 * seconds / whole_s,
         of=run.of,
-        rank=evidence.rank if evidence.world_size > 1 else None,
+        rank=evidence.ranks.rank if evidence.ranks.world_size > 1 else None,
         source="run",
         title=explained.title,
         evidence={**numbers, **explained.evidence},

@@ -5,8 +5,10 @@ converted to the step that the run took without recording, and where the run mea
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.findings import CPU_RULES
 from lightning_forge_profiling.diagnosis.ledger_costs import hooks_ms, self_times
@@ -56,18 +58,18 @@ class RecordedSteps:
     @property
     def slowed(self) -> bool:
         """Whether recorded steps are longer, by mean and median: a loader that stalls now and then moves only one."""
-        recorded, live = self.rank.step_ms, self.run.step_ms
+        recorded, live = self.rank.step_ms, self.run.timing.step_ms
         return recorded.mean > SLOWED_FROM * live.mean and recorded.p50 > SLOWED_FROM * live.p50
 
     @property
     def shortened(self) -> bool:
         """Whether recorded steps are shorter than live ones."""
-        return self.rank.step_ms.mean * SLOWED_FROM < self.run.step_ms.mean
+        return self.rank.step_ms.mean * SLOWED_FROM < self.run.timing.step_ms.mean
 
     @property
     def difference(self) -> list[str]:
         """The sentence on step times that differ; none otherwise."""
-        recorded_ms, live_ms = self.rank.step_ms.mean, self.run.step_ms.mean
+        recorded_ms, live_ms = self.rank.step_ms.mean, self.run.timing.step_ms.mean
         took, normal = f"{recorded_ms:.2f} ms recorded, {live_ms:.2f} ms not", "percentages refer to normal steps"
         if self.slowed:
             return [f"recording made steps {recorded_ms / live_ms:.1f} times slower ({took}); {normal}"]
@@ -80,7 +82,7 @@ class RecordedSteps:
     @property
     def averaged(self) -> str:
         """What to say of a figure that is no single rank's."""
-        return " on the mean of the ranks" if self.run.world_size > 1 else ""
+        return " on the mean of the ranks" if self.run.ranks.world_size > 1 else ""
 
     def own(self, findings: Sequence[Finding], code: str) -> list[Finding]:
         """The findings with this code on the rank that the run's figures are of."""
@@ -91,11 +93,11 @@ class RecordedSteps:
         run, region = self.run, REGION_OF[code]
         pct = f"{recorded[0].share_pct:.0f}" if recorded else f"under {NAMED_FROM_PCT:.0f}"
         of_live = f" ({converted_pct:.0f} % of a live one)" if converted_pct is not None else ""
-        averaged = " (mean of the ranks)" if run.world_size > 1 and recorded else ""
-        of_first = " on rank 0" if run.world_size > 1 else ""
+        averaged = " (mean of the ranks)" if run.ranks.world_size > 1 and recorded else ""
+        of_first = " on rank 0" if run.ranks.world_size > 1 else ""
         return (
             f"{code}: {pct} % of the recorded steps{averaged}{of_live}, "
-            f"{share_pct(run, region):.0f} % of the run's {run.steps} steps{of_first}"
+            f"{share_pct(run, region):.0f} % of the run's {run.timing.steps} steps{of_first}"
         )
 
 
@@ -151,7 +153,7 @@ def gpu_findings(
 
 def _of_live_step(finding: Finding, steps: RecordedSteps) -> Finding:
     """A trace's finding as a share of the live step."""
-    recorded_ms, live_ms = steps.rank.step_ms.mean, steps.run.step_ms.mean
+    recorded_ms, live_ms = steps.rank.step_ms.mean, steps.run.timing.step_ms.mean
     share = finding.share_pct * recorded_ms / live_ms
     saves_ms = finding.saves.ms_per_step if finding.saves else 0.0
     if finding.code in HOST_WAITS and not steps.shortened:
@@ -172,9 +174,9 @@ def _of_live_step(finding: Finding, steps: RecordedSteps) -> Finding:
 
 def _live_wait(finding: Finding, share: float, saves_ms: float, steps: RecordedSteps) -> tuple[float, str, float]:
     """Share, words and saving of a wait for the host, without what recording added to it."""
-    recorded_ms, live_ms = steps.rank.step_ms.mean, steps.run.step_ms.mean
+    recorded_ms, live_ms = steps.rank.step_ms.mean, steps.run.timing.step_ms.mean
     idle_recorded_ms, idle_live_ms = recorded_ms - steps.busy_ms, max(live_ms - steps.work_ms - steps.late_ms, 0.0)
-    if finding.code == "slow-optimizer" and "optimizer" in steps.run.regions:  # which the run has timed
+    if finding.code == "slow-optimizer" and "optimizer" in steps.run.timing.regions:  # which the run has timed
         share = share_pct(steps.run, "optimizer")
         words = f"the optimizer takes {of_step(share * live_ms / 100, live_ms)}"
     else:
@@ -196,7 +198,7 @@ def _bounded_by_region(finding: Finding, steps: RecordedSteps) -> Finding:
     """The optimizer's fix takes away no more than the GPU's work in it and the time that the host spends in it."""
     # the step is a chain of work on host and GPU. Without the update the chain still has all of its other links, so it
     # gets shorter by no more than those of the update, on either side. The run timed the host's without recording.
-    region, saves, live_ms = steps.run.regions.get("optimizer"), finding.saves, steps.run.step_ms.mean
+    region, saves, live_ms = steps.run.timing.regions.get("optimizer"), finding.saves, steps.run.timing.step_ms.mean
     if finding.code != "slow-optimizer" or region is None or saves is None:
         return finding
     most_ms = max(region.host_ms, region.device_ms) + _gpu_work_ms(finding)
@@ -210,7 +212,7 @@ def _measured(
 ) -> tuple[list[Finding], list[str]]:
     """The trace's findings, or the run's, of a wait that both measure; and where they differ."""
     of_trace = [finding for finding in traced if finding.code == code]
-    if REGION_OF[code] not in steps.run.regions:  # the region was not timed
+    if REGION_OF[code] not in steps.run.timing.regions:  # the region was not timed
         return of_trace, []
     # the run's figures are of the lowest rank; and of what is no finding, the trace may still have a little
     shares = [finding.share_pct for finding in steps.own(traced, code)]
@@ -232,12 +234,12 @@ def _bounded_by_run(finding: Finding, of_run: Finding | None, run: RunEvidence) 
     """A bound on what the fix saves holds for all steps of the run, not only for the recorded ones."""
     if of_run is None:
         return finding
-    if finding.code == "input-bound" and run.loader is not None:  # the run's advice knows the use of the cores
+    if finding.code == "input-bound" and run.settings.loader is not None:  # the run's advice knows the use of the cores
         finding = with_advice_of(finding, of_run)
     recorded, live = finding.saves, of_run.saves
     if recorded is None or live is None or not recorded.at_most or live.ms_per_step <= recorded.ms_per_step:
         return finding
-    return replace(finding, saves=saving(live.ms_per_step, run.step_ms.mean, at_most=True))
+    return replace(finding, saves=saving(live.ms_per_step, run.timing.step_ms.mean, at_most=True))
 
 
 def _contradictions(findings: Sequence[Finding], live: Mapping[str, Finding], steps: RecordedSteps) -> list[str]:
@@ -247,7 +249,7 @@ def _contradictions(findings: Sequence[Finding], live: Mapping[str, Finding], st
         in_run, idle_pct = live[launching].share_pct, steps.rank.gpu.idle_pct
         text = f"by the whole run's regions the host sets the pace in {in_run:.0f} % of a step, "
         return [f"{text}in the recorded steps the GPU was idle for {idle_pct:.0f} %"]
-    queued_pct = 100 - (100.0 if steps.run.gpu_starved_pct is None else steps.run.gpu_starved_pct)
+    queued_pct = 100 - (100.0 if steps.run.timing.gpu_starved_pct is None else steps.run.timing.gpu_starved_pct)
     if launching in by_code and launching not in live and queued_pct > _QUEUED_PCT:
         finding = by_code[launching]
         recorded_pct = finding.evidence.get("share_of_recorded_step_pct", finding.share_pct)
@@ -277,9 +279,9 @@ def cpu_findings(
             del of_run["between-regions"]
     others += of_trace.values()
     of_run = {code: finding for code, finding in of_run.items() if code not in of_trace}
-    if "data" not in run.regions:  # the region was not timed
+    if "data" not in run.timing.regions:  # the region was not timed
         return [*waits, *others, *of_run.values()], differences
-    if waits and "input-bound" in of_run and not run.on_device and run.loader is None:
+    if waits and "input-bound" in of_run and not run.timing.on_device and run.settings.loader is None:
         # the trace's advice knows the loader
         of_run["input-bound"] = with_advice_of(of_run["input-bound"], waits[0])
     in_trace = max((finding.share_pct for finding in waits), default=NAMED_FROM_PCT)
@@ -291,13 +293,13 @@ def cpu_findings(
 def _operators_and_python(recorded: Sequence[Finding], steps: RecordedSteps) -> tuple[list[Finding], list[str]]:
     """The trace's findings of the CPU's work, converted to the live step where recording or hooks made a difference."""
     rank, run = steps.rank, steps.run
-    if rank.cpu is None or run.on_device:
+    if rank.cpu is None or run.timing.on_device:
         return [], []
     mine = {rule.code: finding for rule in CPU_RULES for finding in steps.own(recorded, rule.code)}
-    update, own, live_ms = mine.get("slow-optimizer"), self_times(run), run.step_ms.mean
+    update, own, live_ms = mine.get("slow-optimizer"), self_times(run), run.timing.step_ms.mean
     update_differs = (
         update is not None
-        and "optimizer" in run.regions
+        and "optimizer" in run.timing.regions
         and abs(update.share_pct - share_pct(run, "optimizer")) > DIFFER_BY_PCT
     )
     # what is no operator's and not Python's between them: hooks, known waits, waits for other ranks
@@ -316,7 +318,7 @@ def _operators_and_python(recorded: Sequence[Finding], steps: RecordedSteps) -> 
     for rule in CPU_RULES:
         pct = context.pct(rule.cost(context))
         if rule.code in mine and pct >= NAMED_FROM_PCT:
-            number = rank.rank if run.world_size > 1 else mine[rule.code].rank
+            number = rank.rank if run.ranks.world_size > 1 else mine[rule.code].rank
             finding = as_finding(rule, context, step_ms=live_ms, share_pct=pct, source="trace", rank=number)
             recorded_pct = round(mine[rule.code].share_pct, 3)
             findings.append(replace(finding, evidence={**finding.evidence, "share_of_recorded_step_pct": recorded_pct}))
@@ -327,13 +329,13 @@ def _operators_and_python(recorded: Sequence[Finding], steps: RecordedSteps) -> 
 
 def _live_cpu(rank: RankSummary, own: RunEvidence, apart_ms: float) -> RuleContext:
     """CPU times of a live step: loader and update as in the run, the rest bounds the others."""
-    cpu, live_ms = RuleContext(rank).cpu, own.step_ms.mean
-    regions_ms = {name: region.device_ms for name, region in own.regions.items()}
+    cpu, live_ms = RuleContext(rank).cpu, own.timing.step_ms.mean
+    regions_ms = {name: region.device_ms for name, region in own.timing.regions.items()}
     data_ms = regions_ms.get("data", cpu.data_ms_per_step)
     update_ms = works_ms(own, "optimizer") if "optimizer" in regions_ms else cpu.optimizer_ms_per_step
     added_ms = max(rank.step_ms.mean - live_ms, 0.0)
     # assumes that recording slows only Python, of which waits for other ranks are no part
-    mine = (work for work in own.ranks if work.rank == own.rank)
+    mine = (work for work in own.ranks.works if work.rank == own.ranks.rank)
     waits_ms = sum(ms for work in mine for leaf, ms in work.waits_ms.items() if leaf not in work.outside)
     python_ms = max(cpu.python_ms_per_step - added_ms - max(apart_ms - waits_ms, 0.0), 0.0)
     operators_ms = live_ms - apart_ms - data_ms - update_ms - max(python_ms, regions_ms.get("other", 0.0))
@@ -347,4 +349,4 @@ def _live_cpu(rank: RankSummary, own: RunEvidence, apart_ms: float) -> RuleConte
         python_ms_per_step=min(python_ms, live_ms),
         costliest_ms_per_step={name: ms * scale for name, ms in cpu.costliest_ms_per_step.items()},
     )
-    return RuleContext(replace(rank, step_ms=own.step_ms, cpu=live), live=True, run=own)
+    return RuleContext(replace(rank, step_ms=own.timing.step_ms, cpu=live), live=True, run=own)

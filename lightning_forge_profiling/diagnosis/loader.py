@@ -1,9 +1,11 @@
 """Training waits for its next batch: `input-bound`, `worker-restarts` and `transfer-bound`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import Final
+
+from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.rule import (
     MEASURE,
@@ -89,7 +91,11 @@ def _traced_wait(context: RuleContext) -> LoaderWait:
 def _run_wait(run: RunEvidence) -> LoaderWait:
     data = region(run, "data")
     return LoaderWait(
-        host_ms=data.host_ms, exposed_ms=data.device_ms, step_ms=run.step_ms.mean, on_gpu=run.on_device, cpu=run.cpu
+        host_ms=data.host_ms,
+        exposed_ms=data.device_ms,
+        step_ms=run.timing.step_ms.mean,
+        on_gpu=run.timing.on_device,
+        cpu=run.machine.cpu,
     )
 
 
@@ -102,7 +108,7 @@ def _explain_traced_wait(context: RuleContext) -> Explanation:
 def explain_run_wait(run: RunEvidence) -> Explanation:
     """The words for a run that waits for its loader."""
     wait = _run_wait(run)
-    return _explain_wait(wait, in_ms(max(wait.host_ms - wait.exposed_ms, 0.0)), run.loader)
+    return _explain_wait(wait, in_ms(max(wait.host_ms - wait.exposed_ms, 0.0)), run.settings.loader)
 
 
 def _explain_wait(wait: LoaderWait, hidden: str, settings: LoaderSettings | None) -> Explanation:
@@ -125,15 +131,15 @@ def with_advice_of(finding: Finding, other: Finding) -> Finding:
 
 
 def _explain_restarts(run: RunEvidence) -> Explanation:
-    restarts = run.worker_restarts
+    restarts = run.timing.worker_restarts
     if restarts is None:
         raise ValueError("a run without restarts")
-    each_ms = restarts.host_ms * run.steps / restarts.count
-    exposed, steps = (in_s(ms * run.steps / 1e3) for ms in (restarts.device_ms, run.step_ms.mean))
+    each_ms = restarts.host_ms * run.timing.steps / restarts.count
+    exposed, steps = (in_s(ms * run.timing.steps / 1e3) for ms in (restarts.device_ms, run.timing.step_ms.mean))
     workers, new = (f"{restarts.workers} workers", "new ones") if restarts.workers > 1 else ("worker", "a new one")
     return Explanation(
         f"the DataLoader ends its {workers} and starts {new} each epoch: {in_ms(each_ms)} each time until the first "
-        f"batch, {exposed} of the {steps} that {run.steps} steps take",
+        f"batch, {exposed} of the {steps} that {run.timing.steps} steps take",
         {
             "restarts": restarts.count,
             "workers": restarts.workers,
@@ -187,15 +193,15 @@ def explain_run_transfer(run: RunEvidence) -> Explanation:
     """The words for a run that moves its batches slowly."""
     transfer = region(run, "transfer")
     less = "less: uint8 or bf16 instead of float32 with the conversion on the GPU"
-    how, fix = "blocking, as from pageable memory", _pin_memory_fix(run.loader)
-    advice = f"{pin_memory_advice(run.loader)}, and copy {less}."
+    how, fix = "blocking, as from pageable memory", _pin_memory_fix(run.settings.loader)
+    advice = f"{pin_memory_advice(run.settings.loader)}, and copy {less}."
     if transfer.host_ms < transfer.device_ms / 2:
         how, advice, fix = "non-blocking, as from pinned memory", f"Copy {less}, no unused fields.", ""
     evidence: Evidence = {"transfer_ms_per_step": transfer.device_ms, "transfer_host_ms_per_step": transfer.host_ms}
     return Explanation(
-        f"moving the batch to the GPU takes {of_step(transfer.device_ms, run.step_ms.mean)} "
+        f"moving the batch to the GPU takes {of_step(transfer.device_ms, run.timing.step_ms.mean)} "
         f"({in_ms(transfer.host_ms)} on the host: {how})",
-        evidence | loader_evidence(run.loader),
+        evidence | loader_evidence(run.settings.loader),
         advice,
         fix,
     )
@@ -217,7 +223,7 @@ GPU_RULES: Final = (
 # only the run shows it: epochs end in few windows, and one restart there would count too much
 WORKER_RESTARTS: Final = Rule(
     "worker-restarts",
-    lambda run: 0.0 if run.worker_restarts is None else run.worker_restarts.device_ms,
+    lambda run: 0.0 if run.timing.worker_restarts is None else run.timing.worker_restarts.device_ms,
     _explain_restarts,
     at_most=lambda _: False,
 )
@@ -226,11 +232,11 @@ RUN_RULES: Final = (
         "input-bound",
         lambda run: _run_wait(run).exposed_ms,
         explain_run_wait,
-        lambda run: _workers_save_ms(_run_wait(run), run.loader),
-        at_most=lambda run: only_bounded(_run_wait(run), run.loader),
+        lambda run: _workers_save_ms(_run_wait(run), run.settings.loader),
+        at_most=lambda run: only_bounded(_run_wait(run), run.settings.loader),
     ),
     WORKER_RESTARTS,
-    Rule("transfer-bound", lambda run: region(run, "transfer").device_ms * run.on_device, explain_run_transfer),
+    Rule("transfer-bound", lambda run: region(run, "transfer").device_ms * run.timing.on_device, explain_run_transfer),
 )
 
 

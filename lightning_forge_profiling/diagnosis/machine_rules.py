@@ -4,8 +4,9 @@ Such waits fall on whatever the thread was doing, so that they lengthen any regi
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Evidence, Explanation, of_step, saving
 from lightning_forge_profiling.schema import OTHERS, Analysis, CpuUse, Finding, RunEvidence
@@ -56,8 +57,8 @@ def _joined(*sentences: str) -> str:
 
 def machine_findings(run: RunEvidence) -> tuple[Finding, ...]:
     """What the machine does to the run, the costliest first."""
-    cpu = run.cpu
-    if cpu is None or run.step_ms.mean <= 0:
+    cpu = run.machine.cpu
+    if cpu is None or run.timing.step_ms.mean <= 0:
         return ()
     findings = []
     waits_pct = _exposed(run, (cpu.waits_pct or 0.0) + cpu.stolen_pct)
@@ -72,19 +73,23 @@ def machine_findings(run: RunEvidence) -> tuple[Finding, ...]:
 
 def _exposed(run: RunEvidence, pct: float) -> float:
     """The part of the host's waits that the GPU waits for too."""
-    return pct * run.gpu_starved_pct / 100 if run.on_device and run.gpu_starved_pct is not None else pct
+    return (
+        pct * run.timing.gpu_starved_pct / 100
+        if run.timing.on_device and run.timing.gpu_starved_pct is not None
+        else pct
+    )
 
 
 def _finding(
     code: str, explain: Callable[[RunEvidence, CpuUse, str], Explanation], pct: float, run: RunEvidence, cpu: CpuUse
 ) -> Finding:
     interval = cpu.gil if code == GIL_HELD else cpu.waits
-    step_ms, waits_ms = run.step_ms.mean, pct * run.step_ms.mean / 100
+    step_ms, waits_ms = run.timing.step_ms.mean, pct * run.timing.step_ms.mean / 100
     explained = explain(run, cpu, f"training waits {of_step(waits_ms, step_ms)} for")
     return Finding(
         code=code,
         share_pct=min(pct, 100.0),
-        rank=run.rank if run.world_size > 1 else None,
+        rank=run.ranks.rank if run.ranks.world_size > 1 else None,
         source="run",
         title=explained.title,
         evidence={"waits_ms_per_step": round(waits_ms, 3), "step_ms": round(step_ms, 3), **explained.evidence},
@@ -123,8 +128,10 @@ def _starved(run: RunEvidence, cpu: CpuUse, waits: str) -> Explanation:
             "Stop the other processes (top shows them), or give training cores of its own: taskset -c, the batch "
             "system's --cpus-per-task."
         )
-    if cpu.workers > max(OTHERS, others) and run.loader is not None and run.loader.num_workers:
-        advice.append(f"The loader's num_workers={run.loader.num_workers} want {cpu.workers:.1f} cores: measure fewer.")
+    if cpu.workers > max(OTHERS, others) and run.settings.loader is not None and run.settings.loader.num_workers:
+        advice.append(
+            f"The loader's num_workers={run.settings.loader.num_workers} want {cpu.workers:.1f} cores: measure fewer."
+        )
     if cpu.threads > max(cpu.cores, 1):
         fix = f"OMP_NUM_THREADS={max(int(cpu.cores), 1)}"
         advice.append(f"An operator uses {cpu.threads} threads: set {fix}.")

@@ -60,7 +60,7 @@ def memory_findings(run: RunEvidence) -> tuple[Finding, ...]:
         Finding(
             code=CODE,
             share_pct=min(100 * peak / memory.limit_gib, 100.0),
-            rank=run.rank if run.world_size > 1 else None,
+            rank=run.ranks.rank if run.ranks.world_size > 1 else None,
             source="run",
             title=growth_words(growth),
             evidence={

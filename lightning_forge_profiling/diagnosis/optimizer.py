@@ -56,7 +56,9 @@ def _explain_gpu_update(context: RuleContext) -> Explanation:
             "launches_per_step": update.launches_per_step,
         },
         "Give the optimizer fused=True (or foreach=True where it has no fused kernel).",
-        _fused("" if context.run is None or context.run.optimizer is None else context.run.optimizer.kind),
+        _fused(
+            "" if context.run is None or context.run.settings.optimizer is None else context.run.settings.optimizer.kind
+        ),
     )
 
 
@@ -119,7 +121,7 @@ _LARGE: Final = 65_536
 
 def _is_manual(run: RunEvidence | None) -> bool:
     """Whether the module updates the weights by itself, where Lightning refuses to accumulate gradients."""
-    return run is not None and run.optimizer is not None and run.optimizer.manual
+    return run is not None and run.settings.optimizer is not None and run.settings.optimizer.manual
 
 
 def _fused(kind: str) -> str:
@@ -128,7 +130,7 @@ def _fused(kind: str) -> str:
 
 def _unfused_cpu_advice(kind: str, threads: int | None, run: RunEvidence | None, often: str) -> tuple[str, str]:
     """What to do about an update on the CPU that is not fused, and code; `often` says how to update less often."""
-    optimizer, use = (None, None) if run is None else (run.optimizer, run.cpu)
+    optimizer, use = (None, None) if run is None else (run.settings.optimizer, run.machine.cpu)
     large = optimizer is not None and optimizer.median_elements >= _LARGE and use is not None and use.contended is False
     if kind in _FUSED_ON_CPU and (threads == 1 or large):
         return f"Use {kind}(fused=True), or update less often ({often}).", _fused(kind)
@@ -147,27 +149,31 @@ def _unfused_cpu_advice(kind: str, threads: int | None, run: RunEvidence | None,
 def slow_update_ms(run: RunEvidence) -> float:
     """What the update takes of each step; 0 for as much as a fused one may take."""
     update_ms = works_ms(run, "optimizer")
-    return update_ms if 100 * update_ms >= NAMED_FROM[CODE, "run"] * run.step_ms.mean else 0.0
+    return update_ms if 100 * update_ms >= NAMED_FROM[CODE, "run"] * run.timing.step_ms.mean else 0.0
 
 
 def explain_run_update(run: RunEvidence) -> Explanation:
     """The words for a run with a slow update."""
     optimizer = region(run, "optimizer")
     return Explanation(
-        f"the optimizer's update, with clipping and zero_grad, takes {of_step(slow_update_ms(run), run.step_ms.mean)}",
+        "the optimizer's update, with clipping and zero_grad, takes "
+        f"{of_step(slow_update_ms(run), run.timing.step_ms.mean)}",
         {"optimizer_ms_per_step": optimizer.device_ms, "optimizer_host_ms_per_step": optimizer.host_ms},
         *_run_advice(run),
     )
 
 
 def _run_advice(run: RunEvidence) -> tuple[str, str]:
-    often = f"a larger batch, or a larger accumulate_grad_batches{accumulating(run.loader)}"
+    often = f"a larger batch, or a larger accumulate_grad_batches{accumulating(run.settings.loader)}"
     if _is_manual(run):
         often = "a larger batch, or step() after several backward passes"
-    if run.optimizer is not None and run.optimizer.fused:
+    if run.settings.optimizer is not None and run.settings.optimizer.fused:
         return f"It is fused already: update less often ({often}).", ""
-    kind, threads = "" if run.optimizer is None else run.optimizer.kind, None if run.cpu is None else run.cpu.threads
-    if run.on_device:
+    kind, threads = (
+        "" if run.settings.optimizer is None else run.settings.optimizer.kind,
+        None if run.machine.cpu is None else run.machine.cpu.threads,
+    )
+    if run.timing.on_device:
         return (
             "Give the optimizer fused=True, which replaces many kernels with a few; if it is fused already, update "
             f"less often: {often}."
@@ -178,4 +184,4 @@ def _run_advice(run: RunEvidence) -> tuple[str, str]:
 GPU_RULES: Final = (Rule(CODE, _gpu_update_ms, _explain_gpu_update, _gpu_saving),)
 CPU_RULES: Final = (Rule(CODE, _cpu_update_ms, _explain_cpu_update),)
 # a fused update takes little, and on a GPU the host is ahead again for the next step
-RUN_RULES: Final = (Rule(CODE, slow_update_ms, explain_run_update, at_most=lambda run: not run.on_device),)
+RUN_RULES: Final = (Rule(CODE, slow_update_ms, explain_run_update, at_most=lambda run: not run.timing.on_device),)

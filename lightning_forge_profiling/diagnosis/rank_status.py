@@ -1,9 +1,10 @@
 """All ranks as they are now: who is live, how much work each has of its own, who is late and why, where they stand."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from statistics import fmean
 from typing import Final
+
+from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.hangs import find_hang, silent_ranks, whereabouts
 from lightning_forge_profiling.diagnosis.ranks import late_rank, not_measured, with_waits

@@ -7,10 +7,11 @@ step is its own work; where they are not measured, no rank is named. Only durati
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from operator import itemgetter
 from statistics import fmean, median
 from typing import Final, Literal, NamedTuple
+
+from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.ledger_costs import ONCE, LedgerCosts, self_times
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_advice
@@ -80,7 +81,7 @@ def rank_work(evidence: RunEvidence, *, host: str, waits: Waits | None = None) -
     waits, own = waits or Waits(), self_times(evidence)
     exposed_ms = waits.exposed_ms
     outside: dict[str, float] = {}
-    leaves = {name: region.device_ms for name, region in own.regions.items() if name in REGIONS}
+    leaves = {name: region.device_ms for name, region in own.timing.regions.items() if name in REGIONS}
     if exposed_ms and SIGTERM_LEAF in exposed_ms and "other" in leaves:
         leaves[SIGTERM_LEAF] = min(exposed_ms[SIGTERM_LEAF], leaves["other"])
         leaves["other"] -= leaves[SIGTERM_LEAF]
@@ -89,25 +90,25 @@ def rank_work(evidence: RunEvidence, *, host: str, waits: Waits | None = None) -
         parts = [part for part in run.leaves() if part_kind(part) not in {*ONCE, STEPS, HANG, "compile"}]
         inside = {part for part in parts if run.region(part) or part_kind(part) == "gc"}
         leaves |= {part: run.exposed_ms(part) for part in parts if part in inside}
-        leaves = _without_garbage(leaves, evidence.step_ms.mean)
+        leaves = _without_garbage(leaves, evidence.timing.step_ms.mean)
         outside = {part: 1e3 * run.seconds(part) / run.steps for part in parts if part not in inside}
-    error = own.intervals.get(OWN_WORK)
+    error = own.timing.intervals.get(OWN_WORK)
     return RankWork(
-        rank=evidence.rank,
+        rank=evidence.ranks.rank,
         host=host,
-        steps=evidence.steps,
-        step_ms=evidence.step_ms.mean,
-        error_ms=0.0 if error is None else round((error.high_pct - error.low_pct) * own.step_ms.mean / 200, 6),
-        on_device=evidence.on_device,
+        steps=evidence.timing.steps,
+        step_ms=evidence.timing.step_ms.mean,
+        error_ms=0.0 if error is None else round((error.high_pct - error.low_pct) * own.timing.step_ms.mean / 200, 6),
+        on_device=evidence.timing.on_device,
         leaves_ms={name: round(ms, 6) for name, ms in (leaves | outside).items()},
         outside=tuple(outside),
-        cpu=own.cpu,
+        cpu=own.machine.cpu,
         exposed_ms=None if exposed_ms is None else {name: round(ms, 6) for name, ms in exposed_ms.items()},
         unmeasured=waits.unmeasured,
         unmeasured_because=waits.because,
-        starved_pct=evidence.gpu_starved_pct,
-        sm_mhz=None if evidence.telemetry is None else evidence.telemetry.sm_mhz,
-        throttled_pct=None if evidence.telemetry is None else evidence.telemetry.throttled_pct,
+        starved_pct=evidence.timing.gpu_starved_pct,
+        sm_mhz=None if evidence.machine.telemetry is None else evidence.machine.telemetry.sm_mhz,
+        throttled_pct=None if evidence.machine.telemetry is None else evidence.machine.telemetry.throttled_pct,
         lines={leaf: lines[:1] for leaf, lines in evidence.lines.items()},
     )
 
@@ -186,7 +187,7 @@ def _excess(last: RankWork, others: Sequence[RankWork], run: RunEvidence | None)
     steps, whole_ms = last.steps, fmean(work.step_ms for work in (last, *others))
     of: Literal["step", "run"] = "step"
     if run is not None:
-        steps = max(run.all_steps or run.steps, 1)
+        steps = max(run.timing.all_steps or run.timing.steps, 1)
     if run is not None and leaf in last.outside and run.ledger is not None:
         of, whole_ms = "run", 1e3 * LedgerCosts(run, run.ledger).whole_s / steps
     return _Excess(own_ms, others_own_ms, waits_ms, leaf, leaf_ms, others_leaf_ms, of, whole_ms, steps)
@@ -234,11 +235,11 @@ def _cause(excess: _Excess, last: RankWork, others: Sequence[RankWork]) -> str:
 
 def straggler(run: RunEvidence) -> Finding | None:
     """The rank that the others wait for, with the part of its step in which it takes longer."""
-    found = _last(run.ranks, run)
+    found = _last(run.ranks.works, run)
     if found is None:
         return None
     last, excess, error_ms = found
-    others = [work for work in run.ranks if work is not last]
+    others = [work for work in run.ranks.works if work is not last]
     waits_ms, whole_ms = excess.waits_ms, excess.whole_ms
     late_ms = excess.own_ms - excess.others_own_ms
     late = [work.rank for work in others if work.own_ms() - excess.others_own_ms >= _AS_LATE * late_ms]
@@ -248,7 +249,7 @@ def straggler(run: RunEvidence) -> Finding | None:
         saves = saving_of_fit(seconds, whole_s, excess.steps, at_most=bool(late))
     else:
         saves = saving(waits_ms, whole_ms, at_most=bool(late))
-    host = {"host": last.host} if len({work.host for work in run.ranks}) > 1 else {}
+    host = {"host": last.host} if len({work.host for work in run.ranks.works}) > 1 else {}
     return Finding(
         code=STRAGGLER,
         share_pct=min(100 * waits_ms / whole_ms, 100.0),
@@ -264,7 +265,7 @@ def straggler(run: RunEvidence) -> Finding | None:
             "own_ms_per_step": round(excess.own_ms, 3),
             "others_own_ms_per_step": round(excess.others_own_ms, 3),
             "others_wait_ms_per_step": round(waits_ms, 3),
-            "step_ms": round(fmean(work.step_ms for work in run.ranks), 3),
+            "step_ms": round(fmean(work.step_ms for work in run.ranks.works), 3),
             **host,
         },
         advice=_advice(excess.leaf, last, run),
@@ -303,10 +304,15 @@ def _advice(leaf: str, last: RankWork, run: RunEvidence) -> str:
     if leaf not in REGIONS:
         return f"{ledger_advice(leaf, run)}{starved}"
     explain = {"data": explain_run_wait, "optimizer": explain_run_update, "transfer": explain_run_transfer}.get(leaf)
-    if explain is None or (leaf == "transfer" and not run.on_device):
+    if explain is None or (leaf == "transfer" and not run.timing.on_device):
         return f"{compare_advice(last.rank)}{starved}"
     regions = {name: RunRegion(device_ms=last.own_ms(name), host_ms=last.own_ms(name)) for name in REGIONS}
-    of_last = replace(run, regions=regions, cpu=last.cpu, rank=last.rank)
+    of_last = replace(
+        run,
+        timing=replace(run.timing, regions=regions),
+        machine=replace(run.machine, cpu=last.cpu),
+        ranks=replace(run.ranks, rank=last.rank),
+    )
     return f"{explain(of_last).advice} {compare_advice(last.rank)}{starved}"
 
 
@@ -321,7 +327,7 @@ def compare_advice(rank: int) -> str:
 def own_times(run: RunEvidence, late: Finding | None) -> RunEvidence:
     """A rank's regions without its waiting for others, and without what it takes longer if others wait for it."""
     # both are the straggler's finding, and no other one.
-    work = next((work for work in run.ranks if work.rank == run.rank), None)
+    work = next((work for work in run.ranks.works if work.rank == run.ranks.rank), None)
     if work is None:
         return run
     less_ms = dict(work.waits_ms)
@@ -338,16 +344,20 @@ def own_times(run: RunEvidence, late: Finding | None) -> RunEvidence:
     return replace(
         run,
         ledger=run.ledger and _without_waits(run.ledger, work.waits_ms, run),
-        regions={
-            name: shorter(times, ms := less_ms.get(name, 0.0), ms, p50_ms=ms) for name, times in run.regions.items()
-        },
+        timing=replace(
+            run.timing,
+            regions={
+                name: shorter(times, ms := less_ms.get(name, 0.0), ms, p50_ms=ms)
+                for name, times in run.timing.regions.items()
+            },
+        ),
     )
 
 
 def _without_waits(ledger: RunLedger, waits_ms: Mapping[str, float], run: RunEvidence) -> RunLedger:
     """The ledger with its hooks and loggers, such as `self.log(sync_dist=True)`, without waits for other ranks."""
-    counted_s = {part: ms * run.steps / 1e3 for part, ms in waits_ms.items() if part in ledger.parts}
-    all_s = {part: s * (run.all_steps or run.steps) / run.steps for part, s in counted_s.items()}
+    counted_s = {part: ms * run.timing.steps / 1e3 for part, ms in waits_ms.items() if part in ledger.parts}
+    all_s = {part: s * (run.timing.all_steps or run.timing.steps) / run.timing.steps for part, s in counted_s.items()}
     return replace(
         ledger,
         parts=_less(ledger.parts, all_s),
@@ -364,7 +374,7 @@ def _less(parts_s: Mapping[str, float], waits_s: Mapping[str, float]) -> dict[st
 
 def beside_straggler(findings: Iterable[Finding], run: RunEvidence, late: Finding | None) -> list[Finding]:
     """Findings on one rank without those that are the straggler's, and of all ranks if each of them has as much."""
-    mine = next((work for work in run.ranks if work.rank == run.rank), None)
+    mine = next((work for work in run.ranks.works if work.rank == run.ranks.rank), None)
     if mine is None:
         return list(findings)
     kept = []
@@ -372,10 +382,10 @@ def beside_straggler(findings: Iterable[Finding], run: RunEvidence, late: Findin
         leaf = REGION_OF.get(finding.code) or str(finding.evidence.get("part", ""))
         if late is not None and leaf not in REGIONS and leaf == late.evidence["leaf"]:
             continue  # a hook's times, which are still in the ledger
-        if late is not None and not run.on_device and finding.rank == late.rank != run.rank:
+        if late is not None and not run.timing.on_device and finding.rank == late.rank != run.ranks.rank:
             continue  # a trace's
-        least_ms = min(work.own_ms(leaf) for work in run.ranks)
-        of_all = len(run.ranks) == run.world_size > 1 and least_ms >= mine.own_ms(leaf) / 2 > 0
+        least_ms = min(work.own_ms(leaf) for work in run.ranks.works)
+        of_all = len(run.ranks.works) == run.ranks.world_size > 1 and least_ms >= mine.own_ms(leaf) / 2 > 0
         kept.append(replace(finding, rank=None) if of_all and finding.source == "run" else finding)
     return kept
 

@@ -5,11 +5,13 @@ To add one, write a function for its cost and one for its words into the file of
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
 from types import MappingProxyType
 from typing import Final, Generic, Literal, TypeVar
+
+from msgspec.structs import replace
 
 from lightning_forge_profiling.schema import (
     CpuTime,
@@ -89,7 +91,7 @@ class Rule(Generic[Context]):
 
 def host_sets_the_pace(run: RunEvidence) -> bool:
     """Whether a step takes what the host takes for it: there is no GPU, or it mostly waits."""
-    return not run.on_device or (run.gpu_starved_pct or 0.0) >= _MOSTLY_PCT
+    return not run.timing.on_device or (run.timing.gpu_starved_pct or 0.0) >= _MOSTLY_PCT
 
 
 def unpredicted(_: object) -> None:
@@ -287,7 +289,7 @@ _BACKWARD_TO_FORWARD: Final = 3.0
 
 def region(run: RunEvidence, name: str) -> RunRegion:
     """A region's times per step. Worker restarts are no part of `data` here."""
-    times, restarts = run.regions.get(name, _NO_REGION), run.worker_restarts
+    times, restarts = run.timing.regions.get(name, _NO_REGION), run.timing.worker_restarts
     if name != "data" or restarts is None:
         return times
     return shorter(times, restarts.device_ms, restarts.host_ms)
@@ -307,25 +309,25 @@ def waits_are_known(run: RunEvidence) -> bool:
     """Whether a wait in the module's code is known from its time without a core."""
     # where another thread of the process waits for a core, no thread may use one; several ranks wait for each other,
     # and on a GPU the training thread waits for autograd's.
-    cpu = run.cpu
-    if cpu is None or run.on_device or run.world_size > 1:
+    cpu = run.machine.cpu
+    if cpu is None or run.timing.on_device or run.ranks.world_size > 1:
         return False
     return cpu.contended is False or cpu.threads == 1
 
 
 def blocked_ms(run: RunEvidence, *regions: str) -> float:
     """Milliseconds per step in which the module's own code waits, of evidence as `self_times` gives it."""
-    if run.cpu is None or not waits_are_known(run):
+    if run.machine.cpu is None or not waits_are_known(run):
         return 0.0
-    return sum(run.cpu.blocked_pct(name) * region(run, name).device_ms / 100 for name in regions)
+    return sum(run.machine.cpu.blocked_pct(name) * region(run, name).device_ms / 100 for name in regions)
 
 
 def works_ms(run: RunEvidence, name: str) -> float:
     """Milliseconds per step in which a region computes, the wait for a core that computing takes included."""
     left_ms = max(region(run, name).device_ms - blocked_ms(run, name), 0.0)
-    if run.cpu is None or name not in run.cpu.regions or not waits_are_known(run):
+    if run.machine.cpu is None or name not in run.machine.cpu.regions or not waits_are_known(run):
         return left_ms
-    cpu = run.cpu.regions[name]
+    cpu = run.machine.cpu.regions[name]
     on_core = cpu.used_pct + cpu.waits_pct
     if not on_core or not cpu.blocked_pct:
         return left_ms
@@ -337,10 +339,10 @@ def works_ms(run: RunEvidence, name: str) -> float:
 def share_pct(run: RunEvidence, *regions: str) -> float:
     """What the device times of some regions are of the step, in percent."""
     total = sum(region(run, name).device_ms for name in regions)
-    return 100 * total / run.step_ms.mean if run.step_ms.mean > 0 else 0.0
+    return 100 * total / run.timing.step_ms.mean if run.timing.step_ms.mean > 0 else 0.0
 
 
 def backward_is_heavy(run: RunEvidence) -> bool:
     """Whether backward in several processes takes more than its computation explains."""
     forward, backward = (region(run, name).device_ms for name in ("forward", "backward"))
-    return run.on_device and run.world_size > 1 and backward > _BACKWARD_TO_FORWARD * forward
+    return run.timing.on_device and run.ranks.world_size > 1 and backward > _BACKWARD_TO_FORWARD * forward

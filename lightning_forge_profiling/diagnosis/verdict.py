@@ -1,9 +1,10 @@
 """The order of findings, and the verdict: the one whose fix can be expected to save most."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
+
+from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.rule import COMPUTE, NAMED_FROM, NAMED_FROM_PCT, REGION_OF
@@ -82,7 +83,7 @@ def with_intervals(findings: Iterable[Finding], run: RunEvidence) -> list[Findin
 
 
 def _with_interval(finding: Finding, run: RunEvidence) -> Finding:
-    known = [run.intervals[name] for name in _measured_by(finding) if name in run.intervals]
+    known = [run.timing.intervals[name] for name in _measured_by(finding) if name in run.timing.intervals]
     pct = sum(interval.pct for interval in known)
     if pct <= 0:
         return finding

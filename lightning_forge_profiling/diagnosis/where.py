@@ -2,9 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
+
+from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.rule import COMPUTE, REGION_OF, WAITS, in_ms, region
 from lightning_forge_profiling.schema import WORKER_LINES, Finding, RankSummary, RunEvidence, SampledLine, SpentIn
@@ -57,18 +58,22 @@ def _with_line(finding: Finding, run: RunEvidence) -> Finding:
     pct = spent[where] / whole if whole > 0 else 0.0
     if pct < LEAST_PCT:
         return finding
-    took_ms = finding.share_pct * run.step_ms.mean / 100
+    took_ms = finding.share_pct * run.timing.step_ms.mean / 100
     share = f"{pct:.0f} % of it" if finding.of == "run" else f"{in_ms(pct * took_ms / 100)} of it"
     waits = " (waiting, not computing)" if 100 * waiting[where] > _WAITING_PCT * spent[where] else ""
     if finding.code == "input-bound" and pct > _MOST_PCT and _is_sampler(where, run):
         finding = replace(finding, advice=_SAMPLER, fix="")
-    if waits and pct > _MOST_PCT and finding.code in _HELD_UP and run.on_device and run.world_size == 1:
+    if waits and pct > _MOST_PCT and finding.code in _HELD_UP and run.timing.on_device and run.ranks.world_size == 1:
         finding = replace(finding, advice=WAITS, fix="")
     return _at_line(finding, f"{share} in {where}{waits}", where, pct)
 
 
 def _is_sampler(where: str, run: RunEvidence) -> bool:
-    return run.loader is not None and bool(run.loader.sampler) and f" {run.loader.sampler}." in where
+    return (
+        run.settings.loader is not None
+        and bool(run.settings.loader.sampler)
+        and f" {run.settings.loader.sampler}." in where
+    )
 
 
 def _name(line: SampledLine) -> str:

@@ -6,13 +6,13 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType, TracebackType
 from typing import Final, Self
 
 import torch
+from msgspec.structs import replace
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler.profiler import _KinetoProfile
 

@@ -51,7 +51,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="be
         continues: record of the run that wrote the checkpoint; "" if unknown.
     """
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[2] = SCHEMA_VERSION
     run: str
     rank: _Whole
     world_size: Annotated[int, Meta(ge=1, le=10**9)]

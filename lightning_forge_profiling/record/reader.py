@@ -4,7 +4,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from errno import EBUSY, ENOENT
 from io import BytesIO
 from itertools import chain, compress, count
@@ -221,7 +221,7 @@ def work_of(state: State | None, rank: int) -> RankWork | None:
     """What a rank's totals say of its own work."""
     if state is None or state.report.analysis is None or state.report.analysis.run is None:
         return None
-    return next((work for work in state.report.analysis.run.ranks if work.rank == rank), None)
+    return next((work for work in state.report.analysis.run.ranks.works if work.rank == rank), None)
 
 
 def energy_of(state: State) -> RankEnergy | None:
@@ -242,7 +242,7 @@ def with_clock(work: RankWork, ended_at: Mapping[int, float], first_ended_at: Ma
         return work
     clock_ms = median(ahead_ms)
     error_ms = max(work.step_ms, *(abs(ms - clock_ms) for ms in ahead_ms))
-    return replace(work, clock_ms=round(clock_ms, 3), clock_error_ms=round(error_ms, 3))
+    return structs.replace(work, clock_ms=round(clock_ms, 3), clock_error_ms=round(error_ms, 3))
 
 
 def ends(lines: Iterable[Line]) -> dict[int, float]:

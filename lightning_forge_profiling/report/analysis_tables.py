@@ -232,8 +232,8 @@ def operators_table(operators: Sequence[Operator], name_width: int, *, on_gpu: b
 
 def run_regions_table(run: RunEvidence) -> Table:
     """Means of the regions over a whole run."""
-    columns = ("device ms per step", "host ms per step") if run.on_device else ("ms per step",)
-    cells = ((name, f"{part.device_ms:.3f}", f"{part.host_ms:.3f}") for name, part in run.regions.items())
+    columns = ("device ms per step", "host ms per step") if run.timing.on_device else ("ms per step",)
+    cells = ((name, f"{part.device_ms:.3f}", f"{part.host_ms:.3f}") for name, part in run.timing.regions.items())
     return Table(
         (Column("region", "code"), *map(Column, columns)), tuple(Row(row[: 1 + len(columns)]) for row in cells)
     )

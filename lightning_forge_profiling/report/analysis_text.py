@@ -243,20 +243,20 @@ def _run(analysis: Analysis) -> Iterator[str]:
     run = analysis.run
     if run is None:
         return
-    steps = run.step_ms
+    steps = run.timing.step_ms
     p95 = "" if steps.p95 is None else f", 95th percentile {steps.p95:.3f} ms"
     yield from ("", "## The whole run", "")
-    yield f"{run.steps} steps, median {steps.p50:.3f} ms{p95}, longest {steps.max:.3f} ms."
+    yield f"{run.timing.steps} steps, median {steps.p50:.3f} ms{p95}, longest {steps.max:.3f} ms."
     yield from (
         text
-        for line in (*timing_lines(run), *run_notes(run), *compute_lines(run.compute))
+        for line in (*timing_lines(run), *run_notes(run), *compute_lines(run.machine.compute))
         for text in ("", f"{prose(line)}.")
     )
-    if run.telemetry is not None:
-        words = ", ".join(telemetry_words(run.telemetry))
-        yield from ("", f"GPU of rank 0, {code(run.telemetry.device)}: {prose(words)}.")
+    if run.machine.telemetry is not None:
+        words = ", ".join(telemetry_words(run.machine.telemetry))
+        yield from ("", f"GPU of rank 0, {code(run.machine.telemetry.device)}: {prose(words)}.")
     yield from markdown_table(run_regions_table(run))
-    if run.slowest:
+    if run.timing.slowest:
         yield from ("", "Slowest steps:", *markdown_table(slowest_table(run)))
     if run.ledger is not None:
         goodput = goodput_words(run.ledger)

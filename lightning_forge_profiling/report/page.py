@@ -120,7 +120,9 @@ def report_page(analysis: Analysis, timelines: Sequence[Timeline], record: objec
     }
     has_ledger = run is not None and run.ledger is not None
     has_stacks = any(rank.python is not None for rank in analysis.ranks)
-    has_charts = record is not None or (run is not None and (run.telemetry is not None or run.memory is not None))
+    has_charts = record is not None or (
+        run is not None and (run.machine.telemetry is not None or run.memory is not None)
+    )
     scripts = (
         *_SCRIPTS,
         *(("run",) if has_ledger else ()),
@@ -163,7 +165,7 @@ def _words(analysis: Analysis) -> dict[str, Any]:
     return {
         "note": findings_note(analysis),
         "ranks": ranks_note(analysis),
-        "compute": list(compute_lines(run.compute if run else ())),
+        "compute": list(compute_lines(run.machine.compute if run else ())),
         "parts": [
             {"part": name, "seconds": s, "times": count} for name, s, count in ledger_rows(run.ledger if run else None)
         ],
@@ -228,9 +230,9 @@ def ledger_html(ledger: RunLedger) -> str:
 def _step_rows(analysis: Analysis) -> Table | None:
     """The regions of the run, else how busy the GPU of each rank was."""
     run = analysis.run
-    if run is not None and run.regions:
+    if run is not None and run.timing.regions:
         rows = run_regions_table(run)
-        whole = ("step", f"{run.step_ms.mean:.3f}", "")[: len(rows.columns)]
+        whole = ("step", f"{run.timing.step_ms.mean:.3f}", "")[: len(rows.columns)]
         return replace(rows, rows=(*rows.rows, Row(whole)))
     if not analysis.ranks:
         return None

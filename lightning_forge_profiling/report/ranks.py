@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from msgspec import structs
+
 from lightning_forge_profiling.diagnosis.rank_status import ranks_status, summed_up
 from lightning_forge_profiling.diagnosis.ranks import STRAGGLER, not_measured
 from lightning_forge_profiling.diagnosis.rule import in_ms
@@ -43,9 +45,9 @@ def ranks_of(record: RunRecord, now: float) -> RanksStatus:
     live = ranks_status(record.heard, min(first.begin.world_size, MOST_RANKS), now)
     merged = [_with_record(one, records.get(one.rank), now) for one in live.ranks]
     # only rank 0 hears all
-    live = replace(live, ranks=tuple(one for one in merged if 0 in record.heard or one.state != "missing"))
+    live = structs.replace(live, ranks=tuple(one for one in merged if 0 in record.heard or one.state != "missing"))
     if run.outcome not in {"running", "silent"}:
-        live = replace(live, where="")
+        live = structs.replace(live, where="")
     elif live.unmeasured or any(one.own_ms is not None for one in live.ranks):
         return live
     return _over_the_run(live, None if state is None else state.report.analysis)
@@ -58,9 +60,9 @@ def _with_record(one: RankStatus, record: RankRecord | None, now: float) -> Rank
     run, host = rank_status(record, now), one.host or record.begin.host
     age_s = max(now - run.at, 0.0)
     if run.outcome in {"finished", "failed"}:
-        return replace(one, host=host, state=run.outcome, age_s=age_s, step=run.step)
+        return structs.replace(one, host=host, state=run.outcome, age_s=age_s, step=run.step)
     if one.state == "missing" or (one.state in {"late", "silent"} and age_s < one.age_s):
-        return replace(
+        return structs.replace(
             one, host=host, state="silent" if run.outcome == "silent" else "live", age_s=age_s, step=run.step
         )
     return one
@@ -70,7 +72,7 @@ def _over_the_run(status: RanksStatus, analysis: Analysis | None) -> RanksStatus
     """The status with the ranks' work over all counted steps, and the straggler that the analysis names."""
     if analysis is None or analysis.run is None:
         return status
-    works = {work.rank: work for work in analysis.run.ranks}
+    works = {work.rank: work for work in analysis.run.ranks.works}
     late = next((one for one in analysis.findings if one.code == STRAGGLER and one.rank is not None), None)
     straggler = None
     if late is not None and late.rank is not None:
@@ -78,16 +80,16 @@ def _over_the_run(status: RanksStatus, analysis: Analysis | None) -> RanksStatus
         cause, ms = said.get("cause") or said.get("late", ""), float(said.get("others_wait_ms_per_step", 0.0))
         straggler = LateRank(rank=late.rank, cause=str(cause), ms=ms)
     ranks = tuple(_with_work(one, works, straggler) for one in status.ranks)
-    unmeasured = "" if straggler is not None else not_measured(analysis.run.ranks)
+    unmeasured = "" if straggler is not None else not_measured(analysis.run.ranks.works)
     return summed_up(ranks, straggler, status.hang, status.where, unmeasured)
 
 
 def _with_work(one: RankStatus, works: Mapping[int, RankWork], late: LateRank | None) -> RankStatus:
     cause, work = late.cause if late is not None and late.rank == one.rank else "", works.get(one.rank)
     if work is None or work.exposed_ms is None:
-        return replace(one, own_ms=None, waits_ms=None, cause=cause)
+        return structs.replace(one, own_ms=None, waits_ms=None, cause=cause)
     waits_ms = work.waited_ms if len(works) > 1 else None
-    return replace(one, own_ms=sum(work.step_leaves_ms.values()), waits_ms=waits_ms, cause=cause)
+    return structs.replace(one, own_ms=sum(work.step_leaves_ms.values()), waits_ms=waits_ms, cause=cause)
 
 
 def worst_first(status: RanksStatus) -> list[RankStatus]:

@@ -84,7 +84,7 @@ def _rates(report: RunReport) -> Iterator[Line]:
     yield from figure_notes(report.run)
     if run is not None and report.analysis is not None:
         yield from _beside(report.analysis, run)
-    if run is not None and (distorting := switched_on(run.switches)):
+    if run is not None and (distorting := switched_on(run.settings.switches)):
         yield Line("note", Text(distorting))
     trace = report.trace
     if trace is not None:

@@ -166,13 +166,13 @@ def _analysis(report: RunReport | None, window: Path | None) -> Analysis:
         return of_run
     if recorded.run is not None or of_run.run is None:
         return recorded
-    return replace(combine(recorded, of_run.run), tracked=of_run.tracked)
+    return structs.replace(combine(recorded, of_run.run), tracked=of_run.tracked)
 
 
 def _has_sensors(analysis: Analysis) -> bool:
     """Whether the page has curves of the GPU's sensors already."""
     run = analysis.run
-    return run is not None and run.telemetry is not None and bool(run.telemetry.series.seconds)
+    return run is not None and run.machine.telemetry is not None and bool(run.machine.telemetry.series.seconds)
 
 
 def run_view(record: RunRecord, now: float, *, has_sensors: bool = False) -> RunView:

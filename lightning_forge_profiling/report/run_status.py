@@ -9,7 +9,7 @@ from math import ceil
 from pathlib import Path
 from typing import Final, Literal
 
-import msgspec
+from msgspec import structs
 
 from lightning_forge_profiling.diagnosis.combine import THE_RUN, combine, without_verdict_of_hang
 from lightning_forge_profiling.diagnosis.hangs import find_hang
@@ -228,15 +228,17 @@ def totals(record: RunRecord) -> tuple[RankRecord, State | None]:
     analysis, works, heard = None if state is None else state.report.analysis, record.works, record.heard
     if state is None or analysis is None or analysis.run is None:
         return first, state
-    if analysis.source == THE_RUN and len(works) > len(analysis.run.ranks):
-        analysis = replace(combine(None, replace(analysis.run, ranks=works)), tracked=analysis.tracked)
+    if analysis.source == THE_RUN and len(works) > len(analysis.run.ranks.works):
+        ranks = structs.replace(analysis.run.ranks, works=works)
+        combined = combine(None, structs.replace(analysis.run, ranks=ranks))
+        analysis = structs.replace(combined, tracked=analysis.tracked)
     hang = find_hang(heard, first.begin.world_size, max((one.at for one in heard.values()), default=0.0))
     if hang is not None and first.end is None and analysis.run is not None and analysis.run.ledger is not None:
         ledger = analysis.run.ledger  # of before: no step has ended since, and perhaps the run was killed
         parts = {**ledger.parts, HANG: ledger.parts.get(HANG, 0.0) + hang.seconds}
-        ledger = replace(ledger, wall_s=ledger.wall_s + hang.seconds, parts=parts, goodput=None)
-        analysis = without_verdict_of_hang(replace(analysis, run=replace(analysis.run, ledger=ledger)))
-    return first, msgspec.structs.replace(state, report=replace(state.report, analysis=analysis))
+        ledger = structs.replace(ledger, wall_s=ledger.wall_s + hang.seconds, parts=parts, goodput=None)
+        analysis = without_verdict_of_hang(structs.replace(analysis, run=structs.replace(analysis.run, ledger=ledger)))
+    return first, structs.replace(state, report=structs.replace(state.report, analysis=analysis))
 
 
 _MOST_RUNS: Final = 100

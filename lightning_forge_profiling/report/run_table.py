@@ -260,8 +260,8 @@ def _whole_fit_lines(report: RunReport) -> Iterator[Line]:
         yield Line("left out", Text(", ".join(left_out)))
     if evidence is None:
         return
-    if evidence.window_effect is not None and slower_after(evidence.window_effect):
-        yield Line("window", Text(window_effect_words(evidence.window_effect)))
+    if evidence.timing.window_effect is not None and slower_after(evidence.timing.window_effect):
+        yield Line("window", Text(window_effect_words(evidence.timing.window_effect)))
     for note in run_notes(evidence):
         yield Line("note", Text(note))
 

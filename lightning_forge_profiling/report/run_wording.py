@@ -43,10 +43,10 @@ _URL: Final = re.compile(r", https?://[^ )]+")
 
 def timing_lines(run: RunEvidence) -> Iterator[str]:
     """How a run was timed, and how its recorded window changed its pace."""
-    if run.split_steps is not None:
-        yield f"Regions are estimated from {run.split_steps} of {run.steps} steps"
-    if run.window_effect is not None:
-        yield window_effect_words(run.window_effect)
+    if run.timing.split_steps is not None:
+        yield f"Regions are estimated from {run.timing.split_steps} of {run.timing.steps} steps"
+    if run.timing.window_effect is not None:
+        yield window_effect_words(run.timing.window_effect)
 
 
 def window_effect_words(effect: WindowEffect) -> str:
@@ -63,8 +63,8 @@ def run_notes(run: RunEvidence) -> Iterator[str]:
     """What a run's figures do not show: where it began, whether its steps were steady, how other ranks differ."""
     if run.continues_from:
         yield f"training continues from optimizer step {run.continues_from}: the ledger and all figures are of this fit"
-    if run.drift is not None:
-        yield _drift_words(run.drift)
+    if run.timing.drift is not None:
+        yield _drift_words(run.timing.drift)
     yield from rank_notes(run)
 
 
@@ -151,11 +151,11 @@ def compute_lines(rates: Sequence[RunCompute], *, sources: bool = True) -> Itera
 
 def rank_lines(run: RunEvidence) -> Iterator[tuple[str, str]]:
     """A name and a line for each rank if their own work differs; of many ranks those with most and with least of it."""
-    if any(work.exposed_ms is None for work in run.ranks):
+    if any(work.exposed_ms is None for work in run.ranks.works):
         return
-    own_ms = {work.rank: sum(work.step_leaves_ms.values()) for work in run.ranks}
-    ranks = sorted(run.ranks, key=lambda work: -own_ms[work.rank])
-    if not ranks or max(own_ms.values()) - min(own_ms.values()) < NAMED_FROM_PCT / 100 * run.step_ms.mean:
+    own_ms = {work.rank: sum(work.step_leaves_ms.values()) for work in run.ranks.works}
+    ranks = sorted(run.ranks.works, key=lambda work: -own_ms[work.rank])
+    if not ranks or max(own_ms.values()) - min(own_ms.values()) < NAMED_FROM_PCT / 100 * run.timing.step_ms.mean:
         return
     several_hosts = len({work.host for work in ranks}) > 1
     left_out = ranks[_SHOWN // 2 : -_SHOWN // 2]  # none of up to _SHOWN
@@ -176,20 +176,20 @@ def _words(work: RankWork, own_ms: float) -> str:
 
 def rank_notes(run: RunEvidence) -> Iterator[str]:
     """Which ranks are not known, and parts outside of the step that take a rank at least 5 % of the fit longer."""
-    missing = run.world_size - len(run.ranks)
-    if run.ranks and missing:
+    missing = run.ranks.world_size - len(run.ranks.works)
+    if run.ranks.works and missing:
         yield (
-            f"the records of {missing} of {run.world_size} ranks are not known: rank {run.rank} may wait for them in "
-            "other and backward"
+            f"the records of {missing} of {run.ranks.world_size} ranks are not known: rank {run.ranks.rank} may wait "
+            "for them in other and backward"
         )
-    if (because := not_measured(run.ranks)) and late_rank(run.ranks) is None:
+    if (because := not_measured(run.ranks.works)) and late_rank(run.ranks.works) is None:
         yield f"the ranks differ, and which of them is late is not measured: {because}"
-    if run.ledger is None or len(run.ranks) < 2:  # noqa: PLR2004
+    if run.ledger is None or len(run.ranks.works) < 2:  # noqa: PLR2004
         return
     costs = LedgerCosts(run, run.ledger)
     notes = []
-    for part in dict.fromkeys(part for work in run.ranks for part in work.outside):
-        seconds = {work.rank: work.own_ms(part) * costs.steps / 1e3 for work in run.ranks}
+    for part in dict.fromkeys(part for work in run.ranks.works for part in work.outside):
+        seconds = {work.rank: work.own_ms(part) * costs.steps / 1e3 for work in run.ranks.works}
         most = max(seconds, key=seconds.__getitem__)
         more_s = seconds[most] - median(s for rank, s in seconds.items() if rank != most)
         if more_s >= NAMED_FROM_PCT / 100 * costs.whole_s > 0:
@@ -214,8 +214,8 @@ _LEAST_SHARE: Final = 0.1
 
 def slowest_line(run: RunEvidence) -> str:
     """The slowest steps in one line; "" where none takes twice the median."""
-    median = run.step_ms.p50
-    slow = [(one, cause(one, run)) for one in run.slowest if one.ms >= _SLOW * median > 0][:_NAMED]
+    median = run.timing.step_ms.p50
+    slow = [(one, cause(one, run)) for one in run.timing.slowest if one.ms >= _SLOW * median > 0][:_NAMED]
     named = [f"step {one.step}: {digits(one.ms)} ms{why and f', {why}'}" for one, why in slow]
     return f"{'; '.join(named)} (median {digits(median)} ms)" if named else ""
 
@@ -268,17 +268,17 @@ def recompiled_lines(run: RunEvidence, *, graph_breaks: bool = True) -> Iterator
 
 def slowest_rows(run: RunEvidence) -> Iterator[tuple[int, float, float, str]]:
     """Number, milliseconds, multiple of the median and cause of each of the slowest steps."""
-    for slow in run.slowest:
-        yield slow.step, slow.ms, slow.ms / run.step_ms.p50 if run.step_ms.p50 else 0.0, cause(slow, run)
+    for slow in run.timing.slowest:
+        yield slow.step, slow.ms, slow.ms / run.timing.step_ms.p50 if run.timing.step_ms.p50 else 0.0, cause(slow, run)
 
 
 def cause(slow: SlowStep, run: RunEvidence) -> str:
     """What took long in a slow step: parts of the ledger, or the region that took longer than it does on average."""
     parts = [(name, ms) for name, ms in slow.parts_ms.items() if ms >= _LEAST_SHARE * slow.ms][:_CAUSES]
-    beyond = slow.ms - run.step_ms.p50
+    beyond = slow.ms - run.timing.step_ms.p50
     if 2 * sum(ms for _, ms in parts) < beyond:
         # `other` contains the hooks, which are parts of the ledger
-        usual = {name: region.device_ms for name, region in run.regions.items()}
+        usual = {name: region.device_ms for name, region in run.timing.regions.items()}
         longer = {
             name: ms - usual.get(name, 0.0) for name, ms in slow.regions_ms.items() if name != "other" or not parts
         }

@@ -3,11 +3,12 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from heapq import heappush, heapreplace
 from time import perf_counter_ns
 from typing import Final
+
+from msgspec.structs import replace
 
 from lightning_forge_profiling.names import (
     DATA_LOADER,

@@ -2,9 +2,10 @@
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import chain
 from typing import Final
+
+from msgspec.structs import replace
 
 from lightning_forge_profiling.schema import Span
 

@@ -1,13 +1,17 @@
-"""Converts the records below `runs/` from layout 1 to layout 2, once: `python -m tests.golden.convert`.
+"""Gives the records below `runs/` the layout of today, once: `python -m tests.golden.convert`.
 
 Layout 1 has sums of times by region, of which part may be estimated. They become those of equal split steps.
 """
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import fields
 
 from lightning_forge_profiling.names import REGIONS, WAIT_PREFIX, WHOLE
+from lightning_forge_profiling.schema import RunMachine, RunRanks, RunSettings, RunTiming
 
 RUNS = Path(__file__).parent / "runs"
 
@@ -79,12 +83,36 @@ def _convert_evidence(run: dict[str, Any] | None) -> None:
         run["regions"]["other"]["device_ms"] -= run["unknown_ms"]
 
 
+_RUN_GROUPS: Final[dict[str, type[Struct]]] = {
+    "timing": RunTiming,
+    "machine": RunMachine,
+    "ranks": RunRanks,
+    "settings": RunSettings,
+}
+
+
+def in_groups(line: dict[str, Any]) -> dict[str, Any]:
+    """A line with the figures of the run's evidence in groups."""
+    analysis = line.get("report", {}).get("analysis")
+    if analysis is None or not analysis["run"] or "timing" in analysis["run"]:
+        return line
+    flat = {"works" if name == "ranks" else name: value for name, value in analysis["run"].items()}
+    grouped = {
+        group: {field.name: flat.pop(field.name) for field in fields(kind) if field.name in flat}
+        for group, kind in _RUN_GROUPS.items()
+    }
+    analysis = {**analysis, "schema_version": 2, "run": {**grouped, **flat}}
+    return {**line, "report": {**line["report"], "analysis": analysis}}
+
+
 def main() -> None:
-    """Convert all files that are of layout 1."""
+    """Convert all files that have another layout."""
     for path in RUNS.rglob("*.jsonl"):
         lines = [json.loads(text) for text in path.read_text().splitlines()]
-        if lines[0].get("schema_version") == 1:
-            path.write_text("".join(json.dumps(converted(line), separators=(",", ":")) + "\n" for line in lines))
+        old = lines[0].get("schema_version") == 1
+        today = [in_groups(converted(line) if old else line) for line in lines]
+        if old or today != lines:
+            path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in today))
 
 
 if __name__ == "__main__":

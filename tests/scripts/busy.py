@@ -42,7 +42,7 @@ if __name__ == "__main__":
     callback = ThroughputCallback(record=False)
     quiet_trainer(callback, max_epochs=1, logger=False).fit(Wide(), batches(int(sys.argv[1])))
     analysis = callback.analysis()
-    cpu = analysis.run.cpu
+    cpu = analysis.run.machine.cpu
     sys.stdout.write(
         json.dumps(
             {
@@ -52,7 +52,7 @@ if __name__ == "__main__":
                 "findings": {found.code: found.share_pct for found in analysis.findings},
                 "evidence": dict(analysis.findings[0].evidence) if analysis.findings else {},
                 "waits_pct": cpu and cpu.waits_pct,
-                "step_ms": analysis.run.step_ms.mean,
+                "step_ms": analysis.run.timing.step_ms.mean,
             }
         )
         + "\n"

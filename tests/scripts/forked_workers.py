@@ -27,7 +27,7 @@ def main(folder):
         ours = ThroughputCallback(warmup_steps=2)
         loader = torch.utils.data.DataLoader(Collects(), num_workers=2, multiprocessing_context="fork")
         trainer(folder, 16, callbacks=[ours]).fit(SmallKernels(), loader)
-        print(f"steps: {ours.analysis().run.all_steps}")
+        print(f"steps: {ours.analysis().run.timing.all_steps}")
 
 
 if __name__ == "__main__":

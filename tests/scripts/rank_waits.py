@@ -130,7 +130,7 @@ if __name__ == "__main__":
         works = [
             {"rank": work.rank, "step_ms": work.step_ms, "exposed_ms": work.exposed_ms, "waits_ms": work.waits_ms,
              "leaves_ms": work.leaves_ms}
-            for work in analysis.run.ranks
+            for work in analysis.run.ranks.works
         ]  # fmt: skip
         kept = torch.distributed.broadcast is BROADCAST
         calls = getattr(model, "calls", None)

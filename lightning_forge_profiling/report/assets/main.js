@@ -83,7 +83,7 @@ function build(summary, record, timelines) {
   const course = [
     run?.ledger && section("course", "Where the run's time went", courseSection(run, summary.words)),
     record && record.seconds.length > 0 && section("over-time", "Over the run", curvesSection(record)),
-    run?.telemetry && section("telemetry", "GPU over the run", telemetrySection(run.telemetry, run, record)),
+    run?.machine.telemetry && section("telemetry", "GPU over the run", telemetrySection(run.machine.telemetry, run, record)),
     run?.memory?.curve.seconds.length > 0 && section("memory", "What fills the GPU's memory", memorySection(run, summary.words.memory)),
   ];
   const window = [

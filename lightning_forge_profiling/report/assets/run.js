@@ -80,7 +80,7 @@ function runAxis({ ledger, telemetry }) {
 function lanesOf(run, { length }, colours, causes) {
   const named = (...parts) => run.ledger.spans.filter((span) => parts.includes(span.part));
   const starting = (prefix) => run.ledger.spans.filter((span) => span.part.startsWith(prefix) && !BEFORE_FIT.has(span.part));
-  const slow = run.slowest.filter((step) => step.end_s !== null && step.ms >= 2 * run.step_ms.p50).map((step) => ({
+  const slow = run.timing.slowest.filter((step) => step.end_s !== null && step.ms >= 2 * run.timing.step_ms.p50).map((step) => ({
     part: "", start_s: step.end_s - step.ms / 1000, end_s: step.end_s, seconds: step.ms / 1000, count: 1, step: null,
     says: `step ${step.step}: ${milliseconds(step.ms)}${causes.get(step.step) ? `, ${causes.get(step.step)}` : ""}`,
   })).sort((a, b) => a.start_s - b.start_s);
@@ -156,7 +156,7 @@ function slowestTable(run, rows) {
   return smallTable("Slowest steps", [
     column.text("Slowest steps", (row) => row.step, (step) => `step ${number(step)}`),
     column.number("ms", (row) => row.ms, 1),
-    column.number("\u00d7 median", (row) => row.times, 1, `of ${milliseconds(run.step_ms.p50)}`),
+    column.number("\u00d7 median", (row) => row.times, 1, `of ${milliseconds(run.timing.step_ms.p50)}`),
     column.text("What took long", (row) => row.cause || "\u2013", (text) => element("span", null, breakable(text))),
   ], rows);
 }

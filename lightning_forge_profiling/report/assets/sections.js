@@ -57,8 +57,8 @@ function between(values, write) {
 function overview({ ranks, run, all_ranks: all }) {
   if (!ranks.length) {
     return run ? [
-      ["Device", run.on_device ? "GPU" : "CPU"], ["Processes", count(run.world_size)], ["Steps measured", number(run.steps)],
-      ["Step time", stepTime(run.step_ms)],
+      ["Device", run.timing.on_device ? "GPU" : "CPU"], ["Processes", count(run.ranks.world_size)], ["Steps measured", number(run.timing.steps)],
+      ["Step time", stepTime(run.timing.step_ms)],
     ] : [];
   }
   const devices = [...new Set(ranks.map((rank) => rank.device).filter(Boolean))];
@@ -67,7 +67,7 @@ function overview({ ranks, run, all_ranks: all }) {
     ["Device", devices.join(", ") || "no GPU in the trace"],
     ["Ranks", number(Math.max(all, ranks.length))],
     ["Steps that count", `${between(ranks.map((rank) => rank.steps), number)} of ${between(ranks.map((rank) => rank.per_step.length), number)} recorded`],
-    ...(run ? [["Step time", stepTime(run.step_ms)], ["Recorded step", recorded]] : [["Step time", recorded]]),
+    ...(run ? [["Step time", stepTime(run.timing.step_ms)], ["Recorded step", recorded]] : [["Step time", recorded]]),
     ...(ranks.some(usedGpu) ? [
       ["GPU busy", between(ranks.map((rank) => rank.gpu.busy_pct), percent)],
       ["Kernels per step", between(ranks.map((rank) => rank.gpu.kernels_per_step), (value) => number(value))],
@@ -258,21 +258,21 @@ function collectivesSection(collectives, waits) {
 }
 
 function runSection(run, words) {
-  const rows = Object.entries(run.regions).map(([name, region]) => ({ name, ...region, user: run.user_regions.includes(name) }));
+  const rows = Object.entries(run.timing.regions).map(([name, region]) => ({ name, ...region, user: run.timing.user_regions.includes(name) }));
   return [
     facts([
-      ["Steps measured", number(run.steps)], ["Step time", stepTime(run.step_ms)], ["Processes", count(run.world_size)],
+      ["Steps measured", number(run.timing.steps)], ["Step time", stepTime(run.timing.step_ms)], ["Processes", count(run.ranks.world_size)],
       ...words.compute.map((line) => ["Compute", line]),
       ...(words.goodput ? [["Goodput", words.goodput]] : []),
-      ...(run.gpu_starved_pct === null ? [] : [["GPU had caught up at the batch's end", `${percent(run.gpu_starved_pct)} of the steps`]]),
+      ...(run.timing.gpu_starved_pct === null ? [] : [["GPU had caught up at the batch's end", `${percent(run.timing.gpu_starved_pct)} of the steps`]]),
     ]),
     ...words.run.map((line) => element("p", { class: "muted" }, `${line}.`)),
     rows.length > 0 && smallTable("Regions of the whole run", [
       column.text("Region", (row) => row.name, (name, row) => element("span", { class: "part" },
         element("span", { class: "name" }, name), row.user && element("span", { class: "muted" }, "yours"))),
-      ...(run.on_device ? [column.number("GPU ms per step", (row) => row.device_ms)] : []),
+      ...(run.timing.on_device ? [column.number("GPU ms per step", (row) => row.device_ms)] : []),
       column.number("host ms per step", (row) => row.host_ms),
-      ...(rows.some((row) => row.p50_ms !== null) ? [column.number("median", (row) => row.p50_ms, 3, `of the ${run.on_device ? "GPU" : "host"} ms of a step`)] : []),
+      ...(rows.some((row) => row.p50_ms !== null) ? [column.number("median", (row) => row.p50_ms, 3, `of the ${run.timing.on_device ? "GPU" : "host"} ms of a step`)] : []),
       ...(rows.some((row) => row.p95_ms !== null) ? [column.number("p95", (row) => row.p95_ms, 3, "95th percentile of the same")] : []),
     ], rows),
     run.ledger && smallTable("Wall time of the run", [

@@ -180,8 +180,8 @@ function telemetryNotes(telemetry, run, view, record) {
   const missing = READINGS.filter((each) => !each.whereUsed && !charts.some((chart) => chart.title === each.title)).map((each) => each.title.toLowerCase());
   const broken = charts.some((chart) => chart.lines.some((line) => !line.means.every(isNumber))) || time.seconds.some((_, index) => index > 0 && !time.follows(index));
   const ofRank = [
-    run.world_size === 2 && "This is rank 0's GPU; that of the other rank is not read.",
-    run.world_size > 2 && `This is rank 0's GPU; those of the other ${number(run.world_size - 1)} ranks are not read.`,
+    run.ranks.world_size === 2 && "This is rank 0's GPU; that of the other rank is not read.",
+    run.ranks.world_size > 2 && `This is rank 0's GPU; those of the other ${number(run.ranks.world_size - 1)} ranks are not read.`,
   ];
   if (!charts.length && record) return ofRank.filter(Boolean).join(" ");
   return [

@@ -101,7 +101,7 @@ def test_the_timelines_first_lane_has_forward_and_backward_beside_the_optimizer(
 
 
 def test_a_start_alone_records_six_steps():
-    assert ForgeProfilerCallback(20).window == StepWindow(20, 26)
+    assert ForgeProfilerCallback(20).settings.window == StepWindow(20, 26)
 
 
 def test_the_trace_holds_operators_the_built_in_regions_and_the_users_own(tmp_path, make_trainer):

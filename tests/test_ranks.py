@@ -202,7 +202,7 @@ def test_a_late_rank_is_not_measured_where_no_events_are_around_waits(recorded):
     assert "straggler" not in {found.code for found in alone.findings}
     [note] = rank_notes(alone.run)
     assert note == f"the ranks differ, and which of them is late is not measured: {because}"
-    both = combine(recorded, replace(live(), ranks=tuple(works)))
+    both = combine(recorded, with_figures(live(), works=tuple(works)))
     assert [(found.rank, found.source) for found in both.findings if found.code == "straggler"] == [(1, "trace")]
 
 
@@ -308,7 +308,7 @@ def live(late=None):
         step_ms, waits = sum(leaves.values()), {} if late in {None, number} else {"backward": 15.0}
         work = RankWork(rank=number, host="node0", steps=60, step_ms=step_ms, leaves_ms=leaves, exposed_ms=waits)
         works.append(work)
-    return replace(evidence_of(works, on_device=True), gpu_starved_pct=0.0)
+    return with_figures(evidence_of(works, on_device=True), gpu_starved_pct=0.0)
 
 
 def test_live_steps_overrule_what_a_trace_says_of_hosts(recorded):
@@ -346,7 +346,7 @@ def test_what_recording_added_to_a_wait_for_the_host_is_taken_off(recorded, late
     live_ms = 27.26 / 1.5
     rest = {"backward": live_ms - 10.0 - late_ms}
     works = [rank(0, waits={"backward": late_ms}, **rest), rank(1, forward=late_ms, **rest)]
-    evidence = replace(evidence_of(works, on_device=True), gpu_starved_pct=100.0)
+    evidence = with_figures(evidence_of(works, on_device=True), gpu_starved_pct=100.0)
     both = combine(replace(recorded, findings=(launching,)), evidence)
     busy, comm = recorded.spread["busy"], recorded.spread["comm"]
     idle_ms = live_ms - (busy.mean - comm.mean + comm.min)

@@ -27,21 +27,23 @@ from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN, shown, sp
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.host import usable_cores
 from lightning_forge_profiling.kineto.files import (
-    PACKAGE,
-    described,
     find_rank_summaries,
     find_ranks,
     find_traces,
     in_order,
-    is_of,
     is_rank_summary,
     rank_in_name,
-    read_rank_result,
-    read_summary,
     windows_by_rank,
-    write_rank_result,
 )
 from lightning_forge_profiling.kineto.reader import read_trace
+from lightning_forge_profiling.kineto.summaries import (
+    PACKAGE,
+    described,
+    is_of,
+    read_rank_result,
+    read_summary,
+    write_rank_result,
+)
 from lightning_forge_profiling.kineto.trace import Trace, join_traces
 from lightning_forge_profiling.names import SUMMARY_JSON, rank_summary_path
 from lightning_forge_profiling.plain_text import encodable

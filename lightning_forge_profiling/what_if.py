@@ -17,8 +17,9 @@ from lightning_forge_profiling.analysis.replay import Graph, Played, error_pct, 
 from lightning_forge_profiling.analysis.timeline import draw
 from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
-from lightning_forge_profiling.kineto.files import PACKAGE, find_traces, rank_in_name, windows_by_rank
+from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
 from lightning_forge_profiling.kineto.reader import read_trace
+from lightning_forge_profiling.kineto.summaries import PACKAGE
 from lightning_forge_profiling.kineto.trace import Ints, Table, Trace, join_traces
 from lightning_forge_profiling.pipeline import conclude, counted_steps
 from lightning_forge_profiling.schema import UNKNOWN_RANK, Analysis, RankResult

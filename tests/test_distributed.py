@@ -93,7 +93,7 @@ def test_one_report_tells_of_both_ranks_and_of_the_whole_run(finished):
     assert [rank["rank"] for rank in summary["ranks"]] == [0, 1]
     assert [len(rank["per_step"]) for rank in summary["ranks"]] == [4, 4]
     assert [rank["steps"] for rank in summary["ranks"]] == [3, 3]  # without the first
-    assert summary["run"]["world_size"] == 2
+    assert summary["run"]["ranks"]["world_size"] == 2
     assert done.stdout.count("\nverdict ") == 1
 
 
@@ -129,7 +129,7 @@ def test_rates_are_logged_for_the_job_and_for_one_device(finished):
 def test_the_work_of_both_ranks_comes_to_rank_0(finished):
     folder, _ = finished
     [path] = folder.rglob("summary.json")
-    works = json.loads(path.read_text())["run"]["ranks"]
+    works = json.loads(path.read_text())["run"]["ranks"]["works"]
     assert [work["rank"] for work in works] == [0, 1]
     for work in works:
         in_step = sum(ms for leaf, ms in work["leaves_ms"].items() if leaf not in work["outside"])
@@ -218,7 +218,7 @@ def test_no_host_waits_for_files_of_another_one_which_publishes_its_own(tmp_path
     assert list((tmp_path / "host1").rglob("report.html")) == [], "it could replace that of all ranks"
     # what rank 0 heard live of the other host counts
     summary = json.loads((windows[0].parent / "summary.json").read_text())
-    assert [work["rank"] for work in summary["run"]["ranks"]] == [0, 1, 2, 3]
+    assert [work["rank"] for work in summary["run"]["ranks"]["works"]] == [0, 1, 2, 3]
     [late] = [found for found in summary["findings"] if found["code"] == "straggler"]
     assert (late["rank"], late["evidence"]["leaf"], late["evidence"]["host"]) == (2, "forward", "host1")
     assert max((found["share_pct"] for found in summary["findings"] if found["code"] == "python-bound"), default=0) < 30

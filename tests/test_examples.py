@@ -71,12 +71,14 @@ def test_the_demo_finds_its_slow_loader_and_trains_faster_with_the_workers_that_
     workers = finding["evidence"]["try_num_workers"]
     assert f"num_workers={workers} and persistent_workers=True" in finding["advice"]
     assert f"\n2. Apply the fix of input-bound: num_workers={workers}, persistent_workers=True\n" in out
-    assert (before["run"]["loader"]["num_workers"], after["run"]["loader"]["num_workers"]) == (0, workers)
-    assert after["run"]["regions"]["data"]["host_ms"] < before["run"]["regions"]["data"]["host_ms"]
+    used = [side["run"]["settings"]["loader"]["num_workers"] for side in (before, after)]
+    assert used == [0, workers]
+    waits = [side["run"]["timing"]["regions"]["data"]["host_ms"] for side in (before, after)]
+    assert waits[1] < waits[0]
     predicted, measured, step_before, step_after = gain(out)
     assert predicted == pytest.approx(finding["saves"]["ms_per_step"], abs=0.05)
-    assert step_before == pytest.approx(before["run"]["step_ms"]["mean"], abs=0.05)
-    assert step_after == pytest.approx(after["run"]["step_ms"]["mean"], abs=0.05)
+    assert step_before == pytest.approx(before["run"]["timing"]["step_ms"]["mean"], abs=0.05)
+    assert step_after == pytest.approx(after["run"]["timing"]["step_ms"]["mean"], abs=0.05)
     assert measured == pytest.approx(step_before - step_after, abs=0.11)
     assert step_after < step_before
     assert re.search(r"^step, mean ms +[\d.]+ +[\d.]+ +-\d+ %", out, re.MULTILINE), "the table of compare"
@@ -94,7 +96,7 @@ def test_a_second_demo_in_the_same_folder_compares_its_own_runs(demo):
     folder, _ = demo
     out = example("demo.py", "--steps", 60, "--accelerator", "cpu", cwd=folder)
     assert "$ forge-profiling compare demo_runs/before/version_1 demo_runs/after/version_1\n" in out
-    assert gain(out)[2] == pytest.approx(summary(folder, "before", 1)["run"]["step_ms"]["mean"], abs=0.05)
+    assert gain(out)[2] == pytest.approx(summary(folder, "before", 1)["run"]["timing"]["step_ms"]["mean"], abs=0.05)
 
 
 @pytest.mark.slow
@@ -125,7 +127,7 @@ def test_train_gpt_prints_one_table_whose_regions_add_up(gpt):
     assert sum(map(float, shares.values())) == pytest.approx(100, abs=0.05 * len(PARTITION) + 1e-9)
     assert 0 < attention < float(shares["forward"]) + float(shares["backward"])
     [summary] = folder.rglob("summary.json")
-    run = json.loads(summary.read_text())["run"]
+    run = json.loads(summary.read_text())["run"]["timing"]
     total = sum(run["regions"][region]["device_ms"] for region in PARTITION)
     assert total == pytest.approx(run["step_ms"]["mean"])
     mean = digits(run["step_ms"]["mean"])

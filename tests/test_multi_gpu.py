@@ -57,7 +57,7 @@ def test_both_ranks_record_one_window_and_the_rates_add_up(tmp_path, strategy):
 def test_the_light_steps_of_a_steady_window_are_of_both_ranks(tmp_path, strategy):
     train(strategy, tmp_path, "steady")
     [path] = tmp_path.rglob("summary.json")
-    live_ms = json.loads(path.read_text())["run"]["step_ms"]["mean"]
+    live_ms = json.loads(path.read_text())["run"]["timing"]["step_ms"]["mean"]
     ranks = analyze(path.parent).analysis.ranks
     assert len(ranks) == 2
     for rank in ranks:
@@ -76,8 +76,8 @@ def test_a_late_host_is_named_and_what_recording_added_is_not_blamed(tmp_path):
     train("ddp", tmp_path, "late")
     [path] = tmp_path.rglob("summary.json")
     summary = json.loads(path.read_text())
-    live_ms = summary["run"]["step_ms"]["mean"]
-    early, late = summary["run"]["ranks"]
+    live_ms = summary["run"]["timing"]["step_ms"]["mean"]
+    early, late = summary["run"]["ranks"]["works"]
     found = {found["code"]: found for found in summary["findings"]}
     print(json.dumps({"ranks": [early, late], "differences": summary["differences"]}, indent=1))
     print({code: (round(each["share_pct"], 1), each["title"]) for code, each in found.items()})

@@ -65,7 +65,7 @@ def test_traces_of_a_remote_logger_lie_beside_its_rows(memory, staging, make_tra
     assert {name.rsplit("/", 1)[1] for name in below} == WINDOW
     assert f"copied to   {url}" in capsys.readouterr().out
     summary = json.loads(fsspec.filesystem("memory").cat_file(f"{url}/summary.json"))
-    assert summary["run"]["steps"] > 0, "copied once it covers the run too"
+    assert summary["run"]["timing"]["steps"] > 0, "copied once it covers the run too"
     assert [run["name"] for run in summary["tracked"]] == ["gpt"]
     assert not list(Path().glob("*memory*")), "and no folder is named after the URL"
     assert callback.trace_report().path.is_relative_to(staging)

@@ -144,7 +144,7 @@ def test_a_killed_run_has_its_window_in_the_page_with_one_verdict_for_both(tmp_p
     assert timelines_of(page) == (sample_timeline(),)
     analysis = analysis_in(page)
     assert [rank["rank"] for rank in analysis["ranks"]] == [0]
-    assert analysis["run"]["steps"] == 995, "by the latest totals"
+    assert analysis["run"]["timing"]["steps"] == 995, "by the latest totals"
     assert record_of(page)["outcome"] == "silent"
     assert window.name == "steps_5-7"
 

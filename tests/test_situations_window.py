@@ -237,7 +237,7 @@ def test_the_reports_tell_of_the_trace_and_of_the_whole_run(tmp_path, make_train
     assert (analysis.ranks[0].steps, analysis.run.timing.steps) == (2, 44)
     folder = callback.trace_report().path.parent
     written = json.loads((folder / "summary.json").read_text())
-    assert (written["verdict"], written["run"]["steps"]) == ("input-bound", 44)
+    assert (written["verdict"], written["run"]["timing"]["steps"]) == ("input-bound", 44)
     for name in ("summary.md", "report.html"):
         assert "training waits" in (folder / name).read_text() or "data loader" in (folder / name).read_text()
     assert "verdict     input-bound: " in capsys.readouterr().out

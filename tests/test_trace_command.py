@@ -103,7 +103,7 @@ def test_requests_that_come_together_are_met_one_after_the_other(tmp_path):
         reports = {out.splitlines()[1].removeprefix("report: ") for out, _ in answers}
         assert len(reports) == 3
         for report in map(Path, reports):  # as the run goes on
-            assert json.loads((report.parent / "summary.json").read_bytes())["run"]["steps"] > 0
+            assert json.loads((report.parent / "summary.json").read_bytes())["run"]["timing"]["steps"] > 0
     assert len(steps_of(tmp_path)) == 3
     assert not [*tmp_path.rglob(f"*{WINDOW_REQUEST}*")]
 

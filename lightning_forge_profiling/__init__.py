@@ -12,10 +12,9 @@ when it is first used: `import lightning_forge_profiling` alone loads neither to
 """
 
 from lightning_forge_profiling.lazy import names_of_stub
-from lightning_forge_profiling.notebook import ShownInNotebook
 
 __version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = names_of_stub(__name__)
 
-ShownInNotebook.renderer = "lightning_forge_profiling.report.page"
+NOTEBOOK_RENDERER = "lightning_forge_profiling.report.page"  # its `html_of` shows results in notebooks; see `notebook`

@@ -1,7 +1,7 @@
 """HTML of results in notebooks. The package's `__init__` names the module that makes it: results know no reports."""
 
+import sys
 from importlib import import_module
-from typing import ClassVar
 
 
 class ShownInNotebook:
@@ -9,7 +9,6 @@ class ShownInNotebook:
 
     __slots__ = ()
 
-    renderer: ClassVar[str]  # the module whose `html_of` makes HTML of a result, imported when one is shown
-
     def _repr_html_(self) -> str:
-        return str(import_module(self.renderer).html_of(self))
+        renderer = vars(sys.modules[__name__.partition(".")[0]])["NOTEBOOK_RENDERER"]  # imported when one is shown
+        return str(import_module(renderer).html_of(self))

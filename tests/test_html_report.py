@@ -180,7 +180,7 @@ class TestContent:
         sections = [section.get_attribute("id") for section in page.all("section")]
         assert sections[:5] == ["verdict", "timeline", "breakdown", "findings", "kernels"]
         assert {"operators", "regions", "host", "copies", "flops", "hints"} < set(sections)
-        assert "Schema version 1" in page.one("footer").text
+        assert "Schema version 2" in page.one("footer").text
         assert page.run("return performance.getEntriesByType('resource').length") == 0
 
     def test_each_finding_has_its_evidence_with_units(self, page):

@@ -1,5 +1,6 @@
 """FLOPs and MFU of a run: where the count comes from, what it is compared with, and what is logged and said."""
 
+import dataclasses
 import logging
 import math
 import sys
@@ -553,7 +554,9 @@ def test_without_a_peak_the_measured_one_stands_alone(make_trainer, capsys):
 
 
 def test_a_peak_measured_in_another_type_is_not_used_and_that_is_said(make_trainer, caplog):
-    callback = ThroughputCallback(warmup_steps=0, flops_per_batch=1e9, measured_peak=replace(MEASURED, dtype="bf16"))
+    callback = ThroughputCallback(
+        warmup_steps=0, flops_per_batch=1e9, measured_peak=dataclasses.replace(MEASURED, dtype="bf16")
+    )
     make_trainer(callback).fit(Classifier(), loader(8))
     assert "throughput/mfu_measured" not in callback.summary()
     assert warnings_of(caplog) == ["measured_peak is of bf16 and this run computes in fp32: not used."]

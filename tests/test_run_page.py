@@ -1,5 +1,6 @@
 """The page of a run: what it holds of the record and of the recorded window, and how a browser shows it."""
 
+import dataclasses
 import re
 import shutil
 
@@ -100,7 +101,8 @@ def view_with(rows, folder):
     record = read_run(MadeRun(began=LONG_AGO, rows=1).write(folder))
     first = record.ranks[0]
     lines = tuple(line for line in first.lines if not isinstance(line, IntervalLine))
-    return run_view(replace(record, ranks=(replace(first, lines=(*lines, *rows)),)), LONG_AGO + 2000)
+    changed = dataclasses.replace(first, lines=(*lines, *rows))
+    return run_view(dataclasses.replace(record, ranks=(changed,)), LONG_AGO + 2000)
 
 
 def test_metrics_of_merged_intervals_are_means_by_their_steps(tmp_path):

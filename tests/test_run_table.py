@@ -1,5 +1,6 @@
 """The table at the end of a fit, from a run's totals to the text or the notebook."""
 
+import dataclasses
 import io
 import re
 import sys
@@ -391,8 +392,8 @@ def test_a_bar_of_a_long_step_stays_on_its_line():
     run = totals.summary(steps=60, before_first_s=0.5, wall_s=2.0)
     table = run_table(report_of(run))
     first, *others = table.table.columns
-    columns = (replace(first, name="sampled: 1 in 3 steps"), *others)
-    table = replace(table, table=replace(table.table, columns=columns))
+    columns = (dataclasses.replace(first, name="sampled: 1 in 3 steps"), *others)
+    table = dataclasses.replace(table, table=dataclasses.replace(table.table, columns=columns))
     text = io.StringIO()
     for width in (70, 72, 80):
         screen = Screen(text, width=width, wrap=True, colours=False)

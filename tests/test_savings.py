@@ -61,7 +61,7 @@ def test_the_prediction_for_a_planted_problem_holds(code):
     saves = the(code, combine(analyze(TRACES / case).analysis, live(case))).saves
     within = abs(saves.ms_per_step - saved_ms) <= max(1.0, 0.2 * saved_ms)
     assert within or (saves.at_most and saved_ms <= saves.ms_per_step)
-    assert saves.pct == pytest.approx(100 * saves.ms_per_step / live(case).step_ms.mean, rel=0.02)
+    assert saves.pct == pytest.approx(100 * saves.ms_per_step / live(case).timing.step_ms.mean, rel=0.02)
 
 
 @pytest.mark.parametrize(

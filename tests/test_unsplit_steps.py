@@ -199,8 +199,8 @@ def test_a_real_run_has_mostly_such_steps_and_its_sums_are_those_of_the_clock(ma
     took_ms = [10 + step % 3 for step in range(150)]
     took_ms[60:62] = 200, 100
     ours = run(make_trainer, clock, took_ms)
-    run_ = ours.analysis().run
-    assert run_.timing.split_steps < 50
+    run_ = ours.analysis().run.timing
+    assert run_.split_steps < 50
     assert run_.steps == 147
     assert run_.step_ms.mean == pytest.approx(sum(took_ms[3:]) / 147, abs=0.1)
     assert run_.step_ms.max == pytest.approx(200, abs=0.1), "though none of its regions were timed"

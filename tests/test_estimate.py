@@ -95,21 +95,16 @@ class Planted:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("loader", [uneven, in_bursts, slow_after_a_start, now_and_then])
-def test_each_region_is_within_a_tenth_of_the_truth_or_its_error_and_the_same_wherever_it_is_shown(
-    tmp_path, loader, seed
-):
+def test_each_region_is_within_a_tenth_of_the_truth_and_the_same_wherever_it_is_shown(tmp_path, loader, seed):
     planted = Planted(loader, seed)
     record = read_run(planted.write(tmp_path))
     [rank] = record.ranks
     run = rank.state.report.analysis.run.timing
     assert run.split_steps < STEPS / 3
-    unknown_ms = run.unknown_ms
-    for name, true_ms in planted.truth.items():
-        region = run.regions[name]
-        allowed = max(0.1 * true_ms, region.error_ms) + unknown_ms
-        assert region.device_ms == pytest.approx(true_ms, abs=allowed), name
     in_summary = {name: run.regions[name].device_ms for name in REGIONS}
-    assert sum(in_summary.values()) + unknown_ms == pytest.approx(sum(planted.truth.values()))
+    assert in_summary == pytest.approx(planted.truth, rel=0.1)
+    assert sum(in_summary.values()) == pytest.approx(sum(planted.truth.values())), "nothing is unknown"
+    assert run.unknown_ms == 0
     compared = {name: estimate.value for name, estimate in record_source(record).metrics.items() if name in REGIONS}
     assert compared == pytest.approx(in_summary, rel=1e-4, abs=1e-4)
     shown = {row.cells[0]: row for row in latest_regions(rank.intervals).rows}

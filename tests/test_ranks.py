@@ -431,7 +431,7 @@ def test_a_rank_that_is_neither_read_nor_heard_is_said_to_be_missing_first(tmp_p
     print_end(report, None, Screen(text := io.StringIO(), width=80))
     assert f"verdict {first}" in unwrapped(text.getvalue())
     said = [line.text.text for line in run_table(report).lines]
-    assert "the records of 1 of 3 ranks are not known: rank 0 may wait for them in other and backward" in said
+    assert "the records of 1 of 3 ranks are not known: rank 0 may wait for them" in said
 
 
 def test_traces_of_runs_of_one_process_are_said_to_be_no_ranks(tmp_path):

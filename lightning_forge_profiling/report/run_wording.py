@@ -180,7 +180,7 @@ def rank_notes(run: RunEvidence) -> Iterator[str]:
     if run.ranks.works and missing:
         yield (
             f"the records of {missing} of {run.ranks.world_size} ranks are not known: rank {run.ranks.rank} may wait "
-            "for them in other and backward"
+            "for them"
         )
     if (because := not_measured(run.ranks.works)) and late_rank(run.ranks.works) is None:
         yield f"the ranks differ, and which of them is late is not measured: {because}"

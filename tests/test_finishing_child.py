@@ -153,7 +153,7 @@ def test_the_windows_of_a_run_share_the_time_in_which_another_rank_may_come(tmp_
     for raw in raws:
         copy = raw.parents[1] / "tensorboard" / "rank0.pt.trace.json.gz"
         took_s = raw.parents[1].joinpath("summary.json").stat().st_mtime - copy.stat().st_mtime
-        assert took_s < 1.5 * OTHERS_WAIT_S, "one wait, and the analysis: publishing and analysing waited once each"
+        assert took_s < 2 * OTHERS_WAIT_S, "where publishing and analysing wait once each, at least two waits"
 
 
 def test_a_folder_that_was_removed_is_not_waited_for(tmp_path):

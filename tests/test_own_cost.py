@@ -117,7 +117,11 @@ def test_a_fit_has_hardly_more_collections_than_without_us(tmp_path):
 
 
 class Kept(Callback):
-    """Lets the collector rest, and counts what it tracks more of after 1400 steps."""
+    """Lets the collector rest, and counts the objects that it tracks.
+
+    Its own count of allocations less deallocations will not do: by 1400 steps of plain training it grows by 2,800 in
+    some processes and not at all in others.
+    """
 
     def __init__(self):
         self.step, self.counts = 0, {}
@@ -128,7 +132,7 @@ class Kept(Callback):
     def on_train_batch_end(self, *_):
         self.step += 1
         if self.step in (500, 1900):
-            self.counts[self.step] = gc.get_count()[0]
+            self.counts[self.step] = len(gc.get_objects(generation=0))
 
     def on_train_end(self, *_):
         gc.enable()

@@ -206,7 +206,7 @@ def analyze(
     """Analyse a rank's trace; the first rank then waits for what others leave here, and writes the reports of all."""
     # imported here, so that compressing does not wait for them
     from lightning_forge_profiling import pipeline  # noqa: PLC0415
-    from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN  # noqa: PLC0415
+    from lightning_forge_profiling.diagnosis.ranks import MOST_SHOWN  # noqa: PLC0415
     from lightning_forge_profiling.report.page import write_reports  # noqa: PLC0415
 
     if len(ranks) > 1:

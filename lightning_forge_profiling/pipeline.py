@@ -23,7 +23,7 @@ from lightning_forge_profiling.analysis.rank_analysis import collectives_of, mat
 from lightning_forge_profiling.analysis.recording import Recording, prepared, where_cut, with_steps
 from lightning_forge_profiling.analysis.timeline import MOST_SPANS, draw
 from lightning_forge_profiling.diagnosis.combine import combine, judge, naming_missing
-from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN, shown, spread
+from lightning_forge_profiling.diagnosis.ranks import MOST_SHOWN, shown, spread
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.host import usable_cores
 from lightning_forge_profiling.kineto.files import (

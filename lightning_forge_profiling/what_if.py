@@ -15,7 +15,7 @@ from lightning_forge_profiling.analysis.rank_analysis import collectives_of, sum
 from lightning_forge_profiling.analysis.recording import prepared, with_steps
 from lightning_forge_profiling.analysis.replay import Graph, Played, error_pct, live_hosts, play, step_ns, together
 from lightning_forge_profiling.analysis.timeline import draw
-from lightning_forge_profiling.diagnosis.many_ranks import MOST_SHOWN
+from lightning_forge_profiling.diagnosis.ranks import MOST_SHOWN
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
 from lightning_forge_profiling.kineto.reader import read_trace

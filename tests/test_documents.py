@@ -16,8 +16,7 @@ import lightning_forge_profiling
 from lightning_forge_profiling import bench, compat, errors, flops, gpu, profiler, report, result_types
 from lightning_forge_profiling.diagnosis.findings import CPU_RULES, RUN_RULES, TRACE_RULES
 from lightning_forge_profiling.diagnosis.ledger_rules import LEDGER_RULES
-from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
-from lightning_forge_profiling.diagnosis.memory import CODE as MEMORY
+from lightning_forge_profiling.diagnosis.machine_rules import MACHINE, MEMORY
 from lightning_forge_profiling.names import FINDING_PAGES, docs_url
 
 CHECKOUT = Path(__file__).parents[1]

@@ -27,7 +27,7 @@ from lightning_forge_profiling import (
     ThroughputCallback,
     region,
 )
-from lightning_forge_profiling.diagnosis.memory import largest_batch
+from lightning_forge_profiling.diagnosis.machine_rules import largest_batch
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.timing.events import DeviceEventSource
 from tests.entered_steps import watch

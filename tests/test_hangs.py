@@ -27,8 +27,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.callbacks import step_timer
-from lightning_forge_profiling.diagnosis.hangs import find_hang
-from lightning_forge_profiling.diagnosis.rank_status import ranks_status
+from lightning_forge_profiling.diagnosis.rank_status import find_hang, ranks_status
 from lightning_forge_profiling.host import ThreadCounts, thread_counts, wait_channel
 from lightning_forge_profiling.ranks import standing
 from lightning_forge_profiling.ranks.stacks import StacksFile, called, innermost, lines_of, parse_dump

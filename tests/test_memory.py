@@ -15,7 +15,7 @@ from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch
 from lightning_forge_profiling.callbacks.model_memory import model_memory
 from lightning_forge_profiling.cli.main import main
-from lightning_forge_profiling.diagnosis.memory import growth_words
+from lightning_forge_profiling.diagnosis.machine_rules import growth_words
 from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.report.run_wording import memory_line
 from lightning_forge_profiling.schema import (

@@ -14,7 +14,7 @@ from torch._dynamo.utils import get_compilation_metrics
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.callbacks.compilations import Compilations
 from lightning_forge_profiling.cli.main import main
-from lightning_forge_profiling.diagnosis.compilations import recompiled
+from lightning_forge_profiling.diagnosis.ledger_rules import recompiled
 from lightning_forge_profiling.report.run_wording import recompiled_lines
 from tests.models import Classifier, loader
 

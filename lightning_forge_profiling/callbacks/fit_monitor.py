@@ -22,8 +22,8 @@ from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch, memory
 from lightning_forge_profiling.callbacks.rank_waits import RankWaits
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.wrapped_methods import watch_failure, watch_validation
-from lightning_forge_profiling.diagnosis.compilations import recompiled
-from lightning_forge_profiling.diagnosis.memory import growth_words
+from lightning_forge_profiling.diagnosis.ledger_rules import recompiled
+from lightning_forge_profiling.diagnosis.machine_rules import growth_words
 from lightning_forge_profiling.forks import OWNED
 from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.names import PROFILER

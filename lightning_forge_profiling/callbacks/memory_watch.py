@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.model_memory import model_memory
-from lightning_forge_profiling.diagnosis.memory import ACTIVATIONS, CACHE, memory_layers
+from lightning_forge_profiling.diagnosis.machine_rules import ACTIVATIONS, CACHE, memory_layers
 from lightning_forge_profiling.gpu.memory import (
     AllocatorReading,
     Growth,

@@ -15,9 +15,14 @@ from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch
 from lightning_forge_profiling.callbacks.rank_waits import RankWaits
 from lightning_forge_profiling.callbacks.run_settings import loader_settings, optimizer_settings, restarted_workers
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, BlockBootstrap, share_interval
+from lightning_forge_profiling.diagnosis.bootstrap import (
+    FEWEST_PIECES,
+    BlockBootstrap,
+    share_interval,
+    step_drift,
+    window_effect,
+)
 from lightning_forge_profiling.diagnosis.combine import combine, without_run
-from lightning_forge_profiling.diagnosis.drift import step_drift, window_effect
 from lightning_forge_profiling.diagnosis.ledger_costs import NOTICED_S
 from lightning_forge_profiling.diagnosis.ranks import rank_work
 from lightning_forge_profiling.kineto.summaries import read_summary

@@ -12,26 +12,40 @@ from typing import Final
 from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.compute import CPU_WORK, computing_is_known
-from lightning_forge_profiling.diagnosis.findings import cpu_work, find_causes, rank_causes, run_findings
-from lightning_forge_profiling.diagnosis.hints import rules_of_thumb, run_hints, switch_hints, switched_on
+from lightning_forge_profiling.diagnosis.findings import (
+    cpu_work,
+    find_causes,
+    rank_causes,
+    rules_of_thumb,
+    run_findings,
+    run_hints,
+    switch_hints,
+    switched_on,
+)
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts, hooks_ms, in_steps_pct
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_findings
 from lightning_forge_profiling.diagnosis.live_step import cpu_findings, gpu_findings, recorded_steps
-from lightning_forge_profiling.diagnosis.machine_rules import before_all
-from lightning_forge_profiling.diagnosis.many_ranks import rank_list
-from lightning_forge_profiling.diagnosis.memory import memory_findings
+from lightning_forge_profiling.diagnosis.machine_rules import before_all, memory_findings
 from lightning_forge_profiling.diagnosis.ranks import (
     STRAGGLER,
     beside_straggler,
     not_measured,
     own_times,
     part_of,
+    rank_list,
     straggler,
     with_waits,
 )
 from lightning_forge_profiling.diagnosis.rule import COMPUTE, MIN_STEPS, in_s, share_pct
-from lightning_forge_profiling.diagnosis.verdict import by_gain, decide, is_certain, no_verdict, with_intervals
-from lightning_forge_profiling.diagnosis.where import located, with_lines
+from lightning_forge_profiling.diagnosis.verdict import (
+    by_gain,
+    decide,
+    is_certain,
+    located,
+    no_verdict,
+    with_intervals,
+    with_lines,
+)
 from lightning_forge_profiling.names import HANG
 from lightning_forge_profiling.schema import (
     NO_VERDICT,

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lightning_forge_profiling.analysis.kernels import base_name
-from lightning_forge_profiling.diagnosis.optimizer import slow_update_ms, update_is_slow
+from lightning_forge_profiling.diagnosis.compute import slow_update_ms, update_is_slow
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
     NAMED_FROM,
@@ -27,7 +27,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     region,
     unpredicted,
 )
-from lightning_forge_profiling.diagnosis.where import in_function
+from lightning_forge_profiling.diagnosis.verdict import in_function
 from lightning_forge_profiling.schema import IdlePart, RunEvidence
 
 # -- recorded calls that hold the host up ----------------------------------------------------------------------------
@@ -269,10 +269,11 @@ _LAST_KERNELS_MS: Final = 0.02
 
 def _host_paced(run: RunEvidence) -> list[str]:
     """The regions that the GPU finished about when the host did."""
+    own = {"other": _between_regions_ms(run), "optimizer": slow_update_ms(run)}  # by region with a finding of its own
     paced = []
     for name in (*COMPUTE, "other"):
         times = region(run, name)
-        if times.device_ms <= _FELL_BEHIND * times.host_ms + _LAST_KERNELS_MS and not has_own_finding(run, name):
+        if times.device_ms <= _FELL_BEHIND * times.host_ms + _LAST_KERNELS_MS and not own.get(name):
             paced.append(name)
     return paced
 
@@ -301,12 +302,6 @@ def _explain_launching_in_run(run: RunEvidence) -> Explanation:
         "recorded window (ForgeProfilerCallback) distinguishes them and shows how long the GPU idles.",
         _COMPILE,
     )
-
-
-def has_own_finding(run: RunEvidence, name: str) -> bool:
-    """Whether a region has a finding of its own, and so no part in the others."""
-    cost = {"other": _between_regions_ms, "optimizer": slow_update_ms}.get(name)
-    return cost is not None and cost(run) > 0
 
 
 # -- callbacks and the loop itself in a run ----------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from lightning_forge_profiling.diagnosis.findings import CPU_RULES
 from lightning_forge_profiling.diagnosis.ledger_costs import hooks_ms, self_times
 from lightning_forge_profiling.diagnosis.loader import with_advice_of
 from lightning_forge_profiling.diagnosis.machine_rules import machine_findings
-from lightning_forge_profiling.diagnosis.many_ranks import spread
-from lightning_forge_profiling.diagnosis.ranks import HOST_WAITS
+from lightning_forge_profiling.diagnosis.ranks import HOST_WAITS, spread
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
     NAMED_FROM_PCT,

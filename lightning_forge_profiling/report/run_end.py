@@ -6,10 +6,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.hints import switched_on
-from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
-from lightning_forge_profiling.diagnosis.memory import CODE as MEMORY
-from lightning_forge_profiling.diagnosis.memory import growth_words
+from lightning_forge_profiling.diagnosis.findings import switched_on
+from lightning_forge_profiling.diagnosis.machine_rules import MACHINE, MEMORY, growth_words
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.report.blocks import Line, Text
 from lightning_forge_profiling.report.run_table import (

@@ -12,7 +12,7 @@ from typing import Final, Literal
 from msgspec import structs
 
 from lightning_forge_profiling.diagnosis.combine import THE_RUN, combine, without_verdict_of_hang
-from lightning_forge_profiling.diagnosis.hangs import find_hang
+from lightning_forge_profiling.diagnosis.rank_status import find_hang
 from lightning_forge_profiling.names import HANG
 from lightning_forge_profiling.record.histogram import merged, percentile_ms
 from lightning_forge_profiling.record.lines import Begin, EventLine, IntervalLine, State

@@ -7,9 +7,15 @@ from operator import itemgetter
 from statistics import median
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.compilations import recompiled
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
-from lightning_forge_profiling.diagnosis.memory import ACTIVATIONS, CACHE, growth_words, largest_batch, memory_layers
+from lightning_forge_profiling.diagnosis.ledger_rules import recompiled
+from lightning_forge_profiling.diagnosis.machine_rules import (
+    ACTIVATIONS,
+    CACHE,
+    growth_words,
+    largest_batch,
+    memory_layers,
+)
 from lightning_forge_profiling.diagnosis.ranks import late_rank, not_measured
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms
 from lightning_forge_profiling.names import BEFORE_FIT, PROFILER, STARTUP_IMPORTS, STARTUP_PROCESS, STEPS

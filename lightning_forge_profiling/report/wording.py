@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
-from lightning_forge_profiling.diagnosis.many_ranks import rank_list
+from lightning_forge_profiling.diagnosis.ranks import rank_list
 from lightning_forge_profiling.diagnosis.rule import in_ms
 from lightning_forge_profiling.diagnosis.verdict import order_note
 from lightning_forge_profiling.report.blocks import Text

@@ -32,6 +32,7 @@ _SUMS: Final = (
     *("asked", "loader_starts", "between_ms", "between_host_ms", "timing_us", "log_entries_us"),
 )
 _ZEROS: Final = (0.0, 0.0)
+_NOTHING: Final = (0.0, 0.0, 0.0)
 _IN_STEP: Final = frozenset((*REGIONS, WHOLE))
 
 
@@ -182,9 +183,8 @@ def add_group(group: StepGroup, other: StepGroup, sign: int = 1) -> None:
     group.unsplit += sign * other.unsplit
     group.unsplit_ms += sign * other.unsplit_ms
     for region, sums in other.regions.items():
-        mine = group.regions.setdefault(region, [0.0, 0.0, 0.0])
-        for place, amount in enumerate(sums):
-            mine[place] += sign * amount
+        ms, squares, products = group.regions.get(region, _NOTHING)
+        group.regions[region] = [ms + sign * sums[0], squares + sign * sums[1], products + sign * sums[2]]
     if not group.split:  # nothing is left, but for what subtracting has rounded
         group.ms = group.squares = 0.0
         group.regions.clear()

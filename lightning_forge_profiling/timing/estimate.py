@@ -45,12 +45,12 @@ class Estimate:
 
     def __init__(self, groups: Mapping[str, StepGroup]) -> None:
         self.unknown_steps = 0
-        self._kept: dict[
-            str, float
-        ] = {}  # of long steps of which none was split, the share of their time that is usual
+        # of long steps of which none was split, the share of their time that is usual
+        self._kept: dict[str, float] = {}
         self._is_sampled = any(group.split for kind, group in groups.items() if kind != FORCED)
-        self.atypical = not self._is_sampled and any(group.unsplit for group in groups.values())
-        strata = list(self._strata(groups))
+        lacks = any(group.unsplit for group in groups.values())
+        self.atypical = lacks and not self._is_sampled
+        strata = list(self._strata(groups)) if lacks else []  # else the sums are those of all steps
         if any(not self._sum(groups, kinds).split for kinds in strata):
             together = tuple(kind for kinds in strata for kind in kinds)
             strata = [(*together, *(() if self._is_sampled else (FORCED,)))] if together else []
@@ -109,7 +109,7 @@ class Estimate:
                 off_ms = (sums[0] if sums else 0.0) - part.split * mean_ms - slope * split_beyond_ms
                 _add(found, name, steps * mean_ms + slope * beyond_ms + weight * off_ms)
         for kind, group in groups.items():
-            if kind not in used:  # the forced
+            if kind not in used:  # the forced, or all of them
                 for name, (ms, _, _) in group.regions.items():
                     _add(found, name, ms)
         return found

@@ -9,6 +9,7 @@ from fnmatch import fnmatch
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.comparison.compare import SCATTER_APART_PCT, SCATTER_IN_TURNS_PCT, compare
@@ -16,10 +17,12 @@ from lightning_forge_profiling.comparison.gate import percent
 from lightning_forge_profiling.comparison.ratio import Ratio, ratio_of, runs_needed, steps_needed, tolerable_scatter
 from lightning_forge_profiling.comparison.source import record_source, unsteadiness
 from lightning_forge_profiling.diagnosis.bootstrap import BlockBootstrap, Estimate, block_length, resampled
+from lightning_forge_profiling.names import record_name
 from lightning_forge_profiling.record.histogram import PRECISION, histogram
-from lightning_forge_profiling.record.lines import IntervalLine
+from lightning_forge_profiling.record.lines import IntervalLine, encode_line
 from lightning_forge_profiling.record.reader import read_run
-from tests.compared_runs import SHARES, step_times, write_record
+from lightning_forge_profiling.schema import StepGroup
+from tests.compared_runs import PER_ROW, SHARES, step_times, write_record
 from tests.record_builder import times_of, with_times
 from tests.test_cli import INPUT_BOUND, fails
 from tests.test_cli import forge as process
@@ -213,6 +216,25 @@ def test_regions_sum_to_the_step_where_not_all_pieces_have_a_split_step(tmp_path
     assert metrics["step"].value == pytest.approx(30, rel=0.02)
     assert sum(metrics[region].value for region in SHARES) == pytest.approx(metrics["step"].value)
     assert metrics["backward"].value == pytest.approx(SHARES["backward"] * metrics["step"].value)
+
+
+def test_what_is_unknown_of_long_steps_is_a_row_of_its_own(tmp_path, forge):
+    """The last quarter of the run has no split step, and its steps take six times as long."""
+    folder = write_record(tmp_path / "a", step_times(20.0))
+    rank = read_run(folder).ranks[0]
+    long = {"changing/2": StepGroup(unsplit=PER_ROW, unsplit_ms=120.0 * PER_ROW)}
+    lines = [
+        structs.replace(line, counters=structs.replace(line.counters, groups=long))
+        if isinstance(line, IntervalLine) and line.step > 750
+        else line
+        for line in rank.lines
+    ]
+    metrics = record_source(replace(read_run(folder), ranks=(replace(rank, lines=tuple(lines)),))).metrics
+    assert metrics["unknown"].value == pytest.approx(25, rel=0.02)
+    assert sum(metrics[region].value for region in (*SHARES, "unknown")) == pytest.approx(metrics["step"].value)
+    (folder / record_name(0)).write_bytes(b"".join(map(encode_line, (rank.begin, *lines))))
+    _, out, _ = forge("compare", folder, write_record(tmp_path / "b", step_times(20.0)))
+    assert re.search(r"unknown ms +25\.\d +gone", out), out
 
 
 def test_drift_is_what_blocks_differ_by_beyond_independent_steps():

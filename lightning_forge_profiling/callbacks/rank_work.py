@@ -65,8 +65,8 @@ class LiveWork:
     def _renew(self) -> None:
         step_timer = self._step_timer
         latest, ledger = list(step_timer.totals.latest), step_timer.ledger
-        if not self._marks and ledger.counted_from is not None:
-            self._marks.append((step_timer.warmup_steps, ledger.counted_from))
+        if not self._marks and ledger.counted.since is not None:
+            self._marks.append((step_timer.warmup_steps, ledger.counted.since))
         if self._marks:
             self._marks.append((step_timer.step, ledger.peek()))
         if len(latest) >= _FEWEST and latest[-1][0].step != self._until:

@@ -52,9 +52,9 @@ from lightning_forge_profiling.schema import (
     TrackedRun,
     WorkerRestarts,
 )
-from lightning_forge_profiling.timing.counters import step_total_ms
+from lightning_forge_profiling.timing.counters import Marks, step_total_ms
 from lightning_forge_profiling.timing.estimate import region_pieces
-from lightning_forge_profiling.timing.ledger import LedgerClock, PartMarks, goodput
+from lightning_forge_profiling.timing.ledger import LedgerClock, goodput
 from lightning_forge_profiling.timing.rates import Compute
 from lightning_forge_profiling.timing.run_totals import RunTotals, region_times
 
@@ -110,14 +110,14 @@ def run_evidence(
     )
 
 
-def share_intervals(totals: RunTotals, parts: PartMarks | None = None) -> dict[str, ShareInterval]:
+def share_intervals(totals: RunTotals, parts: Marks[Mapping[str, int]] | None = None) -> dict[str, ShareInterval]:
     """The share of each region and each part of the ledger with its interval, by name; not of those under 1 %."""
-    parts = parts or PartMarks()
+    parts = parts or Marks()
     every = max(totals.block_length, parts.every)
     blocks = totals.blocks(every)
     if len(blocks) < FEWEST_PIECES:
         return {}
-    ends = [(parts.at(step), parts.at(step + every)) for step, _ in blocks]
+    ends = [(parts.at(step) or {}, parts.at(step + every) or {}) for step, _ in blocks]
     names = dict.fromkeys(name for _, after in ends for name in after)
     parts_ms = {name: [(after.get(name, 0) - before.get(name, 0)) / 1e6 for before, after in ends] for name in names}
     counters = [block for _, block in blocks]

@@ -217,7 +217,7 @@ def _metric(name: str, sides: Sequence[Sources], scatter: float, limit_pct: floa
 def _with_share(metric: Metric, metrics: Mapping[str, Metric], runs: Sources) -> Metric:
     """The metric with its share of the step; of the wall time for what is no part of a step."""
     share = 100.0
-    if metric.name in REGIONS:
+    if metric.name in {*REGIONS, "unknown"}:
         step = metrics["step"]
         parts = [part / whole for part, whole in ((metric.a, step.a), (metric.b, step.b)) if part and whole]
         share = 100 * max(parts, default=0.0)

@@ -172,7 +172,7 @@ def _record_metrics(pieces: Sequence[StepCounters]) -> dict[str, Estimate]:
         "last_fifth": _last_fifth(counted, step_ms),
     }
     regions = region_pieces(pieces)  # which add up to what is estimated of all steps
-    for region in REGIONS:
+    for region in (*REGIONS, "unknown"):
         estimates[region] = bootstrap.ratio([one.get(region, 0.0) for one in regions], counted) if regions else None
     return {name: estimate for name, estimate in estimates.items() if estimate is not None}
 

@@ -248,6 +248,16 @@ class Marks(Generic[_T]):
             marks.setdefault(step // every * every, value)
         return marks
 
+    def until(self, step: int, value: _T) -> "Marks[_T]":
+        """These marks and a last one."""
+        ended = Marks[_T]()
+        ended.every, ended._marks = self.every, {**self._marks, step: value}
+        return ended
+
+    def at(self, step: int) -> _T | None:
+        """What it was before a step, by the latest mark; None before the first."""
+        return self._marks.get(max((at for at in self._marks if at <= step), default=-1))
+
     def read(self, every: int = 1) -> list[tuple[int, _T]]:
         """The marks in order, with the first step of each block, at least so many steps apart."""
         return sorted(self._at(max(self.every, every)).items())

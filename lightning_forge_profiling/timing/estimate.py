@@ -227,12 +227,15 @@ def rates_of(counters: StepCounters, regions: tuple[str, ...] = REGIONS) -> Rate
 
 
 def region_pieces(pieces: Sequence[StepCounters]) -> list[dict[str, float]]:
-    """Device times by region of consecutive pieces of a run, which sum to what is estimated of all; {} if unknown."""
-    groups = total(pieces).groups
-    estimate = Estimate(groups)
+    """Device times by region, and `unknown`, of consecutive pieces, which sum to the run's estimate; [] without one."""
+    estimate = Estimate(total(pieces).groups)
     if estimate.atypical:
         return []
-    return [with_between(estimate.region_ms(piece.groups), piece.between_ms) for piece in pieces]
+    return [
+        with_between(estimate.region_ms(piece.groups), piece.between_ms)
+        | {"unknown": estimate.unknown_ms(piece.groups)}
+        for piece in pieces
+    ]
 
 
 def with_between(region_ms: dict[str, float], between_ms: float, into: str = "data") -> dict[str, float]:

@@ -4,7 +4,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from heapq import heappush, heapreplace
 from time import perf_counter_ns
 from typing import Final
 
@@ -26,40 +25,40 @@ from lightning_forge_profiling.names import (
     part_pct,
 )
 from lightning_forge_profiling.schema import Rates, RunLedger, Span
+from lightning_forge_profiling.timing.counters import Marks
 from lightning_forge_profiling.timing.garbage import FULL, GarbageTimer
-from lightning_forge_profiling.timing.spans import SpanLog
+from lightning_forge_profiling.timing.spans import LongParts, SpanLog
 
 _LONG_NS: Final = 100_000  # shorter parts do not explain a slow step
 _SPAN_NS: Final = 1_000_000  # shorter parts have no span
-_NEARLY: Final = 0.9  # from this share on, the steps in which a part takes long explain its time
-# number of steps that keep their long parts. The slowest are known only once the GPU has completed them.
-_CANDIDATES: Final = 32
-_MOST_MARKS: Final = 64
 
 
-class PartMarks:
-    """Time so far in counted steps by part of the ledger, at up to 64 steps that are a power of 2 apart."""
+class CountedTime:
+    """Nanoseconds by part in the steps that count, and what they were before some of these steps."""
 
     def __init__(self) -> None:
-        self.every = 1  # in steps of which number times so far are kept
-        self._marks: dict[int, Mapping[str, int]] = {}
+        self.since: dict[str, int] | None = None  # the parts when the steps began to count; None while they do not
+        self.marks: Marks[Mapping[str, int]] = Marks()  # of the parts inside a step
+        self._before: Counter[str] = Counter()
 
-    def add(self, step: int, counted_ns: Mapping[str, int]) -> None:
-        """Add nanoseconds by part, before a step that `every` divides or after the last one."""
-        if len(self._marks) >= _MOST_MARKS:
-            self.every *= 2
-            self._marks = {at: ns for at, ns in self._marks.items() if not at % self.every}
-        self._marks[step] = counted_ns
+    def turn(self, now: Mapping[str, int], *, on: bool) -> None:
+        """Whether the steps from here on count, given nanoseconds by part."""
+        if on and self.since is None:
+            self.since = dict(now)
+        elif not on:
+            self._before, self.since = self.until(now), None
 
-    def until(self, step: int, counted_ns: Mapping[str, int]) -> "PartMarks":
-        """These marks and the latest one, which a later step replaces."""
-        ended = PartMarks()
-        ended.every, ended._marks = self.every, {**self._marks, step: counted_ns}
-        return ended
+    def until(self, now: Mapping[str, int]) -> Counter[str]:
+        """The time so far."""
+        counted = Counter(self._before)
+        if self.since is not None:
+            for part, ns in now.items():
+                counted[part] += ns - self.since.get(part, 0)
+        return counted
 
-    def at(self, step: int) -> Mapping[str, int]:
-        """Nanoseconds by part before a step; empty before the first that counts."""
-        return self._marks.get(max((at for at in self._marks if at <= step), default=-1), {})
+    def inside(self, now: Mapping[str, int]) -> dict[str, int]:
+        """The same of the parts inside a step."""
+        return {part: ns for part, ns in self.until(now).items() if ns and _is_inside(part)}
 
 
 class LedgerClock:
@@ -71,18 +70,13 @@ class LedgerClock:
         self._ns: defaultdict[str, int] = defaultdict(int)
         self._counts: Counter[str] = Counter([part] if part else [])
         self._first_ns: dict[str, int] = {}
-        self._counted_ns: Counter[str] = Counter()
-        self._counted_from: dict[str, int] | None = None  # the parts when the steps began to count
-        self._marks = PartMarks()
-        self._long_steps: Counter[str] = Counter()
-        self._long_ns: Counter[str] = Counter()
+        self.counted = CountedTime()
+        self._long = LongParts()
         self._stack = [part] if part else []
         self._entered_ns = [began_ns] if part else []
         self._spans = SpanLog()
-        self._open_spans: dict[str, int] = {}
         self.step: int | None = None  # the number of the current step; None before the first
         self.noted: defaultdict[str, int] = defaultdict(int)  # long parts of the current step, in nanoseconds by part
-        self._in_steps: list[tuple[int, int, dict[str, int]]] = []  # a heap: how long, number, parts
         self._garbage: GarbageTimer | None = None
         self.collected: Collection[object] = ()  # not empty if garbage was collected since the last change
 
@@ -139,11 +133,6 @@ class LedgerClock:
     def peek(self) -> dict[str, int]:
         """Nanoseconds so far by part, without the current one's latest; for any thread."""
         return self._ns.copy()
-
-    @property
-    def counted_from(self) -> dict[str, int] | None:
-        """The same of when the steps began to count; None while they do not; for any thread."""
-        return self._counted_from
 
     def open_parts(self) -> tuple[str, ...]:
         """The parts that are open, outermost first, also for another thread."""
@@ -243,18 +232,16 @@ class LedgerClock:
         if step == 1 and self._stack[:1] == [FIRST_STEP]:
             self.turn_to(STEPS)
         self.step = step
-        if last_counts and not step % self._marks.every:
-            self._marks.add(step, self._counted_inside())
+        if last_counts and not step % self.counted.marks.every:
+            self.counted.marks.add(step, self.counted.inside(self._ns))
         if self.noted:
             if last_counts:
-                self._long_steps.update(self.noted.keys())
-                self._long_ns.update(self.noted)
-                self._keep_if_long(step - 1, self.noted)
+                self._long.add(step - 1, self.noted)
             self.noted.clear()
 
     def marks_at(self, step: int) -> bool:
         """Whether the time so far is kept when this step begins."""
-        return not step % self._marks.every
+        return not step % self.counted.marks.every
 
     def move_own(self, ns: int) -> None:
         """Count the latest time of the steps to the profiler."""
@@ -262,44 +249,21 @@ class LedgerClock:
             self._ns[self._stack[0]] -= ns
             self._ns[PROFILER] += ns
 
-    def _keep_if_long(self, step: int, parts: Mapping[str, int]) -> None:
-        """Keep the long parts of a step if it has most time in them."""
-        total_ns, heap = sum(parts.values()), self._in_steps
-        if len(heap) < _CANDIDATES:
-            heappush(heap, (total_ns, step, dict(parts)))
-        elif total_ns > heap[0][0]:
-            heapreplace(heap, (total_ns, step, dict(parts)))
-
     def count_steps(self, *, on: bool) -> None:
         """Whether the steps from here on count."""
-        if on and self._counted_from is None:
-            self._counted_from = dict(self._ns)
-        elif not on:
-            self._counted_ns, self._counted_from = self._counted(), None
+        self.counted.turn(self._ns, on=on)
 
-    def _counted(self) -> Counter[str]:
-        """The time of the parts in the steps that count."""
-        counted = Counter(self._counted_ns)
-        if self._counted_from is not None:
-            for part, ns in self._ns.items():
-                counted[part] += ns - self._counted_from.get(part, 0)
-        return counted
-
-    def marks(self) -> PartMarks:
+    def marks(self) -> Marks[Mapping[str, int]]:
         """The time of the parts in the steps that count, up to some steps and up to now."""
-        return self._marks.until((self.step or 0) + 1, self._counted_inside())
-
-    def _counted_inside(self) -> dict[str, int]:
-        return {part: ns for part, ns in self._counted().items() if ns and _is_inside(part)}
+        return self.counted.marks.until((self.step or 0) + 1, self.counted.inside(self._ns))
 
     def open_span(self, name: str) -> None:
         """Begin a span that is not a part, such as an epoch or the recorded window. Does nothing if it is open."""
-        if name not in self._open_spans:
-            self._open_spans[name] = self._clock_ns()
+        self._spans.opened.setdefault(name, self._clock_ns())
 
     def close_span(self, name: str, at_ns: int | None = None) -> None:
         """End such a span. Does nothing if it is not open."""
-        opened_ns = self._open_spans.pop(name, None)
+        opened_ns = self._spans.opened.pop(name, None)
         if opened_ns is not None:
             self._spans.add(self._span(name, opened_ns, self._clock_ns() if at_ns is None else at_ns))
 
@@ -313,7 +277,7 @@ class LedgerClock:
 
     def long_parts(self) -> dict[int, dict[str, float]]:
         """Seconds of the long parts in a step, largest first, by its number; of the counted steps with most of them."""
-        return {step: {part: ns / 1e9 for part, ns in _largest_first(inside)} for _, step, inside in self._in_steps}
+        return {step: {part: ns / 1e9 for part, ns in _largest_first(parts)} for step, parts in self._long.of_steps()}
 
     def read_parts(self) -> RunLedger:
         """The ledger with its parts alone, for log entries: a tenth of the work of `read`."""
@@ -332,16 +296,14 @@ class LedgerClock:
 
     def read(self) -> RunLedger:
         """The ledger so far; the clock runs on."""
-        now_ns, counted = self._take_garbage(), self._counted()
-        opened = (*zip(self._stack, self._entered_ns, strict=True), *self._open_spans.items())
+        now_ns = self._take_garbage()
+        opened = (*zip(self._stack, self._entered_ns, strict=True), *self._spans.opened.items())
         return replace(
             self._parts(now_ns),
             counts=dict(self._counts),
             first_s={part: ns / 1e9 for part, ns in self._first_ns.items()},
-            counted_s={part: ns / 1e9 for part, ns in self._counted_inside().items()},
-            long_steps={
-                part: steps for part, steps in self._long_steps.items() if self._long_ns[part] > _NEARLY * counted[part]
-            },
+            counted_s={part: ns / 1e9 for part, ns in self.counted.inside(self._ns).items()},
+            long_steps=self._long.explained(self.counted.until(self._ns)),
             spans=self._spans.read(
                 self._span(part, began_ns, now_ns) for part, began_ns in opened if now_ns - began_ns >= _SPAN_NS
             ),

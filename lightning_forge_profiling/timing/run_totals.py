@@ -130,6 +130,94 @@ def region_times(times_ms: Mapping[str, float], regions: tuple[str, ...] = REGIO
     return with_between(apart, between_ms, "data" if "data" in regions else "other")
 
 
+class BesideWindow:
+    """Times of the steps before a recorded window and after it, and of the first that count, for comparisons."""
+
+    def __init__(self) -> None:
+        self.after_ms: list[float] = []
+        self._before: deque[float] = deque(maxlen=_BESIDE_WINDOW)
+        self._ended = 0  # the step after the window; 0 before it
+        self._first: tuple[dict[int, float], dict[int, float]] = {}, {}  # accumulating, changing the weights
+        self._left = _FIRST
+
+    def add(self, step: int, took_ms: float) -> None:
+        """Add a step that was not recorded."""
+        if not self._ended:
+            if step >= SETTLING_STEPS:
+                self._before.append(took_ms)
+        elif step >= self._ended + SETTLING_STEPS and len(self.after_ms) < _BESIDE_WINDOW:
+            self.after_ms.append(took_ms)
+
+    def add_counted(self, step: int, took_ms: float, *, changes: bool) -> None:
+        """Add a step that counts, and does or does not change the weights."""
+        if self._left and step >= (self._ended and self._ended + SETTLING_STEPS):
+            self._left -= 1
+            self._first[changes][step] = took_ms
+
+    def add_recorded(self, step: int) -> None:
+        """Add a step of the window."""
+        self._ended = step + 1
+        enough = _FIRST - self._left >= _FIRST_ENOUGH
+        self._left = 0 if enough else _FIRST
+        if not enough:
+            self._first = {}, {}
+
+    @property
+    def before_ms(self) -> tuple[float, ...]:
+        """Times of the latest steps before the window; empty without one."""
+        return tuple(self._before) if self._ended else ()
+
+    @property
+    def first_ms(self) -> dict[int, float]:
+        """Times of the first steps that count by number, of the more frequent kind."""
+        accumulating, changing = self._first
+        return dict(accumulating if len(accumulating) > len(changing) else changing)
+
+
+class Portions:
+    """Counters in the portions that log entries and the record take: of accumulation cycles, for log entries whole."""
+
+    def __init__(self, counters: StepCounters) -> None:
+        self.cycle: StepCounters | None = None  # before one that has begun, if it has more than one step
+        self.is_broken = False  # whether log entries leave it out
+        self.log_us = 0.0  # host time that log entries and the record took between steps
+        self._counters = counters
+        self._not_logged = StepCounters()  # of such cycles
+        self._logged, self._recorded = StepCounters(), StepCounters()  # what log entries and the record have had
+
+    def begin_cycle(self) -> None:
+        """Begin an accumulation cycle."""
+        self.cycle = copied(self._counters)
+
+    def end_cycle(self) -> None:
+        """End it, if one has begun."""
+        if self.cycle is not None and self.is_broken:
+            self._not_logged = combined(self._not_logged, combined(self._counters, self.cycle, -1))
+        self.cycle, self.is_broken = None, False
+
+    def logged(self) -> StepCounters:
+        """Those since the last call, in whole accumulation cycles."""
+        before = self._logged
+        self._logged = combined(self.cycle or self._counters, self._not_logged, -1)
+        self._logged.log_entries_us = self.log_us
+        return combined(self._logged, before, -1)
+
+    def recorded(self, *, last: bool) -> StepCounters:
+        """Those since the last call but for those that `logged` has still to return."""
+        # together these are all counted steps, those of broken accumulation cycles included.
+        before = self._recorded
+        if last:
+            self.cycle, self.is_broken = None, False
+            self._recorded = copied(self._counters)
+            self._logged = combined(self._recorded, self._not_logged, -1)
+            self._recorded.log_entries_us = self._logged.log_entries_us = self.log_us
+        else:
+            self._recorded = combined(self._logged, self._not_logged)
+            if self.cycle is not None and self.is_broken:
+                self._recorded = combined(self._recorded, combined(self._counters, self.cycle, -1))
+        return combined(self._recorded, before, -1)
+
+
 class RunTotals:
     """Sums up the steps of a run: those that count, and those that are left out with the reason."""
 
@@ -138,22 +226,13 @@ class RunTotals:
         self._counted = CountedSteps(regions, bucket)
         self._warmup, self._first = CountedSteps(regions), CountedSteps(regions)
         self._marks: Marks[StepCounters] = Marks()
-        # An accumulation cycle that has begun, if it has more than one step, and whether log entries leave it out
-        self._cycle: StepCounters | None = None
-        self._cycle_is_broken = False
-        self._not_logged = StepCounters()  # of such cycles
-        self._logged, self._recorded = StepCounters(), StepCounters()  # what log entries and the record have had
-        self._log_us = 0.0
+        self._portions = Portions(self._counted.counters)
+        self._beside = BesideWindow()
         self._left_out: dict[str, int] = {"warm-up": 0, "recorded": 0, "stood": 0}
         self._excluded_ms = dict.fromkeys(EXCLUDED, 0.0)
         self._samples: float | None = 0.0
         self._first_step_s: float | None = None
         self._recorded_tokens: dict[int, float] = {}
-        self._first_ms: tuple[dict[int, float], dict[int, float]] = {}, {}  # accumulating, changing the weights
-        self._first_left = _FIRST
-        self._window_ended = 0
-        self._before_window: deque[float] = deque(maxlen=_BESIDE_WINDOW)
-        self._after_window: list[float] = []
         self._slowest = SlowestSteps()
         self.stood: list[str] = []  # what is said of steps in which training stood still
         # the latest that count and were split by choice, and whether the GPU waited; read in another thread
@@ -172,36 +251,32 @@ class RunTotals:
                 sum(times.device_ms.get(name, 0.0) for name in (*REGIONS, *BETWEEN_EPOCHS, WHOLE, *EXCLUDED)) / 1e3
             )
         if left_out not in {"recorded", "stood"}:
-            self._add_beside_window(times.step, took_ms)
+            self._beside.add(times.step, took_ms)
         if left_out is None:
             self._add_counted(times, took_ms, work, timing)
             return
         self.skip(work)
         self._left_out[left_out] += 1
         if left_out == "recorded":
-            self._window_ended = times.step + 1
-            enough = _FIRST - self._first_left >= _FIRST_ENOUGH
-            self._first_left = 0 if enough else _FIRST
-            if not enough:
-                self._first_ms = {}, {}
+            self._beside.add_recorded(times.step)
             if work.tokens is not None:
                 self._recorded_tokens[times.step] = work.tokens
         if left_out == "warm-up":
             (self._warmup if times.step else self._first).add(times, took_ms, work, timing)
 
     def _add_counted(self, times: StepTimes, took_ms: float, work: StepWork, timing: StepTiming) -> None:
-        self._add_first(times.step, took_ms, work)
+        self._beside.add_counted(times.step, took_ms, changes=work.optimizer_steps > 0)
         if took_ms > self._slowest.least_ms:
             by_region = times.device_ms if times.split else {}
             self._slowest.add(TimedStep(took_ms, times.step, timing.ended_ns, by_region))
-        counted = self._counted
+        counted, portions = self._counted, self._portions
         if times.step >= self._marks.due:
             self._marks.add(times.step, copied(counted.counters))
-        if self._cycle is None and not work.ends_cycle:
-            self._cycle = copied(counted.counters)
+        if portions.cycle is None and not work.ends_cycle:
+            portions.begin_cycle()
         counted.add(times, took_ms, work, timing)
-        if self._cycle is not None and work.ends_cycle:
-            self._end_cycle()
+        if portions.cycle is not None and work.ends_cycle:
+            portions.end_cycle()
         if timing.chosen and times.split:  # one that had to be split, as after validation, is unlike the others
             self.latest.append((times, timing.gpu_starved))
 
@@ -212,28 +287,12 @@ class RunTotals:
 
     def skip(self, work: StepWork) -> None:
         """Leave the accumulation cycle of a step that does not count out of the log entries."""
-        if self._cycle is None and not work.ends_cycle:
-            self._cycle = copied(self._counted.counters)
-        self._cycle_is_broken = True
+        portions = self._portions
+        if portions.cycle is None and not work.ends_cycle:
+            portions.begin_cycle()
+        portions.is_broken = True
         if work.ends_cycle:
-            self._end_cycle()
-
-    def _end_cycle(self) -> None:
-        if self._cycle is not None and self._cycle_is_broken:
-            self._not_logged = combined(self._not_logged, combined(self._counted.counters, self._cycle, -1))
-        self._cycle, self._cycle_is_broken = None, False
-
-    def _add_beside_window(self, step: int, took_ms: float) -> None:
-        if not self._window_ended:
-            if step >= SETTLING_STEPS:
-                self._before_window.append(took_ms)
-        elif step >= self._window_ended + SETTLING_STEPS and len(self._after_window) < _BESIDE_WINDOW:
-            self._after_window.append(took_ms)
-
-    def _add_first(self, step: int, took_ms: float, work: StepWork) -> None:
-        if self._first_left and step >= (self._window_ended and self._window_ended + SETTLING_STEPS):
-            self._first_left -= 1
-            self._first_ms[work.optimizer_steps > 0][step] = took_ms
+            portions.end_cycle()
 
     def add_excluded(self, times: StepTimes) -> None:
         """Enter validation, checkpoints and the profiler's stalls, which are not part of a step."""
@@ -243,30 +302,16 @@ class RunTotals:
 
     def take(self) -> Rates:
         """Figures of the counted steps since the last call, in whole accumulation cycles."""
-        before, until = self._logged, self._cycle or self._counted.counters
-        self._logged = combined(until, self._not_logged, -1)
-        self._logged.log_entries_us = self._log_us
-        return rates_of(combined(self._logged, before, -1), self._regions)
+        return rates_of(self._portions.logged(), self._regions)
 
     def take_interval(self, *, last: bool = False) -> StepCounters:
         """Counters of the steps since the last call but for those that `take` has still to return."""
-        # together these are all counted steps, those of broken accumulation cycles included.
-        before = self._recorded
-        if last:
-            self._cycle, self._cycle_is_broken = None, False
-            self._recorded = copied(self._counted.counters)
-            self._logged = combined(self._recorded, self._not_logged, -1)
-            self._recorded.log_entries_us = self._logged.log_entries_us = self._log_us
-        else:
-            self._recorded = combined(self._logged, self._not_logged)
-            if self._cycle is not None and self._cycle_is_broken:
-                self._recorded = combined(self._recorded, combined(self._counted.counters, self._cycle, -1))
-        return combined(self._recorded, before, -1)
+        return self._portions.recorded(last=last)
 
     def counters(self) -> StepCounters:
         """Those of all steps that count, as they are now."""
         counters = copied(self._counted.counters)
-        counters.log_entries_us = self._log_us
+        counters.log_entries_us = self._portions.log_us
         return counters
 
     def blocks(self, every: int = 1) -> list[tuple[int, StepCounters]]:
@@ -281,7 +326,7 @@ class RunTotals:
 
     def add_log_time(self, us: float) -> None:
         """Add host time in microseconds that log entries and the record took between steps."""
-        self._log_us += us
+        self._portions.log_us += us
 
     def steady(self) -> Rates:
         """Figures of all steps that count."""
@@ -292,7 +337,6 @@ class RunTotals:
         shown = next((some for some in (self._counted, self._warmup) if some.counters.steps), self._first)
         counted = self._counted.counters.steps
         warmup, recorded, stood = self._left_out.values()
-        accumulating, changing = self._first_ms
         rates = self.steady() if shown is self._counted else rates_of(shown.counters, self._regions)
         step_ms, typical_mean_ms = shown.distribution(rates.mean_ms("step"))
         return RunSummary(
@@ -313,8 +357,8 @@ class RunTotals:
             first_step_s=None if self._first_step_s is None else before_first_s + self._first_step_s,
             wall_s=wall_s,
             recorded_tokens=dict(self._recorded_tokens),
-            before_window_ms=tuple(self._before_window) if self._window_ended else (),
-            after_window_ms=tuple(self._after_window),
-            first_ms=dict(accumulating if len(accumulating) > len(changing) else changing),
+            before_window_ms=self._beside.before_ms,
+            after_window_ms=tuple(self._beside.after_ms),
+            first_ms=self._beside.first_ms,
             slowest=self._slowest.steps,
         )

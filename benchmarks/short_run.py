@@ -9,6 +9,7 @@ Trainer, whose import would take longer than the training.
 import argparse
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -17,10 +18,9 @@ import torch
 
 from lightning_forge_profiling import CUDATimerCollection
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name
-from lightning_forge_profiling.record.histogram import histogram
 from lightning_forge_profiling.record.lines import Begin, End, IntervalLine, encode_line
 from lightning_forge_profiling.schema import LoaderSettings, StepCounters
-from lightning_forge_profiling.timing.counters import KINDS, count_step
+from lightning_forge_profiling.timing.counters import KINDS, bucket, count_step
 from lightning_forge_profiling.timing.steps import StepTiming, StepWork
 
 REGIONS: Final = ("data", "forward", "backward", "optimizer")
@@ -85,7 +85,7 @@ def _interval(step: int, latest: list[Mapping[str, float]]) -> IntervalLine:
     work, timing = StepWork(float(BATCH), None, 1), StepTiming()
     for times in latest:
         count_step(counters, KINDS[1][0], times, times, sum(times.values()), work, timing)
-    counters.steps_us = histogram(sum(times.values()) for times in latest)
+    counters.steps_us = dict(Counter(bucket(sum(times.values())) for times in latest))
     return IntervalLine(
         at=time.time(),
         step=step,

@@ -1683,7 +1683,7 @@ class StepCounters(msgspec.Struct, omit_defaults=True):
             each followed by `/8` and the like for steps longer than so many medians; `forced` for steps that had to be
             split, as the first after a validation run, and stand for no others.
         host_groups: host times likewise.
-        steps_us: histogram of the steps' times: number of steps by bucket (see `record.histogram`).
+        steps_us: histogram of the steps' times: number of steps by bucket (see `timing.counters`).
     """
 
     steps: _Whole = 0

@@ -1,12 +1,12 @@
 """Records for `compare`: one rank, with the step times, ledger and findings that a test gives."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 from lightning_forge_profiling.diagnosis.rule import saving
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name
-from lightning_forge_profiling.record.histogram import histogram
 from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, Line, State, encode_line
 from lightning_forge_profiling.schema import (
     Analysis,
@@ -18,6 +18,7 @@ from lightning_forge_profiling.schema import (
     StepCounters,
     StepGroup,
 )
+from lightning_forge_profiling.timing.counters import bucket
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from tests.evidence import made_evidence
 
@@ -120,7 +121,7 @@ def _counters(times, batch_size, shares):
         no_samples=0 if batch_size else len(times),
         no_tokens=len(times),
         groups={"changing": StepGroup(split=len(times), ms=ms, squares=squares, regions=regions)},
-        steps_us=histogram(map(float, times)),
+        steps_us=dict(Counter(map(bucket, map(float, times)))),
     )
 
 

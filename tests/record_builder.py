@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,6 @@ from msgspec.structs import replace
 from lightning_forge_profiling.callbacks.run_report import analysis_of, run_evidence
 from lightning_forge_profiling.diagnosis.ranks import Waits, rank_work
 from lightning_forge_profiling.names import WHOLE, record_name
-from lightning_forge_profiling.record.histogram import histogram
 from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, Line, State, encode_line
 from lightning_forge_profiling.record.pulses import write_heard
 from lightning_forge_profiling.schema import (
@@ -28,6 +28,7 @@ from lightning_forge_profiling.schema import (
     StepGroup,
     TelemetrySummary,
 )
+from lightning_forge_profiling.timing.counters import bucket
 from lightning_forge_profiling.timing.estimate import rates_of
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepWork
@@ -52,7 +53,7 @@ def counters_of(steps: int, device_ms: Mapping[str, float], **fields: Any) -> St
         groups=groups[""],
         host_groups=groups["host_"],
         no_flops=steps,
-        steps_us=histogram(times),
+        steps_us=dict(Counter(map(bucket, times))),
         **{**known, **fields},
     )
 

@@ -9,10 +9,9 @@ from msgspec.structs import replace
 
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.comparison.compare import compare
-from lightning_forge_profiling.comparison.gate import Gate, gate, overall
+from lightning_forge_profiling.comparison.outcome import Gate, gate, overall, print_comparison
 from lightning_forge_profiling.comparison.ratio import decide, ratio_of, steps_needed
 from lightning_forge_profiling.comparison.source import TRACE_METRICS, trace_source
-from lightning_forge_profiling.comparison.table import print_comparison
 from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, Estimate, bootstrap_difference, median_estimate
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.pipeline import analyze

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from dataclasses import replace
 from fnmatch import fnmatch
 
@@ -13,21 +14,19 @@ from msgspec import structs
 
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.comparison.compare import SCATTER_APART_PCT, SCATTER_IN_TURNS_PCT, compare
-from lightning_forge_profiling.comparison.gate import percent
+from lightning_forge_profiling.comparison.outcome import percent
 from lightning_forge_profiling.comparison.ratio import Ratio, ratio_of, runs_needed, steps_needed, tolerable_scatter
 from lightning_forge_profiling.comparison.source import record_source, unsteadiness
 from lightning_forge_profiling.diagnosis.bootstrap import BlockBootstrap, Estimate, block_length, resampled
 from lightning_forge_profiling.names import record_name
-from lightning_forge_profiling.record.histogram import PRECISION, histogram
 from lightning_forge_profiling.record.lines import IntervalLine, encode_line
 from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.schema import StepGroup
+from lightning_forge_profiling.timing.counters import BUCKET_RATIO, bucket
 from tests.compared_runs import PER_ROW, SHARES, step_times, write_record
 from tests.record_builder import times_of, with_times
 from tests.test_cli import INPUT_BOUND, fails
 from tests.test_cli import forge as process
-
-RATIO = (1 + PRECISION) / (1 - PRECISION)
 
 
 @pytest.fixture
@@ -714,16 +713,16 @@ def test_the_error_of_a_mean_is_that_of_simulated_runs():
 def test_a_quantile_of_a_histogram_is_that_of_the_steps(quantile):
     times = step_times(10.0, noise=0.2)
     times[::3] *= 4
-    parts = [histogram(map(float, times[first : first + 50])) for first in range(0, 1000, 50)]
+    parts = [Counter(map(bucket, times[first : first + 50])) for first in range(0, 1000, 50)]
     bootstrap = BlockBootstrap([50] * 20, [float(times[i : i + 50].sum()) for i in range(0, 1000, 50)])
-    estimate = bootstrap.quantile(parts, RATIO, quantile)
+    estimate = bootstrap.quantile(parts, BUCKET_RATIO, quantile)
     assert estimate.value == pytest.approx(np.quantile(times, quantile), rel=0.01)
 
 
 def test_the_error_of_a_quantile_is_that_of_the_resamples_and_of_a_bucket():
     """Half of the pieces have their steps in bucket 400, half in 500: a resample's median is in one of the two."""
-    width = np.log(RATIO)
-    alone = BlockBootstrap([10] * 20, [10.0] * 20).quantile([{400: 10}] * 20, RATIO, 0.5)
+    width = np.log(BUCKET_RATIO)
+    alone = BlockBootstrap([10] * 20, [10.0] * 20).quantile([{400: 10}] * 20, BUCKET_RATIO, 0.5)
     assert alone.value == pytest.approx(np.exp(399.5 * width) / 1e3)
     assert alone.log_error == pytest.approx(width / np.sqrt(12)), "no resample differs: the bucket's width alone"
 
@@ -734,7 +733,7 @@ def test_the_error_of_a_quantile_is_that_of_the_resamples_and_of_a_bucket():
     low = 200 - high
     medians = width * np.where(low >= 100, 400 - (low - 100) / np.maximum(low, 1), 500 - 100 / np.maximum(high, 1))
     variance = medians.var() * 20 / (20 - round(20 / bootstrap.blocks))
-    estimate = bootstrap.quantile([{500: 10} if is_slow else {400: 10} for is_slow in slow], RATIO, 0.5)
+    estimate = bootstrap.quantile([{500: 10} if is_slow else {400: 10} for is_slow in slow], BUCKET_RATIO, 0.5)
     assert estimate.log_error == pytest.approx(np.sqrt(variance + width**2 / 12))
     assert estimate.log_error > 10 * width
 

@@ -20,10 +20,9 @@ from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.completed_steps import DELIVER_ABOVE, DELIVER_NS, CompletedSteps, EndedStep
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.region import UserRegions
-from lightning_forge_profiling.timing.region_clock import RegionClock
+from lightning_forge_profiling.timing.region_clock import RegionClock, WaitClock
 from lightning_forge_profiling.timing.run_totals import LeftOut, RunTotals
 from lightning_forge_profiling.timing.steps import StepTiming, StepWork
-from lightning_forge_profiling.timing.wait_clock import WaitClock
 
 # where nearly all GPU work is launched. Only where each of them ends with a mark does a step's last mark lie behind all
 # of its work, and tell how far the GPU is.

@@ -110,7 +110,12 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def _run(args: argparse.Namespace) -> int:
     from lightning_forge_profiling.comparison.compare import compare, differences  # noqa: PLC0415  (loads NumPy)
-    from lightning_forge_profiling.comparison.gate import gate, overall  # noqa: PLC0415
+    from lightning_forge_profiling.comparison.outcome import (  # noqa: PLC0415
+        gate,
+        github_benchmark,
+        overall,
+        print_comparison,
+    )
 
     paths = _sides(args)
     if args.fail_undecided and args.fail_over is None:
@@ -126,13 +131,10 @@ def _run(args: argparse.Namespace) -> int:
     outcome = overall(gates)
     if args.format == "json":
         write_as_json({"outcome": outcome, "gates": gates, "comparison": comparison})
+    elif args.format == "github":
+        write_as_json(github_benchmark(comparison))
     else:
-        from lightning_forge_profiling.comparison.table import github_benchmark, print_comparison  # noqa: PLC0415
-
-        if args.format == "github":
-            write_as_json(github_benchmark(comparison))
-        else:
-            print_comparison(comparison, gates)
+        print_comparison(comparison, gates)
     code = _EXIT_CODES.get(outcome, 0) if args.fail_over is not None else 0
     return min(code, 1) if args.fail_undecided else code
 

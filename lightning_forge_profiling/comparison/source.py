@@ -14,7 +14,6 @@ from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, BlockBo
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.names import REGIONS, STARTUP
-from lightning_forge_profiling.record.histogram import PRECISION
 from lightning_forge_profiling.record.lines import Begin, IntervalLine
 from lightning_forge_profiling.record.reader import RankRecord, RecordError, RunRecord
 from lightning_forge_profiling.report.run_status import mean_metrics
@@ -30,12 +29,11 @@ from lightning_forge_profiling.schema import (
     Step,
     StepCounters,
 )
-from lightning_forge_profiling.timing.counters import known, step_total_ms, summed
+from lightning_forge_profiling.timing.counters import BUCKET_RATIO, known, step_total_ms, summed
 from lightning_forge_profiling.timing.estimate import region_pieces
 
 TRACE_METRICS: Final = ("step", "busy", "idle", *CATEGORIES)  # of a trace: medians over whole steps
 Amounts = Mapping[str, tuple[float, float]]  # amount and number of calls, by name
-_BUCKET_RATIO: Final = (1 + PRECISION) / (1 - PRECISION)
 _FEWEST_FOR_P95: Final = 20
 # number of steps in a row that count as one independent step, where the steps' distribution is all that is known
 _CORRELATED: Final = 9
@@ -165,8 +163,8 @@ def _record_metrics(pieces: Sequence[StepCounters]) -> dict[str, Estimate]:
     histograms = [piece.steps_us for piece in pieces]
     estimates = {
         "step": _step(pieces, bootstrap),
-        "median": bootstrap.quantile(histograms, _BUCKET_RATIO, 0.5),
-        "p95": bootstrap.quantile(histograms, _BUCKET_RATIO, 0.95) if sum(counted) >= _FEWEST_FOR_P95 else None,
+        "median": bootstrap.quantile(histograms, BUCKET_RATIO, 0.5),
+        "p95": bootstrap.quantile(histograms, BUCKET_RATIO, 0.95) if sum(counted) >= _FEWEST_FOR_P95 else None,
         "samples": _rate(bootstrap, [known(piece.samples, piece.no_samples) for piece in pieces], seconds),
         "tokens": _rate(bootstrap, [known(piece.tokens, piece.no_tokens) for piece in pieces], seconds),
         "last_fifth": _last_fifth(counted, step_ms),
@@ -192,7 +190,7 @@ def _step(pieces: Sequence[StepCounters], bootstrap: BlockBootstrap) -> Estimate
     independent = sum(number for _, number in histogram) / _CORRELATED
     if independent < FEWEST_PIECES:
         return Estimate(value=value)
-    times = [(_BUCKET_RATIO**bucket / 1e3 / value, number) for bucket, number in histogram]
+    times = [(BUCKET_RATIO**bucket / 1e3 / value, number) for bucket, number in histogram]
     center = sum(time * number for time, number in times) / sum(number for _, number in times)
     variance = sum(number * (time - center) ** 2 for time, number in times) / sum(number for _, number in times)
     return Estimate(value=value, log_error=sqrt(variance / independent), blocks=independent)

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from lightning_forge_profiling.names import MFU, per_second
-from lightning_forge_profiling.record.histogram import percentile_ms
 from lightning_forge_profiling.record.lines import EventLine, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.report.blocks import Column, Line, Table, Text
@@ -49,7 +48,7 @@ from lightning_forge_profiling.report.run_wording import rate_words
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.text import digits
 from lightning_forge_profiling.schema import Analysis, RanksStatus, RankStatus, Rates
-from lightning_forge_profiling.timing.counters import step_total_ms, summed
+from lightning_forge_profiling.timing.counters import percentile_ms, step_total_ms, summed
 
 _STYLES: Final[Mapping[Outcome, str]] = {
     "running": "bold green",

@@ -1,10 +1,10 @@
-"""Counters of steps: they only grow, and who reads them subtracts what was last seen."""
+"""Counters and histograms of steps: they only grow, and who reads them subtracts what was last seen."""
 
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from functools import reduce
-from math import inf
+from math import ceil, inf, log
 from statistics import median
 from typing import Final, Generic, TypeVar
 
@@ -261,3 +261,35 @@ class Marks(Generic[_T]):
     def read(self, every: int = 1) -> list[tuple[int, _T]]:
         """The marks in order, with the first step of each block, at least so many steps apart."""
         return sorted(self._at(max(self.every, every)).items())
+
+
+# largest relative error of a value read from a bucket (as in DDSketch: Masson, Rim and Lee 2019, VLDB)
+_PRECISION: Final = 0.01
+# buckets have a fixed relative width, so histograms add over steps and ranks
+BUCKET_RATIO: Final = (1 + _PRECISION) / (1 - _PRECISION)
+_LOG_RATIO: Final = log(BUCKET_RATIO)
+
+
+def bucket(ms: float) -> int:
+    """Index of the bucket that a time in milliseconds falls into."""
+    # bucket b holds times t with `BUCKET_RATIO`^(b-1) < t <= `BUCKET_RATIO`^b in microseconds, 0 those up to 1 µs
+    us = ms * 1e3
+    return ceil(log(us) / _LOG_RATIO) if us > 1 else 0
+
+
+def merged(parts: Iterable[Mapping[int, int]]) -> dict[int, int]:
+    """Sum of histograms."""
+    total: Counter[int] = Counter()
+    for part in parts:
+        total.update(part)
+    return dict(total)
+
+
+def percentile_ms(counts: Mapping[int, int], percent: float) -> float:
+    """Percentile of the times in milliseconds, within 1 % of a recorded one."""
+    above, index = percent / 100 * (sum(counts.values()) - 1), 0
+    for index in sorted(counts):
+        above -= counts[index]
+        if above < 0:
+            break
+    return 2 * BUCKET_RATIO**index / (BUCKET_RATIO + 1) / 1e3

@@ -16,15 +16,13 @@ from typing import Any, Final
 
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.names import REGIONS
-from lightning_forge_profiling.record.histogram import bucket
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
-from lightning_forge_profiling.timing.counters import known, step_total_ms
+from lightning_forge_profiling.timing.counters import bucket, known, step_total_ms
 from lightning_forge_profiling.timing.events import HostEventSource
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.region import UserRegions
-from lightning_forge_profiling.timing.region_clock import RegionClock
+from lightning_forge_profiling.timing.region_clock import RegionClock, WaitClock
 from lightning_forge_profiling.timing.steps import StepWork
-from lightning_forge_profiling.timing.wait_clock import WaitClock
 
 FOLDER: Final = Path(__file__).parent / "boundaries"
 

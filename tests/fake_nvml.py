@@ -9,6 +9,9 @@ from types import SimpleNamespace
 NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST, UNKNOWN = 3, 4, 6, 13, 15, 999
 
 
+UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
+
+
 class FakeNVMLError(Exception):
     def __init__(self, value):
         super().__init__(f"NVML error {value}")
@@ -16,7 +19,7 @@ class FakeNVMLError(Exception):
 
 
 class FakeBoard:
-    def __init__(self, uuid="GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", name="NVIDIA H200", slices=()):
+    def __init__(self, uuid=UUID, name="NVIDIA H200", slices=()):
         self.uuid, self.name = uuid, name
         self.slices = list(slices)
         """The MIG slices, with None for an empty place."""

@@ -315,7 +315,7 @@ def test_the_clock_that_is_read_is_that_of_the_device_that_cuda_means(monkeypatc
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     nvml = opened(FakeBoard(OTHER), FakeBoard(UUID, slices=[FakeBoard(SLICE)]))
     nvml.boards[1].max_mhz = 1755
-    with ClockWatch(0, uuid=UUID, nvml=nvml) as watch:
+    with ClockWatch(UUID, 0, nvml=nvml) as watch:
         watch.read(0)
         seen = watch.summary(0)
     assert seen is not None
@@ -386,10 +386,10 @@ def test_a_real_driver_has_every_function_that_is_called_and_its_clock_can_be_wa
         for name in (LOCK, UNLOCK, "nvmlDeviceGetDefaultApplicationsClock"):
             assert callable(getattr(nvml, name))  # asked for, never called
         uuid = str(torch.cuda.get_device_properties(0).uuid)
-        assert find_device(nvml, 0, uuid=uuid).uuid == find_device(nvml, uuid=f"GPU-{uuid}", environ={}).uuid
+        assert find_device(nvml, uuid, 0).uuid == find_device(nvml, f"GPU-{uuid}").uuid
     finally:
         nvml.nvmlShutdown()
-    with ClockWatch(0, uuid=uuid) as watch:
+    with ClockWatch(uuid, 0) as watch:
         watch.read(0)
         seen = watch.summary(0)
     assert seen is not None
@@ -399,7 +399,7 @@ def test_a_real_driver_has_every_function_that_is_called_and_its_clock_can_be_wa
 def test_the_median_is_that_of_the_samples_that_were_kept():
     board = FakeBoard()
     ticks = count(0, 10_000_000)
-    watch = ClockWatch(nvml=FakeNvml(board), clock_ns=lambda: next(ticks))
+    watch = ClockWatch(board.uuid, nvml=FakeNvml(board), clock_ns=lambda: next(ticks))
     for mark, (rate, reasons) in enumerate([(1980, 0)] + [(1200, 0x4)] * 4):
         board.sm_mhz, board.reasons = rate, reasons
         watch.read(mark)

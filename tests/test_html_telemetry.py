@@ -191,7 +191,7 @@ def report(make_trainer, monkeypatch, tmp_path):
 
     def start(rows, device, period_s):
         rows._telemetry = RunTelemetry(
-            lambda: GpuReader(gpu, find_device(gpu, environ={}), pid=1), AllocatorReading, period_s=period_s,
+            lambda: GpuReader(gpu, find_device(gpu, gpu.boards[0].uuid), pid=1), AllocatorReading, period_s=period_s,
             clock_ns=gpu.clock_ns,
         )  # fmt: skip
         gpu.nvmlInit()

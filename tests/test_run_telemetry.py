@@ -35,7 +35,7 @@ class Fit:
     def reader(self):
         return GpuReader(
             self.nvml,
-            find_device(self.nvml, environ={}),
+            find_device(self.nvml, self.nvml.boards[0].uuid),
             pid=1,
             allocated_bytes=lambda: self.allocator["allocated_bytes"],
         )

@@ -63,7 +63,7 @@ def gpu(monkeypatch):
 
     def reader():
         gpu.nvmlInit()
-        return GpuReader(gpu, find_device(gpu, environ={}), pid=1)
+        return GpuReader(gpu, find_device(gpu, gpu.boards[0].uuid), pid=1)
 
     def start(rows, device, period_s):
         rows._telemetry = RunTelemetry(reader, AllocatorReading, period_s=period_s)

@@ -239,7 +239,7 @@ def benchmark(
             gpu = CudaDevice(where)
             if watch_clock:
                 try:
-                    clock_watch = stack.enter_context(ClockWatch(where.index, uuid=gpu.uuid))
+                    clock_watch = stack.enter_context(ClockWatch(gpu.uuid, where.index))
                 except ClocksUnavailableError as error:
                     no_clock = str(error)
         return time_call(

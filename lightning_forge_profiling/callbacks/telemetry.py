@@ -155,8 +155,8 @@ def run_telemetry(device: torch.device, period_s: float) -> RunTelemetry:
     opener = functools.partial(
         open_reader,
         index,
-        uuid=str(torch.cuda.get_device_properties(index).uuid),
-        allocated_bytes=lambda: float(read_allocator(index).allocated_bytes),
+        str(torch.cuda.get_device_properties(index).uuid),
+        lambda: float(read_allocator(index).allocated_bytes),
     )
     return RunTelemetry(opener, functools.partial(read_allocator, index), period_s=period_s)
 

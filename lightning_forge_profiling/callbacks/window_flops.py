@@ -52,8 +52,8 @@ def _power_limit_w(device: torch.device, uuid: str) -> float | None:
     except LookupError:
         return None
     try:
-        board = find_device(nvml, device.index or 0, uuid=uuid).board
-        return nvml.nvmlDeviceGetEnforcedPowerLimit(board) / 1e3
+        board = find_device(nvml, uuid, device.index or 0).board
+        return float(nvml.nvmlDeviceGetEnforcedPowerLimit(board)) / 1e3
     except (LookupError, nvml.NVMLError):
         return None
     finally:

@@ -74,7 +74,7 @@ def locked_clocks(
     try:
         try:
             # a UUID names a GPU also if CUDA_VISIBLE_DEVICES hides it
-            gpu = find_device(opened, uuid=uuid, environ={}) if named is None else _find(opened, named)
+            gpu = _find(opened, named) if uuid is None else find_device(opened, uuid)
         except LookupError as error:
             raise ClocksUnavailableError(f"The clock was not locked: {error}.") from error
         with _Lock(opened, gpu, sm_mhz) as rate:
@@ -108,7 +108,7 @@ def _find(nvml: Nvml, named: tuple[str, int | None]) -> NvmlDevice:
         asked = kind if index is None else f"{kind}:{index}"
         raise LookupError(f"{asked} is not one of the {count} CUDA devices here")
     index = torch.cuda.current_device() if index is None else index
-    return find_device(nvml, index, uuid=str(torch.cuda.get_device_properties(index).uuid))
+    return find_device(nvml, str(torch.cuda.get_device_properties(index).uuid), index)
 
 
 class _Lock:
@@ -158,7 +158,7 @@ class _Lock:
         if self._sm_mhz is not None:
             return self._sm_mhz
         try:
-            return self._nvml.nvmlDeviceGetDefaultApplicationsClock(self._board, SM_CLOCK)
+            return int(self._nvml.nvmlDeviceGetDefaultApplicationsClock(self._board, SM_CLOCK))
         except self._nvml.NVMLError as error:
             raise ClocksUnavailableError(
                 f"The clock was not locked: NVML does not report this GPU's rated clock ({error}). Pass one: "
@@ -255,9 +255,9 @@ class ClockWatch:
 
     def __init__(
         self,
-        index: int = 0,
+        uuid: str,
+        index: int | None = None,
         *,
-        uuid: str | None = None,
         nvml: Nvml | None = None,
         clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
@@ -270,7 +270,7 @@ class ClockWatch:
         self._readings: list[ClockReading] = []
         self._last_ns = -_PERIOD_NS
         try:
-            self._handle = find_device(opened, index, uuid=uuid).board
+            self._handle = find_device(opened, uuid, index).board
             self._limit_mhz = opened.nvmlDeviceGetMaxClockInfo(self._handle, SM_CLOCK)
             self._read(0)
         except (opened.NVMLError, LookupError) as error:

@@ -1,15 +1,13 @@
 """NVML: finds a CUDA device and reads its sensors."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, TypeAlias
 
-# ruff: noqa: N802, D102  (the names are NVML's, and so is their documentation)
-
-
-T = TypeVar("T")
+# the module `pynvml` (package `nvidia-ml-py`), which has no types; handles are opaque, rates in MHz
+Nvml: TypeAlias = Any
 
 SM_CLOCK: Final = 1  # nvml.h, `NVML_CLOCK_SM`
 MEMORY_CLOCK: Final = 2  # nvml.h, `NVML_CLOCK_MEM`
@@ -22,32 +20,6 @@ _NOT_SUPPORTED, _INVALID_ARGUMENT, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH = 3, 2
 DOES_NOT_ANSWER: Final = frozenset(
     {_NOT_SUPPORTED, NO_PERMISSION, _INVALID_ARGUMENT, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH}
 )
-
-
-class Nvml(Protocol):
-    """The module `pynvml` (package `nvidia-ml-py`), without the sensors. Handles are opaque, rates in MHz."""
-
-    NVMLError: type[Exception]
-
-    def nvmlInit(self) -> None: ...
-    def nvmlShutdown(self) -> None: ...
-    def nvmlDeviceGetCount(self) -> int: ...
-    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> Any: ...
-    def nvmlDeviceGetHandleByUUID(self, uuid: str, /) -> Any: ...
-    def nvmlDeviceGetUUID(self, handle: Any, /) -> str: ...
-    def nvmlDeviceGetName(self, handle: Any, /) -> str: ...
-    def nvmlDeviceGetMigMode(self, handle: Any, /) -> Sequence[int]: ...
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any, /) -> int: ...
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int, /) -> Any: ...
-    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: Any, /) -> Any: ...
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Any, /) -> int: ...
-    def nvmlDeviceGetClockInfo(self, handle: Any, clock: int, /) -> int: ...
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Any, /) -> int: ...
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any, /) -> int: ...
-    def nvmlDeviceGetMaxClockInfo(self, handle: Any, clock: int, /) -> int: ...
-    def nvmlDeviceGetDefaultApplicationsClock(self, handle: Any, clock: int, /) -> int: ...
-    def nvmlDeviceSetGpuLockedClocks(self, handle: Any, low: int, high: int, /) -> None: ...
-    def nvmlDeviceResetGpuLockedClocks(self, handle: Any, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +39,7 @@ class NvmlDevice:
 def open_nvml() -> Nvml:
     """Load and initialize NVML. Each call needs one `nvmlShutdown()`."""
     try:
-        nvml = cast("Nvml", import_module("pynvml"))
+        nvml = import_module("pynvml")
     except ImportError as exc:
         raise LookupError("the package nvidia-ml-py is not installed") from exc
     try:
@@ -85,64 +57,31 @@ def error_code(exc: Exception) -> int | None:
 def clock_event_reasons(nvml: Nvml, board: Any) -> int:
     """Why a GPU's clock is what it is, as bits of `nvmlClocksEventReasons`; `throttle_reasons` names them."""
     try:
-        return nvml.nvmlDeviceGetCurrentClocksEventReasons(board)
+        return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(board))
     except AttributeError:  # bindings older than the name
         pass
     except nvml.NVMLError as exc:
         if error_code(exc) != _FUNCTION_NOT_FOUND:  # as drivers before 535 return
             raise
-    return nvml.nvmlDeviceGetCurrentClocksThrottleReasons(board)
+    return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(board))
 
 
 def find_device(
-    nvml: Nvml, index: int = 0, *, uuid: str | None = None, environ: Mapping[str, str] = os.environ
+    nvml: Nvml, uuid: str, index: int | None = None, *, environ: Mapping[str, str] = os.environ
 ) -> NvmlDevice:
-    """Find the device that CUDA calls `index`. NVML's indices differ: all GPUs, in the order of the PCI bus."""
+    """Find the device with a UUID, which CUDA calls `index`. NVML's own indices are of all GPUs, in another order."""
+    entries = [part.strip() for part in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    entry = "" if index is None else next(iter(entries[index:]), "")
+    bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
     try:
-        return _find(nvml, index, uuid, environ)
+        if entry.startswith("MIG-"):  # CUDA may give such a slice the UUID of its GPU
+            return _slice(nvml, nvml.nvmlDeviceGetHandleByUUID(entry))
+        for prefix, device in (("GPU-", _whole), ("MIG-", _slice)):
+            if (handle := _answer(nvml, nvml.nvmlDeviceGetHandleByUUID, prefix + bare)) is not None:
+                return device(nvml, handle)
     except nvml.NVMLError as exc:
-        raise LookupError(f"NVML does not show cuda:{index} ({exc})") from exc
-
-
-def _find(nvml: Nvml, index: int, uuid: str | None, environ: Mapping[str, str]) -> NvmlDevice:
-    entries = _visible(environ.get("CUDA_VISIBLE_DEVICES"))
-    entry = entries[index] if entries is not None and index < len(entries) else None
-    if entry is not None and entry.startswith("MIG-"):  # CUDA may give such a slice the UUID of its GPU
-        return _slice(nvml, nvml.nvmlDeviceGetHandleByUUID(entry))
-    if uuid is not None:
-        bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
-        for prefix in ("GPU-", "MIG-"):
-            handle = _answer(nvml, nvml.nvmlDeviceGetHandleByUUID, prefix + bare)
-            if handle is not None:
-                return _slice(nvml, handle) if prefix == "MIG-" else _whole(nvml, handle)
-        raise LookupError(f"NVML does not know the UUID {bare} of cuda:{index}")
-    if entries is not None and entry is None:
-        raise LookupError(f"CUDA_VISIBLE_DEVICES shows no cuda:{index}")
-    handles = [nvml.nvmlDeviceGetHandleByIndex(position) for position in range(nvml.nvmlDeviceGetCount())]
-    if entry is not None and not entry.isdecimal():  # CUDA accepts a unique prefix of a UUID
-        matching = [handle for handle in handles if nvml.nvmlDeviceGetUUID(handle).startswith(entry)]
-    else:
-        position = index if entry is None else int(entry)
-        matching = handles[position : position + 1]
-        # CUDA's own default order has the fastest GPU first
-        by_bus = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-        if not by_bus and len({nvml.nvmlDeviceGetName(handle) for handle in handles}) > 1:
-            raise LookupError("the GPUs differ, and without CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA's order is not NVML's")
-    if len(matching) != 1:
-        raise LookupError(f"{len(matching)} GPUs in NVML are cuda:{index}")
-    return _whole(nvml, matching[0])
-
-
-def _visible(variable: str | None) -> list[str] | None:
-    """The entries of `CUDA_VISIBLE_DEVICES` before the first invalid one; None if it is not set."""
-    if variable is None:
-        return None
-    entries = []
-    for entry in (part.strip() for part in variable.split(",")):
-        if not entry.isdecimal() and not entry.startswith(("GPU-", "MIG-")):
-            break
-        entries.append(entry)
-    return entries
+        raise LookupError(f"NVML does not show {uuid} ({exc})") from exc
+    raise LookupError(f"NVML does not know the UUID {bare}")
 
 
 def _whole(nvml: Nvml, handle: Any) -> NvmlDevice:
@@ -161,7 +100,7 @@ def _slice(nvml: Nvml, handle: Any) -> NvmlDevice:
     return NvmlDevice(handle, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle), nvml.nvmlDeviceGetUUID(handle))
 
 
-def _answer(nvml: Nvml, function: Callable[..., T], *arguments: Any) -> T | None:
+def _answer(nvml: Nvml, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except nvml.NVMLError:
@@ -294,14 +233,11 @@ def _scaled(value: float | None, factor: float = 1.0) -> float | None:
     return None if value is None else value * factor
 
 
-def open_reader(
-    index: int = 0, *, uuid: str | None = None, allocated_bytes: Callable[[], float | None] = lambda: None
-) -> GpuReader:
+def open_reader(index: int, uuid: str, allocated_bytes: Callable[[], float | None]) -> GpuReader:
     """Open a reader of the device that CUDA calls `index`."""
     nvml = open_nvml()
     try:
-        device = find_device(nvml, index, uuid=uuid)
-        return GpuReader(nvml, device, pid=os.getpid(), allocated_bytes=allocated_bytes)
+        return GpuReader(nvml, find_device(nvml, uuid, index), pid=os.getpid(), allocated_bytes=allocated_bytes)
     except BaseException:
         nvml.nvmlShutdown()
         raise

@@ -4,16 +4,17 @@ The multiply-adds of matrix products, convolutions and attention are counted, tw
 `torch.utils.flop_counter.FlopCounterMode`. Biases, activations and softmax are not.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
-from typing import ClassVar, Final, NamedTuple
+from typing import Annotated, ClassVar, Final, NamedTuple
+
+import msgspec
 
 
 class UncountableError(Exception):
-    """Arguments are missing, or do not fit the operator."""
+    """Arguments do not fit the operator."""
 
 
 # Element types by their C++ name without namespace.
@@ -21,30 +22,25 @@ _DTYPES: Final = {
     "BFloat16": "bf16", "Half": "fp16", "float": "fp32", "double": "fp64", "signed char": "int8",
     **dict.fromkeys(("Float8_e4m3fn", "Float8_e4m3fnuz", "Float8_e5m2", "Float8_e5m2fnuz"), "fp8"),
 }  # fmt: skip
-_INTEGERS: Final = re.compile(r"\[([0-9]{1,9}(?:, ?[0-9]{1,9})*)\]")
-_MASK: Final = re.compile(r"\[(True|False), ?(True|False), ?(True|False)\]")
-_LARGEST_DIM: Final = 2**63 - 1
+_Shape = tuple[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], ...]
+_Steps = list[Annotated[int, msgspec.Meta(ge=0, lt=10**9)]]
+_MISSING: Final = (UncountableError, IndexError, KeyError, AttributeError, msgspec.DecodeError)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """The recorded arguments by position, checked when they are read: a trace can contain anything.
 
-    Every method raises `UncountableError` if the argument is missing or does not fit.
+    Every method raises one of `_MISSING` if the argument is missing or does not fit.
     """
 
     dims: Sequence[object]
-    types: Sequence[object]
-    concrete: Sequence[object]
+    types: Sequence[str]
+    concrete: Sequence[str]
 
     def shape(self, index: int) -> tuple[int, ...]:
         """The dimensions of a tensor."""
-        dims = self.dims[index] if index < len(self.dims) else None
-        if not isinstance(dims, list | tuple):
-            raise UncountableError
-        if not all(type(size) is int and 0 <= size <= _LARGEST_DIM for size in dims):
-            raise UncountableError
-        return tuple(dims)
+        return msgspec.convert(self.dims[index], _Shape)
 
     def has_tensor(self, index: int) -> bool:
         """Whether an optional tensor of at least one dimension was given."""
@@ -52,34 +48,19 @@ class Call:
 
     def dtype(self, index: int) -> str:
         """The element type of a tensor, by its short name."""
-        text = self.types[index] if index < len(self.types) else None
-        dtype = _DTYPES.get(text.rpartition("::")[2]) if isinstance(text, str) else None
-        if dtype is None:
-            raise UncountableError
-        return dtype
-
-    def text(self, index: int) -> str:
-        """The value of an argument as recorded, "" where it was not."""
-        text = self.concrete[index] if index < len(self.concrete) else ""
-        return text if isinstance(text, str) else ""
+        return _DTYPES[self.types[index].rpartition("::")[2]]
 
     def flag(self, index: int) -> bool:
         """The value of a boolean argument."""
-        if self.text(index) not in {"True", "False"}:
-            raise UncountableError
-        return self.text(index) == "True"
+        return {"True": True, "False": False}[self.concrete[index]]
 
-    def mask(self, index: int) -> tuple[bool, ...]:
+    def mask(self, index: int) -> tuple[bool, bool, bool]:
         """The value of an argument of three booleans."""
-        matched = _MASK.fullmatch(self.text(index))
-        if matched is None:
-            raise UncountableError
-        return tuple(flag == "True" for flag in matched.groups())
+        return msgspec.json.decode(self.concrete[index].lower(), type=tuple[bool, bool, bool])
 
     def per_dimension(self, index: int, dimensions: int) -> list[int]:
         """A stride, padding or dilation; one number stands for all dimensions."""
-        matched = _INTEGERS.fullmatch(self.text(index))
-        values = [int(number) for number in matched[1].split(",")] if matched else []
+        values = msgspec.json.decode(self.concrete[index], type=_Steps)
         if len(values) not in {1, dimensions}:
             raise UncountableError
         return values * dimensions if len(values) == 1 else values
@@ -239,7 +220,7 @@ def operator_flops(
     call = Call(input_dims, input_types, concrete_inputs)
     try:
         return OperatorFlops(operator.flops(call), call.dtype(operator.operand))
-    except UncountableError:
+    except _MISSING:
         return None
 
 

@@ -21,7 +21,7 @@ from lightning_forge_profiling.analysis.fixes import path_of, predictions
 from lightning_forge_profiling.analysis.operators import SORTS
 from lightning_forge_profiling.analysis.rank_analysis import collectives_of, match_collectives, summarize
 from lightning_forge_profiling.analysis.recording import Recording, prepared, where_cut, with_steps
-from lightning_forge_profiling.analysis.timeline import MOST_SPANS, draw
+from lightning_forge_profiling.analysis.timeline import MOST_SPANS, CriticalPath, draw
 from lightning_forge_profiling.diagnosis.combine import combine, judge, naming_missing
 from lightning_forge_profiling.diagnosis.ranks import MOST_SHOWN, shown, spread
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
@@ -302,26 +302,40 @@ def _measure(
             return [f"{files[0]}: no recorded step in {steps[0]}:{steps[1]}"]
     rank = trace.rank if trace.rank is not None else rank_in_name(files[0])
     counted = counted_steps(recording, from_the_start=recording.steps.number[0] == first)
-    summary = summarize(recording, UNKNOWN_RANK if rank is None else rank, counted, sort=sort, top=top)
+    spans = spans_for(trace.world_size or 1) if spans is None else spans
     played = with_steps(recording, counted)
-    summary = structs.replace(summary, replay=predictions(played, summary))
-    cut_off = all(trace.cuts) and not recording.steps.whole[counted].all()
-    summary = structs.replace(summary, warnings=(*map(encodable, problems), *summary.warnings), cut_off=bool(cut_off))
+    result = rank_result(recording, rank, counted, path=path_of(played), spans=spans, sort=sort, top=top)
+    summary = structs.replace(
+        result.summary,
+        replay=predictions(played, result.summary),
+        warnings=(*map(encodable, problems), *result.summary.warnings),
+        cut_off=bool(all(trace.cuts) and not recording.steps.whole[counted].all()),
+    )
+    return structs.replace(result, summary=summary, traces=described(files))
+
+
+def rank_result(
+    recording: Recording,
+    rank: int | None,
+    counted: NDArray[np.bool_],
+    *,
+    path: CriticalPath | None = None,
+    spans: int = 1,
+    sort: str | None = None,
+    top: int = TOP,
+) -> RankResult:
+    """The figures of one rank's recording, over the steps that count, and its timeline of so many spans."""
+    rank, trace = UNKNOWN_RANK if rank is None else rank, recording.trace
     return RankResult(
         package=PACKAGE,
-        rank=summary.rank,
+        rank=rank,
         world_size=trace.world_size,
         base_ns=trace.base_ns,
-        traces=described(files),
+        traces=(),
         cut_off=where_cut(trace, recording.steps),
-        summary=summary,
-        collectives=collectives_of(played),
-        timeline=draw(
-            recording,
-            summary.rank,
-            most_spans=spans_for(trace.world_size or 1) if spans is None else spans,
-            path=path_of(played),
-        ),
+        summary=summarize(recording, rank, counted, sort=sort, top=top),
+        collectives=collectives_of(with_steps(recording, counted)),
+        timeline=draw(recording, rank, most_spans=spans, path=path),
     )
 
 

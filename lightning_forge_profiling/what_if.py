@@ -11,18 +11,15 @@ import numpy as np
 
 from lightning_forge_profiling.analysis.fixes import MOST_ERROR_PCT, Change, ReplaySteps, can_be_played, scatter_pct
 from lightning_forge_profiling.analysis.intervals import ascending
-from lightning_forge_profiling.analysis.rank_analysis import collectives_of, summarize
 from lightning_forge_profiling.analysis.recording import prepared, with_steps
 from lightning_forge_profiling.analysis.replay import Graph, Played, error_pct, live_hosts, play, step_ns, together
-from lightning_forge_profiling.analysis.timeline import draw
 from lightning_forge_profiling.diagnosis.ranks import MOST_SHOWN
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
 from lightning_forge_profiling.kineto.reader import read_trace
-from lightning_forge_profiling.kineto.summaries import PACKAGE
 from lightning_forge_profiling.kineto.trace import Ints, Table, Trace, join_traces
-from lightning_forge_profiling.pipeline import conclude, counted_steps
-from lightning_forge_profiling.schema import UNKNOWN_RANK, Analysis, RankResult
+from lightning_forge_profiling.pipeline import conclude, counted_steps, rank_result
+from lightning_forge_profiling.schema import Analysis, RankResult
 
 _T = TypeVar("_T", bound=Table)
 
@@ -206,16 +203,4 @@ def _recorded(path: Path, rank: int | None) -> tuple[list[ReplaySteps], str]:
 
 def _result(trace: Trace, rank: int | None) -> RankResult:
     recording = prepared(trace)
-    number = UNKNOWN_RANK if rank is None else rank
-    counted = counted_steps(recording, from_the_start=True)
-    return RankResult(
-        package=PACKAGE,
-        rank=number,
-        world_size=trace.world_size,
-        base_ns=None,
-        traces=(),
-        cut_off="",
-        summary=summarize(recording, number, counted),
-        collectives=collectives_of(with_steps(recording, counted)),
-        timeline=draw(recording, number, most_spans=1),
-    )
+    return rank_result(recording, rank, counted_steps(recording, from_the_start=True))

@@ -45,7 +45,7 @@ def queries(reader: GpuReader) -> None:
     print(f"{reader.name}, {reader.power_limit_w} W")
     print(f"one sample: {timed(lambda: reader.read(0))}")
     nvml: Any = reader.nvml
-    handle = find_device(reader.nvml, 0, uuid=uuid()).handle
+    handle = find_device(reader.nvml, uuid(), 0).handle
     asked: dict[str, Callable[[], Any]] = {
         "utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(handle),
         "encoder": lambda: nvml.nvmlDeviceGetEncoderUtilization(handle),
@@ -178,7 +178,7 @@ def main() -> None:
     gpt = steps_of(GPT(), torch.randint(0, 50304, (16, 1025), device="cuda"), autocast=True)
     small = steps_of(SmallKernels(), torch.randn(1, 64, device="cuda"), autocast=False)
     gpt()
-    reader = open_reader(0, uuid=uuid())
+    reader = open_reader(0, uuid(), lambda: None)
     queries(reader)
     compare("launch-bound: 24 layers of width 64", small)
     compare("GPU-bound: GPT, 12 layers of width 768, 16 x 1024 tokens", gpt)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_forge_profiling.bench.result import in_unit
-from lightning_forge_profiling.crossover.curves import CrossoverResult, OperationCurves, read_crossover
+from lightning_forge_profiling.crossover.curves import OperationCurves, read_crossover
 from lightning_forge_profiling.crossover.plot import DARK, LIGHT, crossover_page, draw_operation
 from tests.report_page import Page
 
@@ -19,14 +19,15 @@ HOSTILE = '</style><script>hacked=1</script><img src=x onerror="hacked=1">"onmou
 
 def without_gpu():
     operations = tuple(replace(operation, curves=operation.curves[:1]) for operation in H200.operations)
-    return CrossoverResult(setting=replace(H200.setting, gpu="", tf32="", platform=""), operations=operations)
+    return replace(H200, setting=replace(H200.setting, gpu="", tf32="", platform=""), operations=operations)
 
 
 def hostile():
     setting = replace(H200.setting, cpu=HOSTILE, gpu=HOSTILE, dtype=HOSTILE, torch=HOSTILE, tf32=HOSTILE)
     first = H200.operations[0]
     curves = (replace(first.curves[0], ended=HOSTILE), *first.curves[1:])
-    return CrossoverResult(setting=setting, operations=(OperationCurves(name=HOSTILE, meaning=HOSTILE, curves=curves),))
+    operations = (OperationCurves(name=HOSTILE, meaning=HOSTILE, curves=curves),)
+    return replace(H200, setting=setting, operations=operations)
 
 
 @pytest.mark.slow

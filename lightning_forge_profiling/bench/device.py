@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from lightning_forge_profiling.bench.sampling import HOST_METHODS, TimedCall
 from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
+from lightning_forge_profiling.gpu.clocks import named_device
 from lightning_forge_profiling.safe_files import read_regular
 from lightning_forge_profiling.timing.events import DeviceEventSource, Event
 
@@ -220,27 +221,17 @@ def find_device(values: object, asked: torch.device | str | int | None) -> torch
         raise ConfigurationError(
             "There are tensors on the meta device, which have no data: make them on the CPU or a CUDA device."
         )
+    device = None if asked is None else named_device(asked)
     if asked is None:
         not_cpu = devices.get("cuda") or next((at for kind, at in devices.items() if kind != "cpu"), None)
         device = not_cpu or torch.device("cpu" if devices or not _cuda_in_use() else "cuda")
-    else:
-        device = _parsed(asked)
+    if device is None:
+        raise ConfigurationError(f"device={asked!r} is not a device: pass 'cpu' or one such as 'cuda:0'.")
     if device.type == "cpu" and "cuda" in devices:
         raise ConfigurationError(
             f"device='cpu', but there are tensors on {devices['cuda']}: leave device out, or move them to the CPU."
         )
     return device if device.type == "cpu" else _with_index(device)
-
-
-def _parsed(asked: torch.device | str | int) -> torch.device:
-    name = f"cuda:{asked}" if isinstance(asked, int) else asked
-    try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError):
-        device = None
-    if device is None or str(device) != str(name):  # torch takes "cuda:256" for "cuda:0"
-        raise ConfigurationError(f"device={asked!r} is not a device: pass 'cpu' or one such as 'cuda:0'.")
-    return device
 
 
 def _with_index(device: torch.device) -> torch.device:

@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from numbers import Real
 from statistics import median
 from typing import Any, Final, Self
@@ -15,56 +14,45 @@ import numpy as np
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.clocks import ClockSummary
 
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 640, 240, 20, 60, 190
 _LONGEST_TITLE: Final = 88  # of 12 pixels, in letters of mean width
 _MOST_BARS: Final = 60
 
 
-def draw(samples: Sequence[float], title: str, subtitle: str = "", *, unit: str = "µs") -> str:
+def draw(samples: Sequence[float], title: str, subtitle: str, unit: str) -> str:
     """Draw samples as bars, with lines at the median and at the 5th and 95th percentile."""
+    from lightning_forge_profiling.report.page import rendered  # noqa: PLC0415  (Jinja2 only where one is drawn)
+
     values = np.asarray(samples, float)
     low, high = (float(value) for value in np.percentile(values, [1, 99]))  # samples beyond are counted at the side
     margin = (high - low) * 0.05 or abs(low) * 0.01 or 1e-3
     low, high = low - margin, high + margin
     inside = values[(values >= low) & (values <= high)]
-    bars = int(min(_MOST_BARS, max(5, 2 * len(inside) ** 0.5)))
-    counts, edges = np.histogram(inside, bins=bars, range=(low, high))
-    below, above = int((values < low).sum()), int((values > high).sum())
+    counts, edges = np.histogram(inside, int(min(_MOST_BARS, max(5, 2 * len(inside) ** 0.5))), (low, high))
 
     def x(value: float) -> float:
-        return _LEFT + (value - low) / (high - low) * (_WIDTH - 2 * _LEFT)
+        return round(20 + (value - low) / (high - low) * 600, 1)
 
-    def write(text: str, x: float, y: float, style: str = 'fill="#222"') -> None:
-        parts.append(f'<text x="{x:.1f}" y="{y}" {style}>{escape(text)}</text>')
-
-    parts = [
-        (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
-            f'font-family="sans-serif" font-size="12" role="img" aria-label="{escape(title)}">'
-        ),
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
+    bars = [
+        {
+            "x": x(start),
+            "y": round(190 - 130 * count / counts.max(), 1),
+            "width": max(round(x(end) - x(start) - 1, 1), 0.5),
+            "tip": f"{count} samples, {start:.4g} to {end:.4g} {unit}",
+        }
+        for count, start, end in zip(counts.tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+        if count
     ]
-    write(_shortened(title), _LEFT, 20, 'fill="#222" font-weight="bold"')
-    write(_shortened(subtitle), _LEFT, 38)
-    for count, start, end in zip(counts, edges[:-1], edges[1:], strict=True):
-        if count:
-            top = _BOTTOM - (_BOTTOM - _TOP) * int(count) / int(counts.max())
-            size = f'width="{max(x(end) - x(start) - 1, 0.5):.1f}" height="{_BOTTOM - top:.1f}"'
-            tip = f"<title>{int(count)} samples, {start:.4g} to {end:.4g} {unit}</title>"
-            parts.append(f'<rect x="{x(start):.1f}" y="{top:.1f}" {size} fill="#4878cf">{tip}</rect>')
-    parts.append(f'<line x1="{_LEFT}" y1="{_BOTTOM}" x2="{_WIDTH - _LEFT}" y2="{_BOTTOM}" stroke="#222"/>')
-    marks = zip(("p5", "median", "p95"), np.percentile(values, [5, 50, 95]), strict=True)
-    for row, (name, value) in enumerate(marks, start=1):
-        at, down = x(float(value)), _BOTTOM + 14 * row
-        dash = "" if name == "median" else ' stroke-dasharray="3 3"'
-        parts.append(f'<line x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{down - 10}" stroke="#c44e52"{dash}/>')
-        side = "end" if at > _WIDTH / 2 else "start"
-        write(f"{name} {value:.4g} {unit}", at, down, f'fill="#c44e52" text-anchor="{side}"')
-    if above:
-        write(f"{above} longer", _WIDTH - _LEFT, _TOP, 'fill="#222" text-anchor="end"')
-    if below:
-        write(f"{below} shorter", _LEFT, _TOP)
-    return "\n".join([*parts, "</svg>", ""])
+    marks = zip(("p5", "median", "p95"), np.percentile(values, [5, 50, 95]).tolist(), strict=True)
+    return rendered(
+        "histogram.svg",
+        label=title,
+        title=_shortened(title),
+        subtitle=_shortened(subtitle),
+        bars=bars,
+        marks=[{"x": x(value), "text": f"{name} {value:.4g} {unit}"} for name, value in marks],
+        above=int((values > high).sum()),
+        below=int((values < low).sum()),
+    )
 
 
 def _shortened(text: str) -> str:
@@ -253,7 +241,7 @@ class BenchmarkResult:
         """A histogram of the samples, as the text of an SVG file."""
         how = f"{in_unit(self.median_us)} ({self.method}, {self._cache()}) on {self.device}"
         scale, unit = _unit(self.median_us)
-        return draw([sample / scale for sample in self.samples_us], printable(self.name), printable(how), unit=unit)
+        return draw([sample / scale for sample in self.samples_us], printable(self.name), printable(how), unit)
 
     _repr_svg_ = svg  # a notebook shows this
 

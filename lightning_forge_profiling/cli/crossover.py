@@ -183,7 +183,7 @@ def _measured(args: argparse.Namespace) -> "CrossoverResult":
             longest_us=max_time_s * 1e6,
             progress=lambda name, size: progress(f"{name} {size} ({next(numbers)} of {total})"),
         )
-    return curves.CrossoverResult(setting=sweep.setting(dtype, gpu), operations=operations)
+    return curves.CrossoverResult(setting=sweep.setting(dtype, gpu), operations=operations, schema_version=1)
 
 
 def _hand_over(args: argparse.Namespace, result: "CrossoverResult") -> None:

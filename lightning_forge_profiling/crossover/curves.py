@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
 
 import msgspec
 
 from lightning_forge_profiling.bench.result import BenchmarkResult, in_unit, median_interval
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.json_layout import decoded
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report.blocks import Row, Table, Text, columns_of
 from lightning_forge_profiling.report.screen import Screen
@@ -156,14 +157,10 @@ class Setting:
     dtype: str
     tf32: str  # whether float32 is computed in TF32, for products and for convolutions; "" for other types
     cpu: str
-    threads: int  # that an operation may use
+    threads: Annotated[int, msgspec.Meta(ge=1)]  # that an operation may use
     gpu: str  # "" if there was none
     torch: str
     platform: str  # the version of CUDA or ROCm that PyTorch is built with; "" for neither
-
-    def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise ConfigurationError(f"threads must be at least 1, got {self.threads}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,12 +168,8 @@ class CrossoverResult:
     """The curves of all operations, and where they were measured."""
 
     setting: Setting
-    operations: tuple[OperationCurves, ...]
-    schema_version: int = SCHEMA_VERSION
-
-    def __post_init__(self) -> None:
-        if not self.operations:
-            raise ConfigurationError("a result needs at least one operation")
+    operations: Annotated[tuple[OperationCurves, ...], msgspec.Meta(min_length=1)]
+    schema_version: Literal[1]
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain values, and the crossovers computed from them."""
@@ -184,6 +177,9 @@ class CrossoverResult:
         for each, operation in zip(values["operations"], self.operations, strict=True):
             each["crossovers"] = [asdict(crossover) for crossover in operation.crossovers]
         return values
+
+
+_decoder = msgspec.json.Decoder(CrossoverResult)
 
 
 def find_crossover(cpu: Curve, gpu: Curve) -> Crossover:
@@ -243,17 +239,6 @@ def _time_at(points: Sequence[Point], size: float) -> float:
     return after.us * float((size / after.size) ** slope)
 
 
-@dataclass(frozen=True, slots=True)
-class _Versioned:
-    """The field that files of all versions share."""
-
-    schema_version: int
-
-    def __post_init__(self) -> None:
-        if self.schema_version != SCHEMA_VERSION:
-            raise ConfigurationError(f"schema version {self.schema_version} is not supported, only {SCHEMA_VERSION}")
-
-
 def crossover_json(result: CrossoverResult) -> bytes:
     """The content of the file: indented, with a final newline. The crossovers in it are for other readers."""
     return msgspec.json.format(msgspec.json.encode(result.to_dict()), indent=2) + b"\n"
@@ -267,9 +252,8 @@ def read_crossover(path: Path) -> CrossoverResult:
 def parse_crossover(content: bytes, name: str) -> CrossoverResult:
     """The result from the content of a file."""
     try:
-        msgspec.json.decode(content, type=_Versioned)
-        return msgspec.json.decode(content, type=CrossoverResult)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return decoded(content, _decoder, SCHEMA_VERSION)
+    except ValueError as error:
         raise ConfigurationError(f"{name}: not what crossover --json wrote: {error}") from error
 
 

@@ -22,7 +22,6 @@ from lightning_forge_profiling.crossover.curves import (
     NO_GPU,
     WAY_NAMES,
     CrossoverResult,
-    Curve,
     OperationCurves,
     Way,
     about_size,
@@ -245,6 +244,8 @@ def crossover_page(result: CrossoverResult) -> str:
         heading=_TITLE if result.setting.gpu else NO_GPU,
         ways={way: WAY_NAMES[way] for way in GPU_WAYS if way in crossed} if result.setting.gpu else None,
         operations=[_operation(operation) for operation in result.operations],
+        names=WAY_NAMES,
+        in_unit=in_unit,
         facts=list(facts(result)),
         warnings=warnings(result),
         narrow=_NARROW,
@@ -260,34 +261,10 @@ def _operation(operation: OperationCurves) -> dict[str, Any]:
     }
     crossovers = {crossover.way: describe(crossover) for crossover in operation.crossovers}
     said = [f"{WAY_NAMES[way]}: {text}" for way, text in crossovers.items()]
-    columns = ["n"]
-    for curve in operation.curves:
-        columns += [WAY_NAMES[curve.way], *([] if curve.way == "cpu" else ["CPU / GPU"])]
     return {
-        "name": operation.name,
-        "meaning": operation.meaning,
+        "of": operation,
         "crossovers": crossovers,
         "alt": f"Time of a call over size n, {operation.name}. {'. '.join(said)}",
         "plots": {name: f"data:image/svg+xml;base64,{svg}" for name, svg in plots.items()},
         "ends": ends(operation),
-        "columns": columns,
-        "rows": [{"size": size, "cells": list(_cells(operation, size))} for size in operation.sizes],
     }
-
-
-def _cells(operation: OperationCurves, size: int) -> Iterator[dict[str, Any]]:
-    for curve in operation.curves:
-        speedup = operation.speedup(curve.way, size)
-        faster = speedup is not None and speedup > 1
-        text, note = _time(curve, size)
-        yield {"text": text, "note": note, "faster": faster}
-        if curve.way != "cpu":
-            yield {"text": "" if speedup is None else f"{speedup:.3g}", "note": "", "faster": faster}
-
-
-def _time(curve: Curve, size: int) -> tuple[str, str]:
-    """The time of a call, and how sure it is."""
-    point = curve.at(size)
-    if point is None:
-        return "-", ""
-    return in_unit(point.us), "1 sample" if point.samples == 1 else f"±{100 * point.noise:.1f} %"

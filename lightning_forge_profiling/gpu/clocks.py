@@ -66,7 +66,9 @@ def locked_clocks(
             f"sm_mhz must be a clock rate in whole MHz, such as 1500, got {sm_mhz!r}; "
             "`nvidia-smi -q -d SUPPORTED_CLOCKS` lists those of a GPU."
         )
-    named = None if uuid is not None else _named(device)
+    named = named_device("cuda" if device is None else device) if uuid is None else None
+    if uuid is None and named is None:
+        raise ConfigurationError(f"device must be a GPU as PyTorch names it, such as 'cuda:0' or 0, got {device!r}.")
     try:
         opened = open_nvml() if nvml is None else nvml
     except LookupError as error:
@@ -74,7 +76,7 @@ def locked_clocks(
     try:
         try:
             # a UUID names a GPU also if CUDA_VISIBLE_DEVICES hides it
-            gpu = _find(opened, named) if uuid is None else find_device(opened, uuid)
+            gpu = find_device(opened, str(uuid)) if named is None else _find(opened, named)
         except LookupError as error:
             raise ClocksUnavailableError(f"The clock was not locked: {error}.") from error
         with _Lock(opened, gpu, sm_mhz) as rate:
@@ -83,31 +85,25 @@ def locked_clocks(
         opened.nvmlShutdown()
 
 
-def _named(device: "torch.device | str | int | None") -> tuple[str, int | None]:
-    """Type and index of a device that PyTorch names."""
+def named_device(device: "torch.device | str | int") -> "torch.device | None":
+    """The device that PyTorch names so; None if that is no name of a device."""
     import torch  # noqa: PLC0415  (a process that gives a UUID need not touch CUDA)
 
-    if device is None:
-        return "cuda", None
-    if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
-        return "cuda", device  # torch.device() would take 256 for 0
-    if isinstance(device, (str, torch.device)):
-        with contextlib.suppress(RuntimeError):
-            named = torch.device(device)
-            if str(named) == str(device):  # it would take "cuda:256" for "cuda:0"
-                return named.type, named.index
-    raise ConfigurationError(f"device must be a GPU as PyTorch names it, such as 'cuda:0' or 0, got {device!r}.")
+    name = f"cuda:{device}" if type(device) is int else device
+    with contextlib.suppress(RuntimeError, TypeError):
+        named = torch.device(name)
+        if str(named) == str(name):  # it takes "cuda:256" for "cuda:0"
+            return named
+    return None
 
 
-def _find(nvml: Nvml, named: tuple[str, int | None]) -> NvmlDevice:
-    import torch  # noqa: PLC0415  (a process that gives a UUID need not touch CUDA)
+def _find(nvml: Nvml, named: "torch.device") -> NvmlDevice:
+    import torch  # noqa: PLC0415  (as above)
 
-    kind, index = named
     count = torch.cuda.device_count()
-    if kind != "cuda" or (index or 0) >= count:
-        asked = kind if index is None else f"{kind}:{index}"
-        raise LookupError(f"{asked} is not one of the {count} CUDA devices here")
-    index = torch.cuda.current_device() if index is None else index
+    if named.type != "cuda" or (named.index or 0) >= count:
+        raise LookupError(f"{named} is not one of the {count} CUDA devices here")
+    index = torch.cuda.current_device() if named.index is None else named.index
     return find_device(nvml, str(torch.cuda.get_device_properties(index).uuid), index)
 
 

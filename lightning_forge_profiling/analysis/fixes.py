@@ -15,7 +15,6 @@ from lightning_forge_profiling.analysis.kernels import CATEGORY_OF, KINDS
 from lightning_forge_profiling.analysis.operators import PRODUCT_KINDS, flop_rate
 from lightning_forge_profiling.analysis.rank_analysis import TO_DEVICE
 from lightning_forge_profiling.analysis.recording import Recording
-from lightning_forge_profiling.analysis.regions import host_spans
 from lightning_forge_profiling.analysis.replay import HOST, Graph, bounds, error_pct, step_ns
 from lightning_forge_profiling.analysis.steps import ALLOCATES, FREES, WAITS, named, spans_of
 from lightning_forge_profiling.analysis.timeline import CriticalPath, critical_path
@@ -121,7 +120,7 @@ def without_operators(name: str) -> Change:
 
 def without_region(name: str) -> Change:
     """Without the host's time in a built-in region."""
-    return lambda steps: without(steps, host_spans(steps.recording)[name])
+    return lambda steps: without(steps, steps.recording.on_host[name])
 
 
 def without_syncs(steps: ReplaySteps) -> ReplaySteps:
@@ -167,7 +166,7 @@ def fused_update(steps: ReplaySteps) -> ReplaySteps:
     """With an optimizer's launches as one, and its kernels as a fused one, which moves a third of the bytes."""
     steps = as_graphs("optimizer")(steps)
     calls, graph = steps.recording.trace.calls, steps.graph
-    update = host_spans(steps.recording)["optimizer"].contains(calls.start[graph.call])[graph.launched_by]
+    update = steps.recording.on_host["optimizer"].contains(calls.start[graph.call])[graph.launched_by]
     runs = np.where(update, np.rint(graph.runs * _OF_UPDATE).astype(np.int64), graph.runs)
     return replace(steps, graph=replace(graph, runs=runs))
 
@@ -221,7 +220,7 @@ def as_graphs(*regions: str) -> Change:
     """
 
     def change(steps: ReplaySteps) -> ReplaySteps:
-        spans, trace = host_spans(steps.recording), steps.recording.trace
+        spans, trace = steps.recording.on_host, steps.recording.trace
         ranges = NOTHING
         for name in regions:
             ranges |= spans[name]
@@ -296,7 +295,7 @@ def in_bf16(steps: ReplaySteps) -> ReplaySteps:
     factors = dict.fromkeys(KINDS, 1.0) | dict.fromkeys(PRODUCT_KINDS, shorter) | _OF_ACTIVATIONS
     factors["attention"] = min(_OF_ATTENTION * shorter, 1.0)
     cast = _with_times(steps, {kind: each * (1 if kind in _NOT_CAST else _CASTS) for kind, each in factors.items()})
-    spans = host_spans(steps.recording)
+    spans = steps.recording.on_host
     passes = (spans["forward"] | spans["backward"]).contains(trace.calls.start[cast.graph.call])
     slower = np.where(passes, np.rint(cast.graph.before * _CASTS_ON_HOST).astype(np.int64), cast.graph.before)
     note = (
@@ -393,7 +392,7 @@ def _changes(recording: Recording, summary: RankSummary) -> Iterator[tuple[str, 
         yield "allocator-churn", without_allocations
     if update_ms >= least_ms:
         yield "slow-optimizer", fused_update
-    spans = host_spans(recording)
+    spans = recording.on_host
     passes = spans["forward"] | spans["backward"]
     if summary.host.idle_launching_ms_per_step >= least_ms and can_be_captured(recording, passes):
         yield "launch-bound", as_graphs("forward", "backward")

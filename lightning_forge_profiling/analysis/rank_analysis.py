@@ -14,7 +14,7 @@ from lightning_forge_profiling.analysis.intervals import Intervals, Nesting
 from lightning_forge_profiling.analysis.kernels import CATEGORY_OF, KINDS, base_name
 from lightning_forge_profiling.analysis.operators import flop_rate, operator_table
 from lightning_forge_profiling.analysis.recording import Recording, with_steps
-from lightning_forge_profiling.analysis.regions import cpu_time, host_spans, outside_operators, region_table
+from lightning_forge_profiling.analysis.regions import cpu_time, outside_operators, region_table
 from lightning_forge_profiling.analysis.steps import (
     ALLOCATES,
     FREES,
@@ -296,8 +296,7 @@ def _spent(recording: Recording, idle: IdleTime, *, on_cpu: bool) -> dict[str, I
     if not on_cpu:
         data = spans_of(trace.annotations, named(trace, trace.annotations, LOADS_DATA))
         return {"data": data, "launching": idle.for_python}
-    host = host_spans(recording)
-    outside = outside_operators(recording, host)
+    outside, host = outside_operators(recording), recording.on_host
     inside = {name: outside & host[name] for name in ("forward", "backward", "optimizer")}
     return {"data": host["data"], "python": outside, **inside}
 

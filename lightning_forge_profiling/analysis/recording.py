@@ -3,15 +3,17 @@
 import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_forge_profiling.analysis.intervals import Nesting, ascending, places, take
+from lightning_forge_profiling.analysis.intervals import NOTHING, Intervals, Nesting, ascending, places, take
 from lightning_forge_profiling.analysis.kernels import KINDS, classify
 from lightning_forge_profiling.analysis.steps import (
+    LOADS_DATA,
     WAITS,
     Links,
     Steps,
@@ -24,10 +26,10 @@ from lightning_forge_profiling.analysis.steps import (
     step_marks,
 )
 from lightning_forge_profiling.kineto.trace import ACTIVITIES, Cut, Ints, Table, Trace
-from lightning_forge_profiling.names import MARK_PREFIX
+from lightning_forge_profiling.names import MARK_PREFIX, REGIONS
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Recording:
     """A trace with its launches, steps and kinds."""
 
@@ -39,6 +41,21 @@ class Recording:
     # for each row of GPU work the position of its step: the one that launched it, or if the launch is unknown the one
     # in whose window it begins; -1 for none, and for work launched before the recording
     step: Ints
+
+    @cached_property
+    def _regions(self) -> tuple[Ints, dict[str, Intervals]]:
+        marked = any(name.startswith(MARK_PREFIX) for name in self.trace.names)
+        return _marked(self) if marked else _inferred(self)
+
+    @property
+    def region(self) -> Ints:
+        """For each row of GPU work the position of its built-in region in `REGIONS`."""
+        return self._regions[0]
+
+    @property
+    def on_host(self) -> dict[str, Intervals]:
+        """When the host is in each built-in region."""
+        return self._regions[1]
 
 
 def prepare(trace: Trace) -> Recording:
@@ -93,6 +110,66 @@ def by_optimizer(trace: Trace, nesting: Nesting, time: Ints, operator: Ints) -> 
     mark = Nesting(marked).enclosing(time, np.zeros(len(time), np.int64))
     in_closure |= np.append(~named(trace, marked, re.compile(f"{MARK_PREFIX}optimizer")), False)[mark]
     return steps.contains(time) & ~in_closure
+
+
+_OTHER: Final = REGIONS.index("other")
+
+_ENGINE: Final = re.compile(r"autograd::engine::evaluate_function.*")
+# Nodes that autograd's engine runs, for traces of PyTorch before 1.10, which do not mark the engine.
+_NODE: Final = re.compile(r"\w+Backward\d*|torch::autograd::(?:AccumulateGrad|CopyBackwards|GraphRoot)")
+
+
+def _marked(recording: Recording) -> tuple[Ints, dict[str, Intervals]]:
+    trace = recording.trace
+    spans = region_marks(trace)
+    names = [trace.names[name].removeprefix(MARK_PREFIX) for name in spans.name.tolist()]
+    region = np.array([REGIONS.index(name) if name in REGIONS else _OTHER for name in names], np.int64)
+    nesting = Nesting(spans)
+    launched = nesting.enclosing(recording.links.time, np.zeros(len(trace.gpu), np.int64))
+    host, covered = {}, NOTHING
+    for number, name in enumerate(REGIONS):
+        own = region == number
+        inner = np.isin(nesting.parent, np.flatnonzero(own)) & ~own
+        host[name] = spans_of(spans, own) - spans_of(spans, inner)
+        covered |= spans_of(spans, own)
+    host["other"] = recording.steps.host.spans - (covered - host["other"])
+    return np.append(region, _OTHER)[launched], host
+
+
+def _inferred(recording: Recording) -> tuple[Ints, dict[str, Intervals]]:
+    trace, links, nesting = recording.trace, recording.links, recording.nesting
+    operators = trace.operators
+    engine = named(trace, operators, _ENGINE)
+    if not engine.any():
+        engine = named(trace, operators, _NODE)
+    loads = named(trace, trace.annotations, LOADS_DATA)
+    steps_optimizer = named(trace, trace.annotations, lambda name: name.startswith("Optimizer.step"))
+    data, optimizer = spans_of(trace.annotations, loads), spans_of(trace.annotations, steps_optimizer)
+    backward = spans_of(operators, engine)
+    recorded = operators.sequence >= 0 if (operators.sequence >= 0).any() else _before_backward(recording, engine)
+    forward = spans_of(operators, recorded & ~engine) - backward - data
+    in_engine = take(nesting.innermost(engine), links.operator) >= 0
+    in_recorded = take(nesting.innermost(recorded), links.operator) >= 0
+    # the optimizer last: its step contains Lightning's closure with forward and backward
+    region = np.select(
+        [data.contains(links.time), in_engine, in_recorded, optimizer.contains(links.time)],
+        [REGIONS.index(name) for name in ("data", "backward", "forward", "optimizer")],
+        _OTHER,
+    )
+    known = {"data": data, "forward": forward, "backward": backward}
+    known["optimizer"] = optimizer - forward - backward - data
+    known["other"] = recording.steps.host.spans - (data | forward | backward | optimizer)
+    return region, {name: known.get(name, NOTHING) for name in REGIONS}
+
+
+def _before_backward(recording: Recording, engine: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Mask of the operators before the backward of their step: forward, in a trace without sequence numbers."""
+    start = recording.trace.operators.start
+    step = recording.steps.host.at(start)
+    begins = np.full(len(recording.steps) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(begins, step[engine], start[engine])
+    with_backward = np.isin(step, step[engine]) & (step >= 0)
+    return ~engine & with_backward & (start < begins[step])
 
 
 _TABLE_WORDS: Final = MappingProxyType({"gpu": "GPU work", "calls": "runtime calls", "frames": "Python functions"})

@@ -1,7 +1,7 @@
 """Host and GPU time by region: forward, backward, optimizer, data, ..., and custom regions."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, Literal
 
@@ -10,15 +10,13 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.gpu_time import IdleTime
-from lightning_forge_profiling.analysis.intervals import NOTHING, Intervals, Nesting, take
+from lightning_forge_profiling.analysis.intervals import Intervals
 from lightning_forge_profiling.analysis.operators import self_time
 from lightning_forge_profiling.analysis.recording import Recording, by_optimizer
-from lightning_forge_profiling.analysis.steps import LAUNCHES, LOADS_DATA, named, region_marks, spans_of
+from lightning_forge_profiling.analysis.steps import LAUNCHES, named, spans_of
 from lightning_forge_profiling.kineto.trace import Ints
 from lightning_forge_profiling.names import MARK_PREFIX, REGIONS
 from lightning_forge_profiling.schema import CpuTime, Region
-
-_OTHER: Final = REGIONS.index("other")
 
 # Ranges that frameworks open, as opposed to custom regions.
 _FRAMEWORK: Final = re.compile(
@@ -28,10 +26,6 @@ _FRAMEWORK: Final = re.compile(
     r"PyTorch Profiler.*"
 )
 _MOST_USER_REGIONS: Final = 64
-
-_ENGINE: Final = re.compile(r"autograd::engine::evaluate_function.*")
-# Nodes that autograd's engine runs, for traces of PyTorch before 1.10, which do not mark the engine.
-_NODE: Final = re.compile(r"\w+Backward\d*|torch::autograd::(?:AccumulateGrad|CopyBackwards|GraphRoot)")
 
 
 def region_table(recording: Recording, idle: IdleTime) -> tuple[Region, ...]:
@@ -43,78 +37,14 @@ def region_table(recording: Recording, idle: IdleTime) -> tuple[Region, ...]:
     rest.
     """
     trace, annotations = recording.trace, recording.trace.annotations
-    of_work, host = _built_in(recording)
     region = partial(_region, recording, idle, trace.calls.start[named(trace, trace.calls, LAUNCHES)])
     built_in = []
     for number, name in enumerate(REGIONS):
-        marks = named(trace, annotations, f"{MARK_PREFIX}{name}".__eq__) if number != _OTHER else np.zeros(0, bool)
-        calls = int((recording.steps.host.at(annotations.start[marks]) >= 0).sum()) if marks.any() else 0
-        built_in.append(region(name, (of_work == number) & (recording.step >= 0), calls=calls, host=host[name]))
+        marks = named(trace, annotations, f"{MARK_PREFIX}{name}".__eq__)
+        calls = int((recording.steps.host.at(annotations.start[marks]) >= 0).sum()) if name != "other" else 0
+        rows = (recording.region == number) & (recording.step >= 0)
+        built_in.append(region(name, rows, calls=calls, host=recording.on_host[name]))
     return (*built_in, *_custom_regions(recording, region))
-
-
-def host_spans(recording: Recording) -> dict[str, Intervals]:
-    """When the host is in each built-in region."""
-    return _built_in(recording)[1]
-
-
-def _built_in(recording: Recording) -> tuple[Ints, dict[str, Intervals]]:
-    """For each row of GPU work the position of its region; for each region its time on the host."""
-    marked = any(name.startswith(MARK_PREFIX) for name in recording.trace.names)
-    return _marked(recording) if marked else _inferred(recording)
-
-
-def _marked(recording: Recording) -> tuple[Ints, dict[str, Intervals]]:
-    trace = recording.trace
-    spans = region_marks(trace)
-    names = [trace.names[name].removeprefix(MARK_PREFIX) for name in spans.name.tolist()]
-    region = np.array([REGIONS.index(name) if name in REGIONS else _OTHER for name in names], np.int64)
-    nesting = Nesting(spans)
-    launched = nesting.enclosing(recording.links.time, np.zeros(len(trace.gpu), np.int64))
-    host, covered = {}, NOTHING
-    for number, name in enumerate(REGIONS):
-        own = region == number
-        inner = np.isin(nesting.parent, np.flatnonzero(own)) & ~own
-        host[name] = spans_of(spans, own) - spans_of(spans, inner)
-        covered |= spans_of(spans, own)
-    host["other"] = recording.steps.host.spans - (covered - host["other"])
-    return np.append(region, _OTHER)[launched], host
-
-
-def _inferred(recording: Recording) -> tuple[Ints, dict[str, Intervals]]:
-    trace, links, nesting = recording.trace, recording.links, recording.nesting
-    operators = trace.operators
-    engine = named(trace, operators, _ENGINE)
-    if not engine.any():
-        engine = named(trace, operators, _NODE)
-    loads = named(trace, trace.annotations, LOADS_DATA)
-    steps_optimizer = named(trace, trace.annotations, lambda name: name.startswith("Optimizer.step"))
-    data, optimizer = spans_of(trace.annotations, loads), spans_of(trace.annotations, steps_optimizer)
-    backward = spans_of(operators, engine)
-    recorded = operators.sequence >= 0 if (operators.sequence >= 0).any() else _before_backward(recording, engine)
-    forward = spans_of(operators, recorded & ~engine) - backward - data
-    in_engine = take(nesting.innermost(engine), links.operator) >= 0
-    in_recorded = take(nesting.innermost(recorded), links.operator) >= 0
-    # the optimizer last: its step contains Lightning's closure with forward and backward
-    region = np.select(
-        [data.contains(links.time), in_engine, in_recorded, optimizer.contains(links.time)],
-        [REGIONS.index(name) for name in ("data", "backward", "forward", "optimizer")],
-        _OTHER,
-    )
-    known = {"data": data, "forward": forward, "backward": backward}
-    known["optimizer"] = optimizer - forward - backward - data
-    known["other"] = recording.steps.host.spans - (data | forward | backward | optimizer)
-    return region, {name: known.get(name, NOTHING) for name in REGIONS}
-
-
-def _before_backward(recording: Recording, engine: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Mask of the operators before the backward of their step: forward, in a trace without sequence numbers."""
-    start = recording.trace.operators.start
-    step = recording.steps.host.at(start)
-    begins = np.full(len(recording.steps) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(begins, step[engine], start[engine])
-    with_backward = np.isin(step, step[engine]) & (step >= 0)
-    return ~engine & with_backward & (start < begins[step])
 
 
 def _custom_regions(recording: Recording, region: Callable[..., Region]) -> Iterator[Region]:
@@ -172,11 +102,10 @@ def cpu_time(recording: Recording) -> CpuTime | None:
     in_step = steps.host.at(operators.start) >= 0
     if used_gpu or not in_step.any():
         return None
-    host = host_spans(recording)
-    data, optimizer = host["data"], host["optimizer"]
+    data, optimizer = recording.on_host["data"], recording.on_host["optimizer"]
     trains = np.isin(operators.thread, _training_threads(recording))
     computing = spans_of(operators, trains) - data - optimizer
-    rest = outside_operators(recording, host)
+    rest = outside_operators(recording)
     rows = np.arange(len(operators))
     updates = in_step & by_optimizer(trace, recording.nesting, operators.start, rows)
     elsewhere = in_step & trains & ~data.contains(operators.start) & ~optimizer.contains(operators.start)
@@ -202,12 +131,13 @@ def cpu_time(recording: Recording) -> CpuTime | None:
     )
 
 
-def outside_operators(recording: Recording, host: Mapping[str, Intervals]) -> Intervals:
+def outside_operators(recording: Recording) -> Intervals:
     """When a rank that trains on the CPU is in no operator, nor in data loader and optimizer, nor in an exchange."""
     trace, operators = recording.trace, recording.trace.operators
     computing = spans_of(operators, np.isin(operators.thread, _training_threads(recording)))
     exchanging = spans_of(trace.annotations, named(trace, trace.annotations, _EXCHANGE))
-    return recording.steps.host.spans - host["data"] - host["optimizer"] - computing - exchanging
+    apart = recording.on_host["data"] | recording.on_host["optimizer"] | computing | exchanging
+    return recording.steps.host.spans - apart
 
 
 def _training_threads(recording: Recording) -> NDArray[np.int64]:

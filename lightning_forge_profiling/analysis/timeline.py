@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from lightning_forge_profiling.analysis.intervals import Intervals, Nesting
 from lightning_forge_profiling.analysis.kernels import KINDS
 from lightning_forge_profiling.analysis.recording import Recording
-from lightning_forge_profiling.analysis.regions import host_spans
 from lightning_forge_profiling.analysis.replay import Graph, before_on_lane
 from lightning_forge_profiling.analysis.steps import named, spans_of, step_marks
 from lightning_forge_profiling.kineto.trace import GpuWork, Ints, Spans, Trace
@@ -82,7 +81,7 @@ def by_region(recording: Recording, path: CriticalPath) -> list[tuple[str, Inter
     """The path's time on the host by built-in region."""
     host = path.work == HOST
     spans = Intervals.of(path.start[host], path.end[host])
-    return [(name, spans & region) for name, region in host_spans(recording).items()]
+    return [(name, spans & region) for name, region in recording.on_host.items()]
 
 
 MOST_SPANS: Final = 20_000  # about 600 kB of HTML

@@ -26,6 +26,14 @@ from lightning_forge_profiling.diagnosis.combine import combine, judge, naming_m
 from lightning_forge_profiling.diagnosis.ranks import MOST_SHOWN, shown, spread
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.host import usable_cores
+from lightning_forge_profiling.json_layout import (
+    PACKAGE,
+    described,
+    is_of,
+    read_rank_result,
+    read_summary,
+    write_rank_result,
+)
 from lightning_forge_profiling.kineto.files import (
     find_rank_summaries,
     find_ranks,
@@ -36,14 +44,6 @@ from lightning_forge_profiling.kineto.files import (
     windows_by_rank,
 )
 from lightning_forge_profiling.kineto.reader import read_trace
-from lightning_forge_profiling.kineto.summaries import (
-    PACKAGE,
-    described,
-    is_of,
-    read_rank_result,
-    read_summary,
-    write_rank_result,
-)
 from lightning_forge_profiling.kineto.trace import Trace, join_traces
 from lightning_forge_profiling.names import SUMMARY_JSON, rank_summary_path
 from lightning_forge_profiling.plain_text import encodable

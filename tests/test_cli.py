@@ -20,7 +20,7 @@ from lightning_forge_profiling.bench.result import BenchmarkResult
 from lightning_forge_profiling.cli import analyze, main
 from lightning_forge_profiling.cli.shared import Progress
 from lightning_forge_profiling.diagnosis.combine import combine
-from lightning_forge_profiling.kineto.summaries import summary_json
+from lightning_forge_profiling.json_layout import summary_json
 from lightning_forge_profiling.pipeline import analyze as analyze_in_python
 from lightning_forge_profiling.report.page import block_of, record_of, report_page, write_reports
 from tests.outcomes import HANGS_S

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_forge_profiling.kineto.summaries import read_summary
+from lightning_forge_profiling.json_layout import read_summary
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.analysis_text import markdown, print_analysis
 from tests.outcomes import HANGS_S, SCRIPTS

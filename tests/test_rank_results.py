@@ -17,7 +17,7 @@ from lightning_forge_profiling import pipeline
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.finish import analyze as finish_ranks
-from lightning_forge_profiling.kineto.summaries import PACKAGE, read_rank_result, write_rank_result
+from lightning_forge_profiling.json_layout import PACKAGE, read_rank_result, write_rank_result
 from lightning_forge_profiling.pipeline import analyze, conclude, merge, write_rank_results
 from tests.outcomes import HANGS_S
 from tests.record_builder import MadeRun

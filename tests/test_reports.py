@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.cli.schema import schema_json
 from lightning_forge_profiling.diagnosis.verdict import decide
-from lightning_forge_profiling.kineto.summaries import summary_json
+from lightning_forge_profiling.json_layout import summary_json
 from lightning_forge_profiling.names import docs_url
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.plain_text import plain

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lightning_forge_profiling.cli.schema import schema_json
 from lightning_forge_profiling.errors import TraceError
-from lightning_forge_profiling.kineto.summaries import summary_json
+from lightning_forge_profiling.json_layout import summary_json
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.analysis_text import markdown
 from lightning_forge_profiling.report.page import report_page

@@ -3,9 +3,10 @@
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -54,7 +55,7 @@ class Ratio:
         There are too few runs with fewer than five of either function: two runs of one function may differ by more
         than two functions do. There are too few samples if the interval is open at both ends.
         """
-        if _is_open(self):
+        if self.low == 0 and math.isinf(self.high):
             return "too few samples to tell"
         if self.low <= 1 <= self.high:
             return "no difference shown"
@@ -83,12 +84,9 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and verdicts as plain values; an open end of an interval is None."""
-        values = asdict(self)
-        values["ratios"] = [
-            {**asdict(ratio), "high": ratio.high if math.isfinite(ratio.high) else None, "verdict": ratio.verdict}
-            for ratio in self.ratios
-        ]
-        values["warnings"] = list(self.warnings)
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        for ratio, written in zip(self.ratios, values["ratios"], strict=True):
+            written |= {"high": ratio.high if math.isfinite(ratio.high) else None, "verdict": ratio.verdict}
         return values
 
     def to_json(self, indent: int | None = None) -> str:
@@ -263,12 +261,7 @@ def _host_bound(name: str, runs: Sequence[BenchmarkResult]) -> str:
     )
 
 
-def _is_open(ratio: Ratio) -> bool:
-    """Whether neither end of the interval is known."""
-    return ratio.low == 0 and math.isinf(ratio.high)
-
-
 def _interval(ratio: Ratio) -> str:
-    if _is_open(ratio):
+    if ratio.low == 0 and math.isinf(ratio.high):
         return "[unknown]"
     return f"[{ratio.low:.3f}, {'open' if math.isinf(ratio.high) else f'{ratio.high:.3f}'}]"

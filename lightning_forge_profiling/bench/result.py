@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from statistics import median
 from typing import Any, Final, Self
@@ -194,11 +194,8 @@ class BenchmarkResult:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and the values computed from them, as plain values."""
-        values = asdict(self)
-        values["samples_us"] = [float(sample) for sample in self.samples_us]  # JSON takes no float32
-        values["warnings"] = list(self.warnings)
-        if self.clock is not None:
-            values["clock"]["reasons"] = list(self.clock.reasons)
+        samples = tuple(map(float, self.samples_us))  # JSON takes no float32
+        values: dict[str, Any] = msgspec.to_builtins(replace(self, samples_us=samples))
         for name in ("median_us", "mean_us", "min_us", "p5_us", "p95_us", "iqr_us"):
             values[name] = getattr(self, name)
         values["noise"] = self.noise if math.isfinite(self.noise) else None  # JSON has no infinity

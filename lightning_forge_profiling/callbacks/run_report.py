@@ -25,7 +25,7 @@ from lightning_forge_profiling.diagnosis.bootstrap import (
 from lightning_forge_profiling.diagnosis.combine import combine, without_run
 from lightning_forge_profiling.diagnosis.ledger_costs import NOTICED_S
 from lightning_forge_profiling.diagnosis.ranks import rank_work
-from lightning_forge_profiling.kineto.summaries import read_summary
+from lightning_forge_profiling.json_layout import read_summary
 from lightning_forge_profiling.names import OWN_WORK, PROFILER, REGIONS, WAIT_PREFIX
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.page import write_reports

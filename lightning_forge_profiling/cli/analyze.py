@@ -152,7 +152,7 @@ def _analyze(args: argparse.Namespace, path: Path, named: str) -> int:
             result = _with_analysis(result, source=named)
         _write_files(args, result)
     if args.json:
-        from lightning_forge_profiling.kineto.summaries import summary_json  # noqa: PLC0415
+        from lightning_forge_profiling.json_layout import summary_json  # noqa: PLC0415
 
         write_json(summary_json(result.analysis))
     else:

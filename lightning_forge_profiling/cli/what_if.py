@@ -123,7 +123,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _live_ms(path: Path) -> float | None:
     """The mean step of the run, if its measurements lie beside the traces."""
-    from lightning_forge_profiling.kineto.summaries import read_summary  # noqa: PLC0415
+    from lightning_forge_profiling.json_layout import read_summary  # noqa: PLC0415
 
     summary = find_traces(path)[0][0].parent / SUMMARY_JSON
     try:

@@ -9,17 +9,31 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class DevicePeak:
     """One device of the table."""
 
     device: str
+    flops: Mapping[str, float]  # dense, per second, by type; without types that it lacks or whose rate no source gives
+    source: str
     name: frozenset[str]  # words that the driver's name must have
     also: frozenset[str]  # further words that it may have
-    tflops: Mapping[str, float]
-    source: str
     sms: int  # streaming multiprocessors (compute units on AMD) of the whole device: with fewer it is a slice
     memory_gib: float | None
     power_w: float | None
+
+    def source_of(self, dtype: str) -> str:
+        """The source of one type's rate: data sheets give fp64 and fp32 without sparsity, so they are not halved."""
+        return self.source.replace(", halved", "") if dtype in {"fp64", "fp32"} else self.source
+
+    def fits(self, memory_bytes: int | None, sms: int | None, power_w: float | None) -> bool:
+        """Whether nothing that the driver reports contradicts it."""
+        # up to a tenth less than the nominal memory, without ECC and the driver's own reserve
+        memory_gib = memory_bytes / 2**30 if memory_bytes and self.memory_gib else None
+        return (
+            (memory_gib is None or math.isclose(memory_gib, self.memory_gib or 0.0, rel_tol=0.1))
+            and (not sms or sms == self.sms)
+            and not (power_w and self.power_w and power_w > self.power_w)
+        )
 
 
 _CLOCK: Final = "SMs and boost clock from NVIDIA's data sheets; rates an SM as in the "
@@ -181,7 +195,7 @@ GeForce RTX 5090                    RTX 5090                                    
 """
 
 
-def _parts() -> Iterator[Part]:
+def _devices() -> Iterator[DevicePeak]:
     dtypes: list[str] = []
     operations: dict[str, int] = {}
     source = ""
@@ -202,33 +216,19 @@ def _parts() -> Iterator[Part]:
                 power_w, *rates = figures
                 tflops = {dtype: float(rate) for dtype, rate in zip(dtypes, rates, strict=True) if rate != "-"}
             name, _, also = names.rstrip("]").partition(" [")
-            yield Part(
+            yield DevicePeak(
                 device=device,
+                flops=MappingProxyType({dtype: rate * 1e12 for dtype, rate in tflops.items()}),
+                source=source,
                 name=frozenset(name.split()),
                 also=frozenset(also.split()),
-                tflops=tflops,
-                source=source,
                 sms=int(sms),
                 memory_gib=None if memory_gib == "-" else float(memory_gib),
                 power_w=None if power_w == "-" else float(power_w),
             )
 
 
-PARTS: Final = tuple(_parts())
-
-
-@dataclass(frozen=True, slots=True)
-class DevicePeak:
-    """Dense operations per second by type; types that the device lacks, or whose rate no source gives, are missing."""
-
-    device: str
-    flops: Mapping[str, float]
-    source: str
-
-    def source_of(self, dtype: str) -> str:
-        """The source of one type's rate: data sheets give fp64 and fp32 without sparsity, so they are not halved."""
-        return self.source.replace(", halved", "") if dtype in {"fp64", "fp32"} else self.source
-
+DEVICES: Final = tuple(_devices())
 
 # Words that some driver versions include and others omit.
 _NO_DISTINCTION: Final = frozenset({"", "NVIDIA", "TESLA", "GEFORCE", "AMD", "INSTINCT"})
@@ -252,35 +252,19 @@ def find_peak(
         'H100 PCIe'
     """
     matches = _matches(name, memory_bytes, sms, power_w)
-    if len(matches) != 1:
-        return None
-    [part] = matches
-    flops = MappingProxyType({dtype: tflops * 1e12 for dtype, tflops in part.tflops.items()})
-    return DevicePeak(part.device, flops, part.source)
+    return matches[0] if len(matches) == 1 else None
 
 
 def power_may_tell(name: str, *, memory_bytes: int | None = None, sms: int | None = None) -> bool:
     """Whether several devices in the table match whose power limits differ."""
     matches = _matches(name, memory_bytes, sms, None)
-    return len(matches) > 1 and any(part.power_w for part in matches)
+    return len(matches) > 1 and any(device.power_w for device in matches)
 
 
-def _matches(name: str, memory_bytes: int | None, sms: int | None, power_w: float | None) -> list[Part]:
+def _matches(name: str, memory_bytes: int | None, sms: int | None, power_w: float | None) -> list[DevicePeak]:
     words = frozenset(re.split(r"[^A-Z0-9.]+", name.upper())) - _NO_DISTINCTION
-    return [
-        part
-        for part in PARTS
-        if part.name <= words <= part.name | part.also and _fits(part, memory_bytes, sms, power_w)
-    ]
-
-
-def _fits(part: Part, memory_bytes: int | None, sms: int | None, power_w: float | None) -> bool:
-    # A driver reports up to a tenth less than the nominal memory, without ECC and its own reserve.
-    if memory_bytes and part.memory_gib and not math.isclose(memory_bytes / 2**30, part.memory_gib, rel_tol=0.1):
-        return False
-    if sms and sms != part.sms:
-        return False
-    return not (power_w and part.power_w and power_w > part.power_w)
+    named = (device for device in DEVICES if device.name <= words <= device.name | device.also)
+    return [device for device in named if device.fits(memory_bytes, sms, power_w)]
 
 
 # copies of 39 to 134 MB from pinned memory ran at 53 to 55 GB/s on H100s and H200s, on PCIe 5; PCIe 4 has half

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from lightning_forge_profiling.diagnosis.machine_rules import growth_words, memory_layers
-from lightning_forge_profiling.kineto.summaries import summary_json
+from lightning_forge_profiling.json_layout import summary_json
 from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN, docs_url
 from lightning_forge_profiling.plain_text import LONGEST_KERNEL, all_plain, plain
 from lightning_forge_profiling.report.analysis_tables import ledger_table, run_regions_table

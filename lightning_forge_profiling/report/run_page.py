@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import structs
 
 from lightning_forge_profiling.diagnosis.combine import combine
-from lightning_forge_profiling.kineto.summaries import read_summary
+from lightning_forge_profiling.json_layout import read_summary
 from lightning_forge_profiling.names import MFU, REPORT_HTML, SUMMARY_JSON, TFLOPS, per_second
 from lightning_forge_profiling.record.lines import End, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord, read_run

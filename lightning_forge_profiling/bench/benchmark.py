@@ -23,7 +23,6 @@ from lightning_forge_profiling.bench.methods import (
     HostClock,
     Kernels,
     NoGpuWorkError,
-    Rounds,
     Sampler,
     Saturated,
     Wall,
@@ -75,8 +74,6 @@ def choose_method(
         choice = on_host._replace(warnings=(f"whether it uses another stream is unknown ({first_line(problem)})",))
     else:
         choice = _on_gpu(call, options, kernels, problem, timer=timer, effects=effects)
-    if choice.sampler.calls % call.sets:
-        choice = choice._replace(sampler=Rounds(choice.sampler, call.sets))
     return choice
 
 
@@ -272,7 +269,8 @@ def time_call(
         if effects is None:  # nothing reaches the GPU
             gpu = clock_watch = None
             no_clock = ""
-        samples = collect(sampler, options, clock_ns, clock_watch=clock_watch, rest=rest if gpu else None)
+        mean_of = call.sets if sampler.calls % call.sets else 1  # samples of one call each, over a round
+        samples = collect(sampler, options, clock_ns, mean_of, clock_watch=clock_watch, rest=rest if gpu else None)
     waits_pct = 0.0 if cpu is None or before is None or effects is not None else waited_pct(before, cpu())
     if clock_watch is None:
         checked = Unthrottled(samples, None, [no_clock] if no_clock else [])
@@ -285,7 +283,7 @@ def time_call(
         device="cpu" if gpu is None else gpu.name,
         flush_l2=sampler.flush_l2,
         samples_us=tuple(checked.samples),
-        calls_per_sample=sampler.calls,
+        calls_per_sample=sampler.calls * mean_of,
         enqueue_us=effects.enqueue_us if effects and not on_host else None,
         queued_us=effects.queued_us if effects and not on_host else None,
         allocated_bytes=effects.allocated_bytes if effects else None,

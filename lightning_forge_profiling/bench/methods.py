@@ -4,7 +4,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
-from statistics import fmean, median
+from statistics import median
 from typing import Any, Final
 
 from lightning_forge_profiling.bench.device import CudaDevice, EventTimer, GpuEffects
@@ -227,30 +227,6 @@ class Kernels(Sampler):
         if not any(event.get("cat") in _WORK for event in events):
             raise ForgeProfilingError("the profiler saw no GPU work at all (is nsys or ncu attached?)")
         return busy_us_per_call(events)
-
-
-class Rounds(Sampler):
-    """Another sampler's samples of one call each, averaged over each round through the argument sets."""
-
-    def __init__(self, sampler: Sampler, sets: int) -> None:
-        self.method = sampler.method
-        self.calls = sets
-        self.flush_l2 = sampler.flush_l2
-        self._sampler = sampler
-        self._left: list[float] = []
-
-    def __call__(self) -> Sequence[float]:
-        """A sample for each round, at least one."""
-        while len(self._left) < self.calls:
-            self._left += self._sampler()
-        rounds = len(self._left) // self.calls
-        means = [fmean(self._left[number * self.calls :][: self.calls]) for number in range(rounds)]
-        self._left = self._left[rounds * self.calls :]
-        return means
-
-    def warnings(self) -> Sequence[str]:
-        """Those of the other sampler."""
-        return self._sampler.warnings()
 
 
 def busy_us_per_call(events: Iterable[Mapping[str, Any]]) -> list[float]:

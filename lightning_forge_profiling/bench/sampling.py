@@ -10,7 +10,7 @@ from functools import partial
 from itertools import cycle, repeat
 from numbers import Real
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -283,26 +283,32 @@ def collect(
     take: Callable[[], Sequence[float]],
     options: Options,
     clock_ns: Callable[[], int],
+    mean_of: int = 1,
     *,
     clock_watch: ClockWatch | None = None,
     rest: Callable[[float], None] | None = None,
 ) -> list[float]:
-    """Take samples until the options say stop."""
+    """Take samples, each the mean of so many that are taken, until the options say stop."""
     samples: list[float] = []
+    taken: list[float] = []  # for the next mean
     next_check, failures = 1.0, 0
-    began = clock_ns()
+    began = start = clock_ns()
     if clock_watch is not None:
         clock_watch.read(0)
     while True:
-        start = clock_ns()
-        samples += take()
-        if clock_watch is not None:
+        new = take()
+        failures += not new
+        taken += new
+        whole = len(taken) // mean_of * mean_of
+        samples += [fmean(taken[first : first + mean_of]) for first in range(0, whole, mean_of)]
+        del taken[:whole]
+        if clock_watch is not None and whole:
             clock_watch.read(len(samples))
         _pause(rest, clock_ns() - start)
         now = clock_ns()
         passed_s, took_s = (now - began) / 1e9, (now - start) / 1e9
+        start = now if whole else start
         if not samples:
-            failures += 1
             if failures > _MOST_FAILURES and passed_s >= options.max_time_s:
                 raise ForgeProfilingError(f"Could not collect a sample within max_time ({options.max_time_s} s).")
             continue

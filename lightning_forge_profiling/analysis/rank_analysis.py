@@ -189,14 +189,13 @@ _DIRECTIONS: Final = (
 )
 
 
-def copies(recording: Recording) -> tuple[Copies, ...]:
+def copies(recording: Recording, busy: BusyTime) -> tuple[Copies, ...]:
     """Copies by direction and memory, longest first."""
     gpu, steps = recording.trace.gpu, recording.steps
     is_copy = (gpu.activity == ACTIVITIES.index("gpu_memcpy")) & (recording.step >= 0)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for name in np.unique(gpu.name[is_copy]).tolist():
         groups[_direction_and_memory(recording.trace.names[name])].append(name)
-    everything = int(steps.gpu.measure(Intervals.of(gpu.start, gpu.end)).sum())
     table = []
     for (direction, memory_kind), names in groups.items():
         rows = is_copy & np.isin(gpu.name, names)
@@ -210,7 +209,7 @@ def copies(recording: Recording) -> tuple[Copies, ...]:
                 ms_per_step=steps.mean_ms(spent),
                 bytes_per_step=size / len(steps),
                 gb_per_s=size / spent if spent else 0.0,
-                exposed_ms_per_step=steps.mean_ms(everything - others),
+                exposed_ms_per_step=steps.mean_ms(int(busy.busy.sum()) - others),
             )
         )
     return tuple(sorted(table, key=lambda copy: -copy.ms_per_step))
@@ -251,7 +250,7 @@ def summarize(
     idle = idle_time(recording, busy.union)
     length = steps.gpu.length()
     work_ns = np.where(recording.step >= 0, trace.gpu.end - trace.gpu.start, 0)
-    copied, cpu = copies(recording), cpu_time(recording)
+    copied, cpu = copies(recording, busy), cpu_time(recording)
     flops, flops_note = flop_rate(recording, int(busy.busy.sum()), int(length.sum()))
     return RankSummary(
         rank=rank,

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from lightning_forge_profiling.callbacks import fit_monitor
+from lightning_forge_profiling.callbacks import fit_monitor, fit_steps
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEventSource
@@ -13,7 +13,7 @@ class StepClock:
 
     def __init__(self, monkeypatch):
         self.ns = 0
-        monkeypatch.setattr(fit_monitor, "perf_counter_ns", self)
+        monkeypatch.setattr(fit_steps, "perf_counter_ns", self)
         monkeypatch.setattr(fit_monitor, "CUDATimerCollection", self._timers)
         monkeypatch.setattr(fit_monitor, "StepTimer", partial(StepTimer, clock_ns=self))
 

@@ -12,8 +12,7 @@ from selenium.webdriver.common.keys import Keys
 from torch import nn
 
 from lightning_forge_profiling import ThroughputCallback
-from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch
-from lightning_forge_profiling.callbacks.model_memory import model_memory
+from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch, model_memory
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.machine_rules import growth_words
 from lightning_forge_profiling.gpu.memory import AllocatorReading
@@ -315,8 +314,8 @@ class OnGpu(Callback):
         self.ours, self.gpu = ours, gpu
 
     def on_train_start(self, trainer, pl_module):
-        self.ours.monitor.memory = self.gpu.watch
-        self.gpu.watch._say = self.ours.monitor._memory_grows
+        self.ours.monitor.steps.memory = self.gpu.watch
+        self.gpu.watch._say = self.ours.monitor.steps.memory_grows
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if self.gpu.watch.due_ns < inf:

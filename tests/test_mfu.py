@@ -292,12 +292,16 @@ def test_the_type_follows_what_the_parameters_are(make_trainer):
 
 
 class Strategy:
-    """The part of a Trainer that says what a run computes in."""
+    """The part of a Trainer, or of its `Training`, that says what a run computes in."""
 
     def __init__(self, model, precision="32-true", device="cpu"):
         self.model, self.root_device = model, torch.device(device)
-        self.strategy = self
+        self.strategy = self.facts = self
+        self.device = self.root_device
         self.precision_plugin = type("Plugin", (), {"precision": precision})()
+
+    def dtype(self):
+        return lightning_api.compute_dtype(self)
 
 
 @pytest.mark.parametrize(

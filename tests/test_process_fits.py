@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lightning_forge_profiling.callbacks.process_fits import ProcessFits
+from lightning_forge_profiling.callbacks.fit_results import ProcessFits
 from lightning_forge_profiling.record.reader import records_at
 from lightning_forge_profiling.schema import RunReport
 from lightning_forge_profiling.timing.run_totals import RunTotals

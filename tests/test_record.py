@@ -19,6 +19,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks import run_record
 from lightning_forge_profiling.callbacks.host_readings import HostReadings
+from lightning_forge_profiling.callbacks.lightning_training import LightningTraining
 from lightning_forge_profiling.callbacks.run_record import RecordFolder, RunRecorder
 from lightning_forge_profiling.callbacks.run_report import run_report
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
@@ -481,6 +482,7 @@ def test_a_failure_of_its_own_is_logged_once_and_ends_the_record(tmp_path, make_
 def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact(tmp_path, make_trainer):
     trainer = make_trainer(logger=False)
     trainer.fit(Classifier(), loader(16))  # the settings are a real Trainer's
+    training = LightningTraining(trainer, trainer.lightning_module, ())
     timer = StepTimer(CUDATimerCollection((), device="cpu"), warmup_steps=10, bucket=bucket)
     monitor = SimpleNamespace(
         step_timer=timer,
@@ -492,10 +494,10 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
         memory=None,
     )
     record = RunRecorder(
-        trainer,
+        training,
         RecordFolder(tmp_path / "forge_record", "a1"),
         timer,
-        report=partial(run_report, trainer, monitor),
+        report=partial(run_report, training, monitor),
         metrics=lambda: timer.totals.steady().metrics(),
     )
     timer.start()
@@ -513,7 +515,7 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
             record.state()
     timer.finish(wait=True)
     record.loop_ended()
-    record.close(run_report(trainer, monitor))
+    record.close(run_report(training, monitor))
 
     paths = list((tmp_path / "forge_record").iterdir())
     assert 1e6 < sum(path.stat().st_size for path in paths) < 5e6

@@ -21,7 +21,7 @@ from lightning.pytorch.tuner import Tuner
 import lightning_forge_profiling
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks import timed_callback
-from lightning_forge_profiling.callbacks.process_fits import FITS
+from lightning_forge_profiling.callbacks.fit_results import FITS
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
 from lightning_forge_profiling.entry_point import RUN_OPTIONS
 from tests.models import Classifier, loader

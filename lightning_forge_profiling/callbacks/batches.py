@@ -9,9 +9,10 @@ from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch import nn
 
 from lightning_forge_profiling.callbacks.fit_settings import FlopsPerBatch
-from lightning_forge_profiling.callbacks.lightning_api import BatchSource, LightningModule, Trainer, batch_source
+from lightning_forge_profiling.callbacks.training import BatchSource, Training
 from lightning_forge_profiling.names import function_part
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.ledger import LedgerClock
@@ -222,7 +223,7 @@ class WorkCounter(BatchCounter):
         batch_size_fn: Callable[[Any], float] | None,
         tokens_fn: Callable[[Any], float] | None,
         flops_per_batch: FlopsPerBatch,
-        module: LightningModule,
+        module: nn.Module,
         ledger: LedgerClock | None = None,
         *,
         updates: int = 0,
@@ -250,7 +251,7 @@ class WorkCounter(BatchCounter):
         problem, batches = self._problems.get("" if self._flops is None else self._flops.name, ("", 0))
         return f"{problem} (for {batches} of {self._batches} batches)" if problem else ""
 
-    def count(self, batch: Any, trainer: Trainer, step: int, *, updates: int, each_changes: bool) -> StepWork:
+    def count(self, batch: Any, training: Training, step: int, *, updates: int, each_changes: bool) -> StepWork:
         """The work of one step, after which the weights have been updated so often in all."""
         if self._flops is None and not self._batches:  # the module may have learnt it since the callbacks' hooks came
             self._flops = _flops_function(None, self._module())
@@ -258,7 +259,7 @@ class WorkCounter(BatchCounter):
         flops = self._flops
         changed, ends_cycle = self._cycles.after_batch(updates, step, each_changes=each_changes)
         work = (
-            self.samples(batch, batch_source, trainer),
+            self.samples(batch, training.batch_source),
             None if self._tokens_fn is None else self.tokens(batch),
             int(changed),
             None if flops is None else self._count(flops.name, flops.function, batch, flops.part),
@@ -277,7 +278,7 @@ class _Flops(NamedTuple):
     part: str = ""
 
 
-def _flops_function(given: FlopsPerBatch, module: LightningModule | None) -> _Flops | None:
+def _flops_function(given: FlopsPerBatch, module: nn.Module | None) -> _Flops | None:
     if callable(given):
         return _Flops("flops_per_batch", given, function_part("flops_per_batch"))
     if given is not None:

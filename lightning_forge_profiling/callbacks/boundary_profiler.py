@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from lightning_forge_profiling.callbacks.lightning_api import Actions, Trainer
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.callbacks.training import Boundaries
 from lightning_forge_profiling.names import CHECKPOINT_WRITE, EPOCH, LOADER_START
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.timing.ledger import LedgerClock
@@ -271,19 +272,23 @@ def _itself(profiler: Any) -> Any:
     return profiler
 
 
-class ProfilerProxy:
+class ProfilerProxy(Boundaries):
     """Keeps a `BoundaryProfiler` in `trainer.profiler` while a training loop runs, even if another is assigned."""
 
-    def __init__(self, step_timer: StepTimer, actions: Actions, parts: Mapping[str, str] = _NO_PARTS) -> None:
-        self._step_timer = step_timer
+    def __init__(
+        self, trainer: Trainer, step_timer: StepTimer, actions: Actions, parts: Mapping[str, str] = _NO_PARTS
+    ) -> None:
+        super().__init__(step_timer)
+        self._trainer = trainer
         self._actions = actions
         self._parts = parts
         self._ours: BoundaryProfiler | None = None
         self._replaced = self._warned = False
         self._lost = 0
 
-    def install(self, trainer: Trainer) -> None:
+    def install(self) -> None:
         """Wrap the Trainer's profiler."""
+        trainer = self._trainer
         if not (isinstance(trainer.profiler, BoundaryProfiler) and trainer.profiler.step_timer is self._step_timer):
             self.uninstall(trainer)  # a fit that ended without calling any hook left one
             trainer.profiler = BoundaryProfiler(trainer.profiler, self._step_timer, self._actions, self._parts)
@@ -291,21 +296,21 @@ class ProfilerProxy:
         self._step_timer.regions.followers.split_changes = ours.turn
         ours.turn(split=self._step_timer.regions.is_split)
 
-    def follow(self, trainer: Trainer) -> None:
+    def follow(self) -> None:
         """Wrap another profiler that was assigned to `trainer.profiler` since the last check."""
-        if trainer.profiler is not self._ours and self._step_timer.regions.active:
+        if self._trainer.profiler is not self._ours and self._step_timer.regions.active:
             self._replaced = True
-            self.install(trainer)
+            self.install()
 
-    def saw_step(self, trainer: Trainer, *, trained: bool) -> bool:
+    def saw_step(self, *, trained: bool) -> bool:
         """Whether all boundaries of the step that has just ended were announced to our profiler."""
         step_timer = self._step_timer
         saw = step_timer.regions.now.saw_training_step or not trained
         step_timer.regions.now.saw_training_step = False
-        if saw and trainer.profiler is self._ours and not self._replaced:
+        if saw and self._trainer.profiler is self._ours and not self._replaced:
             self._lost = 0
             return True
-        self.follow(trainer)
+        self.follow()
         saw = saw and not self._replaced
         self._replaced = False
         self._lost = 0 if saw else self._lost + 1
@@ -317,6 +322,10 @@ class ProfilerProxy:
                 self._lost,
             )
         return saw
+
+    def release(self) -> None:
+        """Restore the user's profiler."""
+        self.uninstall(self._trainer)
 
     @staticmethod
     def uninstall(trainer: Trainer) -> None:

@@ -12,19 +12,17 @@ from typing import Final
 
 import torch
 
-from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batches import WorkCounter
 from lightning_forge_profiling.callbacks.fit_settings import FitSettings, ThroughputSettings
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.folders import UPLOAD_S, finished_files, upload
-from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.loggers import PUBLISH_S, Loggers, Result, publish
-from lightning_forge_profiling.callbacks.rank_waits import RankWaits
 from lightning_forge_profiling.callbacks.rank_watch import RankWatch
 from lightning_forge_profiling.callbacks.rank_work import LiveWork
 from lightning_forge_profiling.callbacks.run_record import RecordFolder, RunRecorder, claim_record_folder
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, run_telemetry
+from lightning_forge_profiling.callbacks.training import UNKNOWN, Training, WatchedWaits, last_logger_step
 from lightning_forge_profiling.callbacks.window_agreement import WindowAgreement
 from lightning_forge_profiling.callbacks.window_flops import (
     GIVE_FLOPS,
@@ -77,7 +75,7 @@ _UNASKED: Final = ThroughputSettings()
 class Live:
     """What other ranks, and who asks for a window, learn from while a fit trains."""
 
-    waits: RankWaits | None
+    waits: WatchedWaits | None
     cpu: Callable[[int], CpuUse | None]  # the use of the cores, on which there are so many ranks
     window: FitWindow | None
 
@@ -89,20 +87,18 @@ class FitLog(Guarded):
 
     def __init__(
         self,
-        trainer: Trainer,
+        training: Training,
         settings: FitSettings,
         step_timer: StepTimer,
         *,
         loop_rates: Callable[[], Mapping[str, LoopRates]],
         metrics: Callable[[], dict[str, float]],
     ) -> None:
-        self._settings = settings.throughput or _UNASKED
+        self._training, self._settings = training, settings.throughput or _UNASKED
         self._alone = len(settings.callbacks) == 1
         self._loop_rates, self._further_metrics = loop_rates, metrics
         self._step_timer, self._ledger = step_timer, step_timer.ledger
         self._sought_peak = self._logged_peak = self._advised = False
-        self._replicas = lightning_api.replicas(trainer)
-        self._devices_per_batch = lightning_api.devices_per_batch(trainer)
         self._counter: WorkCounter | None = None
         self._summary: dict[str, float] = {}
         self._peak: Peak | None = None
@@ -116,12 +112,12 @@ class FitLog(Guarded):
         self._run_record: RunRecorder | None = None
         self.ranks: RankWatch | None = None
         self._failed = False
-        keeps = settings.keeps_record and not trainer.fast_dev_run and not settings.brief
-        self._record_folder = claim_record_folder(trainer) if keeps else None  # a collective
+        keeps = settings.keeps_record and not training.facts.is_trial and not settings.brief
+        self._record_folder = claim_record_folder(training) if keeps else None  # a collective
         self._hangs: HangWatch | None = None
         if self._record_folder is not None:
             path, run, _ = self._record_folder
-            self._hangs = HangWatch(path, run, int(trainer.global_rank), int(trainer.world_size))
+            self._hangs = HangWatch(path, run, training.facts.rank, training.facts.world_size)
 
     def summary(self) -> dict[str, float]:
         """The metrics over all steps that count, up to now or, once they have ended, of the fit; {} before any."""
@@ -146,7 +142,6 @@ class FitLog(Guarded):
     @guarded
     def begin(
         self,
-        trainer: Trainer,
         counter: WorkCounter,
         *,
         report: Callable[[], RunReport],
@@ -155,30 +150,31 @@ class FitLog(Guarded):
         """Start the record, start to read the GPU's sensors, and find what the run's rate is compared with."""
         self._counter = counter
         if self._record_folder is not None:
-            self._start_record(trainer, self._record_folder, report, live)
+            self._start_record(self._record_folder, report, live)
         # other ranks' sensors are in their records alone
-        if self._settings.telemetry_period_s is not None and (trainer.is_global_zero or self._run_record is not None):
-            self._start_telemetry(trainer.strategy.root_device, self._settings.telemetry_period_s)
+        if self._settings.telemetry_period_s is not None and (
+            self._training.facts.is_zero or self._run_record is not None
+        ):
+            self._start_telemetry(self._training.facts.device, self._settings.telemetry_period_s)
         if self._may_count or self._compares:
-            self._find_peak(trainer)
+            self._find_peak()
 
-    def _start_record(
-        self, trainer: Trainer, folder: RecordFolder, report: Callable[[], RunReport], live: Live
-    ) -> None:
+    def _start_record(self, folder: RecordFolder, report: Callable[[], RunReport], live: Live) -> None:
         try:
-            self._run_record = RunRecorder(trainer, folder, self._step_timer, report=report, metrics=self.summary)
+            self._run_record = RunRecorder(
+                self._training, folder, self._step_timer, report=report, metrics=self.summary
+            )
             if self._hangs is not None:
-                self.ranks = self._watch_ranks(trainer, folder, self._run_record, self._hangs, live)
+                self.ranks = self._watch_ranks(folder, self._run_record, self._hangs, live)
                 self.ranks.start()
         except Exception as exc:
             _log.warning("This run will have no record: %s: %s", type(exc).__name__, exc)
             _log.debug("", exc_info=exc)
 
-    def _watch_ranks(
-        self, trainer: Trainer, folder: RecordFolder, record: RunRecorder, hangs: HangWatch, live: Live
-    ) -> RankWatch:
+    def _watch_ranks(self, folder: RecordFolder, record: RunRecorder, hangs: HangWatch, live: Live) -> RankWatch:
         path, run, _ = folder
-        rank, world_size, of_host = int(trainer.global_rank), int(trainer.world_size), max(int(trainer.num_devices), 1)
+        facts = self._training.facts
+        rank, world_size, of_host = facts.rank, facts.world_size, facts.ranks_on_host
         timer, sensors, windows = self._step_timer, self._sensors, None
         if live.window is not None and live.window.can_be_asked:
             windows = WindowAgreement(
@@ -232,14 +228,14 @@ class FitLog(Guarded):
             self._no_telemetry = f"{type(exc).__name__}: {exc}"
             _log.debug("", exc_info=exc)
 
-    def _find_peak(self, trainer: Trainer) -> None:
+    def _find_peak(self) -> None:
         self._sought_peak = True
         try:
-            self._peak = peak = run_peak(trainer, self._settings.peak_flops, asks_power=self._may_count)
+            self._peak = peak = run_peak(self._training, self._settings.peak_flops, asks_power=self._may_count)
         except Exception as exc:
             _log.warning("No MFU: the device's peak could not be looked up: %s: %s", type(exc).__name__, exc)
             return
-        if not trainer.is_global_zero or not self._counts_flops:
+        if not self._training.facts.is_zero or not self._counts_flops:
             return
         measured = self._settings.measured_peak
         if measured is not None and self._reached(peak) is None:
@@ -251,15 +247,15 @@ class FitLog(Guarded):
             _log.warning("No MFU: %s; %s.", peak.source, give_peak(peak.dtype))
 
     @guarded
-    def end_step(self, trainer: Trainer) -> None:
+    def end_step(self) -> None:
         """Log, when it is time to."""
         record, now_s = self._run_record, perf_counter()
-        logs = now_s >= self._log_due_s and lightning_api.logs_now(trainer, self._settings.log_every_n_steps)
+        logs = now_s >= self._log_due_s and self._training.logs_now(self._settings.log_every_n_steps)
         if logs or (record is not None and now_s >= record.state_due_s):
             with self._step_timer.own_work():
                 if logs:
                     self._step_timer.deliver()
-                    self._log(trainer, self._step_timer.totals.take(), lightning_api.logger_step(trainer))
+                    self._log(self._step_timer.totals.take(), self._training.logger_step())
                 if record is not None and perf_counter() >= record.state_due_s:
                     record.state()
 
@@ -305,18 +301,18 @@ class FitLog(Guarded):
             self._run_record.failing(exception)
 
     @guarded_end
-    def end(self, trainer: Trainer) -> None:
+    def end(self) -> None:
         """Log the steps since the last log entry, unless they are few; a run that logged nothing logs what it has."""
         if self._telemetry is not None:
             self._telemetry.stop()
         run, rates = self._step_timer.summary(), self._step_timer.totals.take()
-        step = lightning_api.last_logger_step(trainer)
-        fewest = lightning_api.batches_per_log_entry(trainer, self._settings.log_every_n_steps) / 2
+        step = last_logger_step(self._training)
+        fewest = self._training.log_interval(self._settings.log_every_n_steps) * self._training.accumulated / 2
         if self._logged_at < 0:
             rates = rates if rates.steps else run.steady
         elif step <= self._logged_at or rates.steps < fewest:
             rates = Rates()
-        self._log(trainer, rates, step)
+        self._log(rates, step)
         self._summary = self._run_metrics(run.steady)
         if self._run_record is not None:
             self._run_record.loop_ended()
@@ -333,24 +329,24 @@ class FitLog(Guarded):
         if self._telemetry is not None:
             self._telemetry.stop()
 
-    def other_ranks(self, trainer: Trainer, mine: RankWork, *, interrupted: bool) -> tuple[RankWork, ...]:
+    def other_ranks(self, mine: RankWork, *, interrupted: bool) -> tuple[RankWork, ...]:
         """The work of the other ranks on rank 0, from their records: of those that soon write what they end with."""
         folder, steps = self._record_folder, self._step_timer.step
-        if folder is None or self._run_record is None or not trainer.is_global_zero:
+        if folder is None or self._run_record is None or not self._training.facts.is_zero:
             return ()
         timeout_s = 0.0 if interrupted else RANKS_S
-        return read_works(folder.path, mine, trainer.world_size, folder.run, steps, timeout_s=timeout_s)
+        return read_works(folder.path, mine, self._training.facts.world_size, folder.run, steps, timeout_s=timeout_s)
 
     @guarded_end
-    def conclude(self, trainer: Trainer, report: RunReport | None, *, interrupted: bool) -> None:
+    def conclude(self, report: RunReport | None, *, interrupted: bool) -> None:
         """Close the record, and copy it to a remote folder; one that never began leaves no folder."""
         record, self._run_record = self._run_record, None
         folder, self._record_folder = self._record_folder, None
         if record is not None:
             record.close(report)
             if folder is not None and folder.url:
-                files = finished_files(folder.path, trainer.global_rank, others=False)
-                limit_s = exit_timeout_s(trainer.world_size) if interrupted else UPLOAD_S
+                files = finished_files(folder.path, self._training.facts.rank, others=False)
+                limit_s = exit_timeout_s(self._training.facts.world_size) if interrupted else UPLOAD_S
                 upload(folder.path, folder.url, files, limit_s=limit_s)
         elif folder is not None:
             with suppress(OSError):
@@ -366,17 +362,21 @@ class FitLog(Guarded):
                 _log.warning("The page of the recorded steps does not show the run: %s", exc)
 
     @guarded_end
-    def publish(self, trainer: Trainer, analysis: Analysis, trace: TraceReport | None, *, interrupted: bool) -> None:
+    def publish(self, analysis: Analysis, trace: TraceReport | None, *, interrupted: bool) -> None:
         """Give the result to the loggers that hold more than scalars."""
         if self._settings.publish and self._settings.logs:
             result = Result(
                 analysis,
                 self.summary(),
-                step=lightning_api.last_logger_step(trainer),
+                step=last_logger_step(self._training),
                 trace=trace.url or str(trace.path.parent) if trace is not None and trace.path is not None else "",
                 reports=trace.report_path.parent if trace is not None and trace.report_path is not None else None,
             )
-            publish(trainer.loggers, result, limit_s=exit_timeout_s(trainer.world_size) if interrupted else PUBLISH_S)
+            publish(
+                self._training.loggers,
+                result,
+                limit_s=exit_timeout_s(self._training.facts.world_size) if interrupted else PUBLISH_S,
+            )
 
     def telemetry(self, run: RunSummary) -> TelemetrySummary | str | None:
         """What the GPU's sensors said over the steps that count, or why nothing; None if not asked for."""
@@ -386,9 +386,7 @@ class FitLog(Guarded):
         summary = self._telemetry.summary(rates.per_second(rates.samples), 0 if run.only_warmup else rates.steps)
         return summary or self._telemetry.sampler.problem or "the run was over before the first sample"
 
-    def compute(
-        self, trainer: Trainer, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None
-    ) -> tuple[Compute, ...]:
+    def compute(self, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None) -> tuple[Compute, ...]:
         """How fast the run computed, by what its batches asked for and by what its recorded steps carried out."""
         peak = self._peak
         if peak is None:
@@ -396,7 +394,7 @@ class FitLog(Guarded):
         rate = run.steady.per_second(run.steady.flops) if self._counts_flops else None
         rates: tuple[Compute, ...] = ()
         if rate is not None:
-            of_batches = rate / lightning_api.devices_per_batch(trainer)
+            of_batches = rate / self._training.facts.devices_per_batch
             rates = (Compute("mfu", of_batches, peak, reached=self._reached(peak)),)
         if trace is not None and recorded is not None and recorded.ranks:
             of_window = recorded_compute(
@@ -408,7 +406,7 @@ class FitLog(Guarded):
                 reached=self._reached,
                 model_is_counted=rate is not None,
             )
-            self._log_recorded(trainer, of_window)
+            self._log_recorded(of_window)
             rates += of_window
         problem = self._counter.flops_problem if self._counter is not None and rate is None else ""
         expected = self._compares and not self._counts_flops and bool(run.steady.steps)
@@ -418,24 +416,24 @@ class FitLog(Guarded):
     def _reached(self, peak: Peak) -> float | None:
         """What the device was measured to reach in the type that a peak is of."""
         measured = self._settings.measured_peak
-        if measured is None or peak.dtype not in {measured.dtype, lightning_api.UNKNOWN}:
+        if measured is None or peak.dtype not in {measured.dtype, UNKNOWN}:
             return None
         return measured.flops
 
-    def _log_recorded(self, trainer: Trainer, recorded: Sequence[Compute]) -> None:
+    def _log_recorded(self, recorded: Sequence[Compute]) -> None:
         metrics = recorded_metrics(recorded)
         self._summary |= metrics
         if MFU in metrics and recorded[0].peak.flops is not None:
             metrics[PEAK_TFLOPS] = recorded[0].peak.flops / 1e12
         if metrics and self._settings.logs:
-            self._loggers.log(trainer.loggers, metrics, lightning_api.last_logger_step(trainer))
+            self._loggers.log(self._training.loggers, metrics, last_logger_step(self._training))
             self._loggers.close()
 
     def _metrics(self, rates: Rates) -> dict[str, float]:
         metrics = rates.metrics(
-            replicas=self._replicas,
+            replicas=self._training.facts.replicas,
             on_device=self._step_timer.timers.on_device,
-            devices_per_batch=self._devices_per_batch,
+            devices_per_batch=self._training.facts.devices_per_batch,
             peak_flops=None if self._peak is None else self._peak.flops,
         )
         reached = None if self._peak is None else self._reached(self._peak)
@@ -454,9 +452,9 @@ class FitLog(Guarded):
     def _ledger_metrics(self, steady: Rates) -> dict[str, float]:
         return ledger_metrics(self._ledger.read_parts(), steady if self._step_timer.timers.on_device else None)
 
-    def _log(self, trainer: Trainer, rates: Rates, step: int) -> None:
+    def _log(self, rates: Rates, step: int) -> None:
         if self._counts_flops and not self._sought_peak:  # the module knows its FLOPs per batch after its first step
-            self._find_peak(trainer)
+            self._find_peak()
         if not rates.steps:
             return
         step_timer, now_s = self._step_timer, perf_counter()
@@ -474,12 +472,12 @@ class FitLog(Guarded):
         if self._settings.prog_bar:
             shown = (per_second("samples"), per_second("steps"))
             rate = next((name for name in shown if name in metrics), STEP_MS)
-            lightning_api.show_on_progress_bar(trainer, {name: metrics[name] for name in (rate, STEP_MS)})
+            self._training.show({name: metrics[name] for name in (rate, STEP_MS)})
         if MFU in metrics and not self._logged_peak and self._peak is not None and self._peak.flops:
             self._logged_peak = True
             metrics[PEAK_TFLOPS] = self._peak.flops / 1e12
-        if trainer.is_global_zero and self._settings.logs:
-            self._loggers.log(trainer.loggers, metrics, step)
+        if self._training.facts.is_zero and self._settings.logs:
+            self._loggers.log(self._training.loggers, metrics, step)
         if self._run_record is not None:
             self._run_record.log_entry(self._of_gpu | metrics, step)
 

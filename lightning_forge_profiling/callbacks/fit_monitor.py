@@ -1,43 +1,49 @@
-"""`FitMonitor`: everything that watches one fit of a Trainer, made in `setup` and ended in one place."""
+"""`FitMonitor`: everything that watches one fit, made in `setup` and ended in one place, whatever the reason."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from enum import Enum, IntEnum, auto
 from functools import partial
-from math import inf
-from time import perf_counter_ns
-from typing import Any
 
-from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batches import WorkCounter
-from lightning_forge_profiling.callbacks.boundary_profiler import ProfilerProxy
-from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S
 from lightning_forge_profiling.callbacks.fit_log import FitLog, Live
 from lightning_forge_profiling.callbacks.fit_results import FitCallback, FitReporter, FitResults
 from lightning_forge_profiling.callbacks.fit_settings import FitSettings
+from lightning_forge_profiling.callbacks.fit_steps import FitSteps
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.host_readings import HostReadings
-from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts, SetUpParts, TearDown, hook_parts
-from lightning_forge_profiling.callbacks.lightning_api import LightningModule, StepProgress, Trainer
-from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch, memory_watch
-from lightning_forge_profiling.callbacks.rank_waits import RankWaits
+from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.wrapped_methods import watch_failure, watch_validation
-from lightning_forge_profiling.diagnosis.ledger_rules import recompiled
-from lightning_forge_profiling.diagnosis.machine_rules import growth_words
+from lightning_forge_profiling.callbacks.training import Ending, Training, WatchedWaits
 from lightning_forge_profiling.forks import OWNED
 from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.names import PROFILER
-from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.collector import nsight_ranges
-from lightning_forge_profiling.schema import LoopRates, MemoryGrowth, Recompilation, TraceReport
+from lightning_forge_profiling.schema import LoopRates, Recompilation, TraceReport
 from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.counters import bucket
 from lightning_forge_profiling.timing.garbage import count_collections_anew
 from lightning_forge_profiling.timing.ledger import LedgerClock
-from lightning_forge_profiling.timing.region import RegionSink, set_region_sink
 
-_log = plain_logger(__name__)
+
+class Phase(IntEnum):
+    """How far a fit has come."""
+
+    SETTING_UP = auto()
+    TRAINING = auto()
+    TRAINED = auto()  # the training loop has ended
+    REPORTED = auto()  # the results are there; the user's hooks, loggers and checkpoints may follow
+    OVER = auto()
+
+
+class Reason(Enum):
+    """Why a fit ends."""
+
+    FINISHED = auto()
+    FAILED = auto()  # by an exception: other ranks may be elsewhere, and nothing is waited for
+    ABANDONED = auto()  # it ended without calling any hook, and another one begins
 
 
 class FitMonitor(Guarded):
@@ -46,18 +52,15 @@ class FitMonitor(Guarded):
     called = "The profiling of this fit"
 
     def __init__(
-        self,
-        trainer: Trainer,
-        callbacks: Sequence[FitCallback],
-        settings: FitSettings,
-        ledger: LedgerClock,
+        self, training: Training, callbacks: Sequence[FitCallback], settings: FitSettings, ledger: LedgerClock
     ) -> None:
-        self.callbacks, self.settings, self.ledger = callbacks, settings, ledger
+        self.training, self.callbacks, self.settings, self.ledger = training, callbacks, settings, ledger
+        self.phase = Phase.SETTING_UP
         self.window: FitWindow | None = None
         self.log: FitLog | None = None
         nsight = nsight_ranges(os.environ)
         self.step_timer = StepTimer(
-            CUDATimerCollection((), device=trainer.strategy.root_device),
+            CUDATimerCollection((), device=training.facts.device),
             regions=settings.regions,
             warmup_steps=settings.warmup_steps,
             # Nsight's timeline shows the regions of each step
@@ -66,38 +69,40 @@ class FitMonitor(Guarded):
             bucket=bucket if settings.keeps_record else None,
             nsight=nsight,
         )
-        self._ended = self._closed = self._concluded = self._checking = False
-        self._progress: StepProgress | None = None
-        self._awaited = list(callbacks)
-        self._watched = (
-            watch_failure(trainer.fit_loop, partial(self._loop_failed, trainer)),
-            watch_validation(trainer, self.enter_validation),
-        )
-        self._set_up: SetUpParts | None = None
-        self._tear_down: TearDown | None = None
-        self._reporter = FitReporter(self)
-        self._proxy: ProfilerProxy | None = None
-        self._previous_sink: RegionSink | None = None
-        self._counter: WorkCounter | None = None
-        self.waits: RankWaits | None = None  # for other ranks; None for a single one
-        self._ledger_parts: LedgerParts | None = None
-        self.memory: MemoryWatch | None = None  # on a GPU
-        self._steps_ahead: int | None = None  # that the fit will train, if that is known when it begins
         self.readings = HostReadings(self.step_timer)
-        self._ended_batch = -1
-        self._kind_of_step = (False, True)
-        self._after_window = False
-        self._automatic = True
-        self._due_s = self._reads_s = 0.0
+        self.steps: FitSteps | None = None  # while it trains
+        self._found: FitSteps | None = None  # the same, for what they have found
+        self.waits: WatchedWaits | None = None  # for other ranks; None for a single one
+        self._checking = False
+        self._awaited = list(callbacks)
+        self._reporter = FitReporter(self)
+        self._ending: Ending | None = None
+        self._reason = Reason.FINISHED
+        # what each phase has started registers its end there
+        self._ends = {phase: ExitStack() for phase in (Phase.SETTING_UP, Phase.TRAINING, Phase.REPORTED)}
+        for watched in training.watch(self._loop_failed, self.enter_validation):
+            self._ends[Phase.REPORTED].callback(watched.release)
         OWNED.add(self)
 
     def leave(self) -> None:
         """This is a forked process: the fit is none of its own."""
-        self.failed = self._ended = self._closed = self._concluded = True
-        self.window = self.log = self._progress = None
+        self.note_no_more()
+        self.phase = Phase.OVER
+        self.window = self.log = self.steps = self._found = None
         self.step_timer.regions.active = False
         for callback in self.callbacks:
             callback.fit_is_over()
+
+    def note_no_more(self) -> None:
+        """Switch off what watches the steps."""
+        self.failed = True
+        if self.steps is not None:
+            self.steps.failed = True
+
+    def note_failure(self, exc: Exception) -> None:
+        """Switch the profiling off, and log why if it is the first failure."""
+        super().note_failure(exc)
+        self.note_no_more()
 
     # -- before the training loop --------------------------------------------------------------------------------
 
@@ -105,199 +110,99 @@ class FitMonitor(Guarded):
         """Whether the callback takes part and has not been set up yet."""
         return any(callback is awaited for awaited in self._awaited)
 
-    def has_joined(self, callback: FitCallback, trainer: Trainer, module: LightningModule) -> None:
+    def has_joined(self, callback: FitCallback) -> None:
         """A callback has been set up; after the last of them the hooks of the set-up are timed."""
         self._awaited = [awaited for awaited in self._awaited if awaited is not callback]
         if not self._awaited:  # from here on none of us looks at the user's profiler
-            self._watch_set_up(trainer, module)
+            self._watch_set_up()
 
-    def add_log(self, trainer: Trainer, loop_rates: Callable[[], Mapping[str, LoopRates]]) -> None:
+    def add_log(self, loop_rates: Callable[[], Mapping[str, LoopRates]]) -> None:
         """Log metrics and keep a record. Agrees on the record's folder: a collective."""
-        self.log = FitLog(trainer, self.settings, self.step_timer, loop_rates=loop_rates, metrics=self.metrics)
+        self.log = FitLog(self.training, self.settings, self.step_timer, loop_rates=loop_rates, metrics=self.metrics)
 
-    def add_window(self, trainer: Trainer) -> None:
+    def add_window(self) -> None:
         """Record windows, if any is asked for. Agrees on their folder: a collective. May raise ConfigurationError."""
         if self.settings.recording is not None:
-            self.window = FitWindow(trainer, self.settings.recording, self.step_timer)
+            self.window = FitWindow(self.training, self.settings.recording, self.step_timer)
 
     @guarded
-    def _watch_set_up(self, trainer: Trainer, module: LightningModule) -> None:
+    def _watch_set_up(self) -> None:
+        set_up = self._ends[Phase.SETTING_UP]
         failed = bool if self.log is None else self.log.finish
-        self._set_up = SetUpParts(self.ledger, trainer, module, self.callbacks, failed=failed)
+        set_up.callback(self.training.time_set_up(self.ledger, failed).release)
         self.readings.workers.watch()
+        set_up.callback(self.readings.workers.release)
 
-    def begin(self, trainer: Trainer, module: LightningModule) -> None:
+    def begin(self) -> None:
         """The training loop begins: wrap the Trainer's profiler, and start the first step."""
         if self.window is not None:  # a collective, and so apart from what may fail on one rank
-            self.window.choose(trainer)
-        self._begin(trainer, module)
+            self.window.choose()
+        self._begin()
 
     @guarded
-    def _begin(self, trainer: Trainer, module: LightningModule) -> None:
-        if self._progress is not None:
+    def _begin(self) -> None:
+        if self.phase not in {Phase.SETTING_UP, Phase.TRAINED}:
             return
-        self._ended = False
-        self._reporter.continues_from = int(trainer.global_step)
-        self._progress = progress = lightning_api.step_progress(trainer, module)
-        self._automatic = module.automatic_optimization
-        self._counter = self._work_counter(module, progress)
-        self._leave_set_up(trainer)
-        self.readings.begin(trainer)
-        actions = lightning_api.actions(trainer, module)._replace(fetched=partial(self._fetch_ends, trainer))
-        self.step_timer.regions.each_fetch = lightning_api.has_unsized_loader(trainer)
-        self._proxy = ProfilerProxy(self.step_timer, actions, hook_parts(trainer, module, self.callbacks))
-        self._proxy.install(trainer)
-        self._previous_sink = set_region_sink(self.step_timer.user_regions)
-        self._ledger_parts = LedgerParts(self.ledger, trainer, self._warming_up)
-        self._measure_waits(trainer)
-        self.memory = memory_watch(trainer, began_ns=self.ledger.began_ns, say=self._memory_grows)
-        self._steps_ahead = lightning_api.batches_ahead(trainer).of_fit
+        self.phase = Phase.TRAINING
+        self._reporter.continues_from = self.training.updates
+        # by the time that training begins its loader's workers are there
+        self._ends[Phase.SETTING_UP].close()
+        ends = self._ends[Phase.TRAINING]
+        ends.callback(self._begin_ending)
+        ends.callback(self._finish_steps)  # last but one: Ctrl-C may end the wait
+        self.steps = self._found = steps = FitSteps(
+            self.training,
+            self.step_timer,
+            self._work_counter(),
+            self.readings,
+            window=self.window,
+            log=self.log,
+            failed=self.note_failure,
+        )
+        steps.begin(ends)
+        self._measure_waits()
         self.step_timer.start()
         for callback in self.callbacks:
-            callback.skip_hooks(backward=module.automatic_optimization)
+            callback.skip_hooks(backward=self.training.automatic)
         if self.window is not None:
             self.window.before_start = self.readings.pause  # it takes CPU time, which is not the steps'
-            self.window.begin(trainer)
-        self.ledger.count_steps(on=not (self.recording or self._warming_up()))
+            self.window.begin()
+        self.ledger.count_steps(on=not (self.recording or steps.warming_up()))
         if self.log is not None:
-            self.log.begin(
-                trainer,
-                self._counter,
-                report=partial(self._reporter.so_far, trainer),
-                live=Live(self.waits, self.readings.cpu_so_far, self.window),
-            )
+            live = Live(self.waits, self.readings.cpu_so_far, self.window)
+            self.log.begin(steps.counter, report=self._reporter.so_far, live=live)
         count_collections_anew()
 
-    def _measure_waits(self, trainer: Trainer) -> None:
-        if trainer.world_size > 1 and self.waits is None:
-            self.waits = RankWaits(trainer, self.step_timer)
+    def _measure_waits(self) -> None:
+        if self.waits is None:
+            self.waits = waits = self.training.time_waits(self.step_timer)
+            if waits is not None:
+                self._ends[Phase.TRAINING].callback(waits.close)
 
-    def _work_counter(self, module: LightningModule, progress: StepProgress) -> WorkCounter:
+    def _work_counter(self) -> WorkCounter:
         asked = self.settings.throughput
         return WorkCounter(
             self.settings.batch_size_fn,
             None if asked is None else asked.tokens_fn,
             None if asked is None else asked.flops_per_batch,
-            module,
+            self.training.module,
             self.ledger,
-            updates=progress.updates.completed,
+            updates=self.training.progress().updates.completed,
         )
 
-    # -- steps ---------------------------------------------------------------------------------------------------
+    # -- between steps -------------------------------------------------------------------------------------------
 
     @property
     def recording(self) -> bool:
         """Whether the profiler runs in the current step, its warm-up included."""
         return self.window is not None and self.window.running
 
-    def _fetch_ends(self, trainer: Trainer) -> None:
-        if lightning_api.has_exhausted_loader(trainer):
-            self.step_timer.regions.loader_ended()
-
-    def end_step(self, trainer: Trainer, batch: Any) -> None:
-        """End the step, move the window on, and log an entry when one is due."""
-        now_ns, progress = perf_counter_ns(), self._progress
-        if progress is None or progress.batches.total.ready == self._ended_batch:
-            return
-        self._ended_batch = progress.batches.total.ready
-        window = self.window
-        recorded = records = window is not None and window.running
-        self._end_step(trainer, batch, progress, now_ns, recorded=recorded)
-        if window is not None:
-            window.end_step(trainer)
-            records = window.running
-        # the first step after a window has what this rank waits for others, whose traces take longer to export
-        self._after_window = recorded and not records and trainer.world_size > 1
-        warms_up = self._warming_up()
-        if self.memory is not None and now_ns >= self.memory.due_ns and trainer.global_step and not warms_up:
-            with self.step_timer.own_work():
-                self.memory.end_step(self.step_timer.step - 1, now_ns)
-        kind = records or self._after_window, warms_up
-        if kind != self._kind_of_step or now_ns / 1e9 >= self._due_s:
-            self._between_steps(trainer, kind, now_ns / 1e9)
-
     @guarded
-    def _end_step(self, trainer: Trainer, batch: Any, progress: StepProgress, now_ns: int, *, recorded: bool) -> None:
-        step_timer, proxy = self.step_timer, self._proxy
-        if proxy is None or self._counter is None or self._ledger_parts is None:
-            return
-        work = self._counter.count(
-            batch,
-            trainer,
-            step_timer.step,
-            updates=progress.updates.completed,
-            each_changes=self._automatic and trainer.accumulate_grad_batches == 1,  # which a callback may change
-        )
-        saw_all, recorded = proxy.saw_step(trainer, trained=batch is not None), recorded or self._after_window
-        began_ns = max(now_ns, self.ledger.changed_ns) if self._counter.calls_user else now_ns
-        ends_epoch = bool(progress.batches.is_last_batch)
-        usual = saw_all and not (recorded or ends_epoch)
-        if not (usual and step_timer.end_plain_step(work, began_ns)):
-            step_timer.end_step(work, recorded=recorded, ends_epoch=ends_epoch, saw_all=saw_all, began_ns=began_ns)
-        if self._ledger_parts.compiling:
-            self._ledger_parts.end_compilation()
-        if self._ledger_parts.compilations.pending:
-            self._look_for_recompilations()
-
-    def _look_for_recompilations(self) -> None:
-        if self._ledger_parts is not None:
-            for one in self._ledger_parts.compilations.look(self.step_timer.step - 1):
-                kind = "graph-break" if one.kind == "graph break" else "recompilation"
-                self._note(kind, recompiled(one), one.seconds)
-
-    def _memory_grows(self, growth: MemoryGrowth) -> None:
-        text = growth_words(growth)
-        self._note("memory-growth", text)
-        if self._steps_ahead is None or growth.full_step < self._steps_ahead:
-            _log.warning("%s%s.", text[0].upper(), text[1:])
-
-    def _note(self, kind: str, text: str, seconds: float = 0.0) -> None:
-        if self.log is not None:
-            self.log.note(kind, text, seconds)
-
-    def metrics(self) -> dict[str, float]:
-        """The metrics of memory and of `torch.compile` as they are now."""
-        self._look_for_recompilations()
-        metrics = {} if self.memory is None else self.memory.metrics()
-        return metrics if self._ledger_parts is None else metrics | self._ledger_parts.compilations.metrics()
-
-    def recompilations(self) -> tuple[Recompilation, ...]:
-        """What `torch.compile` compiled again in this fit."""
-        self._look_for_recompilations()
-        return () if self._ledger_parts is None else self._ledger_parts.compilations.recompilations
-
-    @guarded
-    def _between_steps(self, trainer: Trainer, kind: tuple[bool, bool], now_s: float) -> None:
-        """Do what comes seldom: a log entry, a line of the record, a reading of CPU times, steps of another kind."""
-        reads = kind != self._kind_of_step or now_s >= self._reads_s  # else an entry waits for the Trainer's interval
-        if reads:
-            self.readings.look_up_switches(trainer, recording=self.recording)
-            self._look_for_recompilations()  # PyTorch announces a compilation, but not that it gives one up
-        if self.log is not None and now_s >= self.log.due_s:
-            self.log.end_step(trainer)
-        counts = not any(kind)
-        if kind != self._kind_of_step:
-            self._kind_of_step = kind
-            self.ledger.count_steps(on=counts)
-            if self.log is not None:
-                latest = None if self.window is None else self.window.latest()
-                self.log.other_steps_come(recording=kind[0], trace=latest)
-        if reads:
-            self.readings.between_steps(now_s, counts=counts)
-            self._reads_s = now_s + ACCOUNT_PERIOD_S
-        self._due_s = min(inf if self.log is None else self.log.due_s, self._reads_s)
-
-    def _warming_up(self) -> bool:
-        return self.step_timer.step < self.step_timer.warmup_steps
-
-    # -- between steps -------------------------------------------------------------------------------------------
-
-    @guarded
-    def enter_sanity_check(self, trainer: Trainer) -> None:
+    def enter_sanity_check(self) -> None:
         """Enter the sanity check in the ledger; what `self.log` meets in it, it keeps."""
         if not self._checking:
             self._checking = True
-            self._measure_waits(trainer)
+            self._measure_waits()
             self.readings.workers.release()
             self.ledger.enter("sanity_check")
 
@@ -320,173 +225,144 @@ class FitMonitor(Guarded):
             self.memory.pause()
 
     @guarded
-    def validation_starts(self, trainer: Trainer) -> None:
+    def validation_starts(self) -> None:
         """Leave validation out of the step."""
-        if self._proxy is not None:
-            self._proxy.follow(trainer)
+        if self.steps is not None:
+            self.steps.boundaries.follow()
             self.step_timer.regions.enter_validation()  # a profiler that was assigned just now has not seen it begin
         if self.log is not None:
             self.log.pause()
 
     @guarded
-    def validation_ends(self, trainer: Trainer) -> None:
+    def validation_ends(self) -> None:
         """Training goes on."""
-        if self._proxy is not None:
-            self._proxy.follow(trainer)
+        if self.steps is not None:
+            self.steps.boundaries.follow()
         if self.memory is not None:
             self.memory.resume()
-        if not any(self._kind_of_step):
+        if self._found is not None and not any(self._found.kind):
             self.readings.resume()
         if self.log is not None and not self.recording:
             self.log.resume()
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    def _loop_failed(self, trainer: Trainer, exception: BaseException) -> None:
+    def _loop_failed(self, exception: BaseException) -> None:
         if self.step_timer.began:  # it is ours, and not a tuner's before it
-            self.fail(trainer, exception)
+            self.fail(exception)
 
-    def fail(self, trainer: Trainer, exception: BaseException) -> None:
-        """Close a failing run without waiting for anything: other ranks may be elsewhere."""
+    def fail(self, exception: BaseException) -> None:
+        """End a failing fit without waiting for anything: other ranks may be elsewhere."""
         if self.window is not None:
             self.window.failing(exception)
         if self.log is not None:
             self.log.failing(exception)
-        self.end(trainer, interrupted=True)
-        self.close(trainer, interrupted=True)
+        self.finish(Reason.FAILED)  # in a process that another one has started, no hook follows
+        if self._ending is not None:
+            self._ending.follow_failure(partial(self._end_of_failure, self._reporter.kept()))
+
+    def finish(self, reason: Reason = Reason.FINISHED, *, until: Phase = Phase.OVER) -> None:
+        """End what has not ended yet, up to a phase: the loop, its results, the fit."""
+        ends = {Phase.TRAINED: self._end_training, Phase.REPORTED: self._report, Phase.OVER: self._conclude}
+        for phase, end in ends.items():
+            if self.phase < phase <= until:
+                self.phase = phase
+                end(reason)
 
     @guarded_end
-    def end(self, trainer: Trainer, *, interrupted: bool) -> None:
-        """The training loop has ended: stop timing, write what an unfinished window has, log the last entry."""
-        if self._ended:
+    def _end_training(self, reason: Reason) -> None:
+        """Stop timing, restore what was replaced, write what an unfinished window has, log the last entry."""
+        self._reason, self.steps = reason, None
+        try:
+            with self._ends[Phase.TRAINING], self._ends[Phase.SETTING_UP]:
+                pass
+        except Exception as exc:
+            self.note_failure(exc)
+        if reason is Reason.ABANDONED or (reason is Reason.FINISHED and not self.step_timer.began):
             return
-        self._ended = True
-        self._restore_trainer(trainer, wait=not interrupted)
         with self.ledger.inside(PROFILER):
             if self.window is not None:
-                self.window.end(interrupted=interrupted)
+                self.window.end(interrupted=reason is Reason.FAILED)
             if self.log is not None:
-                self.log.end(trainer)
+                self.log.end()
 
-    def _leave_set_up(self, trainer: Trainer) -> None:
-        """Restore what was replaced in `setup`; by the time that training begins its loader's workers are there."""
-        self.readings.workers.release()
-        watching, self._set_up = self._set_up, None
-        if watching is not None:
-            watching.close(trainer)
+    def _finish_steps(self) -> None:
+        self.step_timer.finish(wait=self._reason is Reason.FINISHED)
 
-    def _restore_trainer(self, trainer: Trainer, *, wait: bool) -> None:
-        """Stop timing, and restore what was replaced when the training loop began."""
-        self._leave_set_up(trainer)
-        if self.waits is not None:
-            self.waits.close()
-        proxy, self._proxy, self._progress = self._proxy, None, None
-        if proxy is None:
-            return
-        proxy.uninstall(trainer)
-        self.step_timer.stood_still(perf_counter_ns(), ends=False)
-        self._end_readings()
-        set_region_sink(self._previous_sink)
-        if self._ledger_parts is not None:
-            self._ledger_parts.close()
-        try:
-            self.step_timer.finish(wait=wait)  # last: Ctrl-C may end the wait
-        finally:
-            self._begin_tear_down(trainer)
-
-    def _begin_tear_down(self, trainer: Trainer) -> None:
+    def _begin_ending(self) -> None:
+        """Time what follows the training loop."""
         self.ledger.turn_to("teardown")
-        parts = hook_parts(trainer, trainer.lightning_module, self.callbacks)
-        over = partial(self._conclude, trainer, interrupted=False)
-        self._tear_down = TearDown(self.ledger, trainer, parts, over)
+        self._ending = self.training.time_ending(self.ledger, self.finish)
 
-    def _leave_tear_down(self, trainer: Trainer) -> None:
-        leaving, self._tear_down = self._tear_down, None
-        if leaving is not None:
-            leaving.close(trainer)
+    def _leave_ending(self) -> None:
+        ending, self._ending = self._ending, None
+        if ending is not None:
+            ending.release()
 
     @guarded_end
-    def _end_readings(self) -> None:
-        self.readings.end()
-
-    def abandon(self, trainer: Trainer) -> None:
-        """Close a fit that ended without calling any hook."""
-        if not self._closed:
-            self._abandon(trainer)
-        self._conclude(trainer, interrupted=True)
-        self._leave_tear_down(trainer)
-
-    @guarded_end
-    def _abandon(self, trainer: Trainer) -> None:
-        for watched in self._watched:
-            watched.release()
-        self._restore_trainer(trainer, wait=False)
-        self._finish(interrupted=True)
-
-    def close(self, trainer: Trainer, *, interrupted: bool) -> None:
-        """Hand the results over as they are in this package's last hook, and conclude as soon as the fit is over."""
-        if not self._closed:
-            self._closed = True
-            for watched in self._watched:
-                watched.release()
-            self._close(trainer, interrupted=interrupted)
-        if interrupted:  # in a process that another one has started, no hook follows
-            self._conclude(trainer, interrupted=True)
-            self._follow_failure(trainer)
-
-    @guarded_end
-    def _close(self, trainer: Trainer, *, interrupted: bool) -> None:
-        self._leave_set_up(trainer)
-        if self.waits is not None:  # of a sanity check that no training followed
-            self.waits.close()
-        if self._tear_down is None:
-            self._begin_tear_down(trainer)
+    def _report(self, reason: Reason) -> None:
+        """Hand the results over as they are in this package's last hook; the fit ends as soon as all hooks have."""
+        interrupted = reason is not Reason.FINISHED
+        self._ends[Phase.REPORTED].close()
+        if reason is Reason.ABANDONED:
+            self._finish_parts(interrupted=True)
+            return
+        if self._ending is None:
+            self._begin_ending()
         else:
-            self._tear_down.install(trainer)  # who kept ours may have assigned it since
+            self._ending.install()  # who kept ours may have assigned it since
         with self.ledger.inside(PROFILER):
-            self._finish(interrupted=interrupted)
-            self._reporter.make(trainer, interrupted=interrupted)
-        self._reporter.keep(trainer, self.ledger.read())
+            self._finish_parts(interrupted=interrupted)
+            self._reporter.make(interrupted=interrupted)
+        self._reporter.keep(self.ledger.read())
 
-    def _finish(self, *, interrupted: bool) -> None:
+    def _finish_parts(self, *, interrupted: bool) -> None:
         if self.window is not None:
             self.window.finish(interrupted=interrupted)
         if self.log is not None:
             self.log.finish()
 
     @guarded_end
-    def _conclude(self, trainer: Trainer, *, interrupted: bool) -> None:
+    def _conclude(self, reason: Reason) -> None:
         """Print the table, close the record, and hand the results over."""
-        if self._concluded:
-            return
-        self._concluded = True
-        if not interrupted:
-            self._leave_tear_down(trainer)
-        ledger = self.ledger.read()
-        try:
-            self._reporter.print(trainer, ledger)
-        finally:
-            try:
-                if self.log is not None:
-                    self.log.conclude(trainer, self._reporter.report, interrupted=interrupted)
-            finally:
-                self.readings.workers.close()
-                self._reporter.keep(trainer, ledger)
-                for callback in self.callbacks:
-                    callback.fit_is_over()
+        with ExitStack() as ends:
+            if reason is Reason.ABANDONED:
+                ends.callback(self._leave_ending)
+            elif reason is Reason.FINISHED:
+                self._leave_ending()
+            ledger = self.ledger.read()
+            for callback in self.callbacks:
+                ends.callback(callback.fit_is_over)
+            ends.callback(self._reporter.keep, ledger)
+            ends.callback(self.readings.workers.close)
+            ends.callback(self._close_record, reason)
+            self._reporter.print(ledger)
 
-    def _follow_failure(self, trainer: Trainer) -> None:
-        """Enter into the results what a failing fit does after its table, if it gets there before another begins."""
-        if self._tear_down is not None:
-            self._tear_down.follow_failure(trainer, partial(self._end_of_failure, trainer, self._reporter.kept()))
+    def _close_record(self, reason: Reason) -> None:
+        if self.log is not None:
+            self.log.conclude(self._reporter.report, interrupted=reason is not Reason.FINISHED)
 
     @guarded_end
-    def _end_of_failure(self, trainer: Trainer, kept: Sequence[FitResults]) -> None:
-        self._leave_tear_down(trainer)
-        self._reporter.follow_failure(trainer, kept)
+    def _end_of_failure(self, kept: Sequence[FitResults]) -> None:
+        """Enter into the results what a failing fit does after its table, if it gets there before another begins."""
+        self._leave_ending()
+        self._reporter.follow_failure(kept)
 
     # -- results -------------------------------------------------------------------------------------------------
+
+    @property
+    def memory(self) -> MemoryWatch | None:
+        """What watches PyTorch's allocator; None without a GPU."""
+        return None if self._found is None else self._found.memory
 
     def trace(self) -> TraceReport | None:
         """The report on the window; None without one."""
         return None if self.window is None else self.window.report()
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics of memory and of `torch.compile` as they are now."""
+        return {} if self._found is None else self._found.metrics()
+
+    def recompilations(self) -> tuple[Recompilation, ...]:
+        """What `torch.compile` compiled again."""
+        return () if self._found is None else self._found.recompilations()

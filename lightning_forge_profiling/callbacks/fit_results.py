@@ -1,21 +1,21 @@
 """The results of a fit: its report, made when training has ended and amended until the fit is over."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec.structs import replace
+from torch import nn
 
 from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.callbacks.fit_settings import FitSettings
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
-from lightning_forge_profiling.callbacks.lightning_api import Trainer
-from lightning_forge_profiling.callbacks.loop_trainer import LoopTrainer
-from lightning_forge_profiling.callbacks.process_fits import FITS, shapes_of
 from lightning_forge_profiling.callbacks.run_report import (
     OtherRanks,
     ReportedFit,
@@ -24,11 +24,13 @@ from lightning_forge_profiling.callbacks.run_report import (
     run_report,
     with_ledger,
 )
+from lightning_forge_profiling.callbacks.training import Training
+from lightning_forge_profiling.diagnosis.rule import in_ms, in_s
 from lightning_forge_profiling.names import RECORD_FOLDER
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.schema import Analysis, RunLedger, RunReport, TraceReport
+from lightning_forge_profiling.schema import NO_VERDICT, Analysis, RunLedger, RunReport, TraceReport
 
 _log = plain_logger(__name__)
 
@@ -53,6 +55,80 @@ class NewestResults:
         return self
 
 
+# counted steps from which a further fit can differ from the first: in a few milliseconds anything may come first
+_TELLS: Final = 50
+_SHORT: Final = "too short to differ from the first"
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    model: str
+    shapes: Hashable
+    seconds: float
+    verdict: str
+
+
+class ProcessFits:
+    """What was fitted in this process so far."""
+
+    def __init__(self) -> None:
+        self.begun = False  # whether any fit was set up
+        self._done: list[_Fit] = []
+
+    def has_had(self, module: nn.Module) -> bool:
+        """Whether a module of this class and of these parameters was fitted before."""
+        key = type(module).__name__, shapes_of(module)
+        return any((fit.model, fit.shapes) == key for fit in self._done)
+
+    def add(self, shapes: Hashable, began_s: float, report: RunReport, *, brief: bool) -> str:
+        """Enter a fit that has ended; returns a line about it."""
+        fit = _Fit(report.model, shapes, perf_counter() - began_s, self._verdict(report, brief=brief))
+        self._done.append(fit)
+        number = sum(fit.model == done.model for done in self._done)
+        run = report.run
+        steps = f"{run.steps} step{'s' * (run.steps != 1)}"
+        pace = f" of {in_ms(run.steady.mean_ms('step'))}" if run.steady.steps else ""
+        return f"forge-profiling: fit {number} of {fit.model}: {in_s(fit.seconds)}, {steps}{pace}, {fit.verdict}"
+
+    def _verdict(self, report: RunReport, *, brief: bool) -> str:
+        """The verdict: in a line, that of the first fit of this class if its cause is named again."""
+        analysis = report.analysis
+        if analysis is None:
+            return NO_VERDICT
+        if not brief:
+            return analysis.verdict
+        first = next((fit.verdict for fit in self._done if fit.model == report.model), "")
+        if report.run.steady.steps < _TELLS:
+            return _SHORT
+        return first if any(finding.code == first for finding in analysis.findings) else analysis.verdict
+
+    def overview(self) -> Iterator[str]:
+        """A line on each class of module that was fitted more than once."""
+        for model, count in Counter(fit.model for fit in self._done).items():
+            if count > 1:
+                fits = [fit for fit in self._done if fit.model == model]
+                verdicts = Counter(fit.verdict for fit in fits).most_common()
+                shapes = len({fit.shapes for fit in fits})
+                sizes = f" in {shapes} sizes" if shapes > 1 else ""
+                said = ", ".join(f"{verdict} in {number}" for verdict, number in verdicts)
+                same = f"the same verdict in all: {verdicts[0][0]}" if len(verdicts) == 1 else said
+                yield f"{count} fits of {model}{sizes}, {in_s(sum(fit.seconds for fit in fits))}, {same}"
+
+
+FITS: Final = ProcessFits()
+
+
+def shapes_of(module: nn.Module) -> Hashable:
+    """Names and shapes of a module's parameters; a lazy one has none yet."""
+    shapes = []
+    for name, parameter in module.named_parameters():
+        shape: tuple[int, ...] = ()
+        with suppress(RuntimeError):
+            shape = tuple(parameter.shape)
+        shapes.append((name, shape))
+    return tuple(shapes)
+
+
 class FitCallback(Protocol):
     """A callback that takes part in a fit."""
 
@@ -67,6 +143,8 @@ class FitCallback(Protocol):
 
 class Fit(ReportedFit, Protocol):
     """What watches a fit."""
+
+    training: Training
 
     @property
     def log(self) -> FitLog | None:
@@ -95,26 +173,26 @@ class FitReporter:
         self._began_s = perf_counter()
         self.continues_from = 0  # the optimizer step of the checkpoint that the fit continues from
 
-    def so_far(self, trainer: Trainer, recorded: Analysis | None = None, others: OtherRanks | None = None) -> RunReport:
+    def so_far(self, recorded: Analysis | None = None, others: OtherRanks | None = None) -> RunReport:
         """The report on the fit up to now."""
-        return run_report(trainer, self._monitor, recorded, others, continues_from=self.continues_from)
+        return run_report(self._monitor.training, self._monitor, recorded, others, continues_from=self.continues_from)
 
-    def make(self, trainer: Trainer, *, interrupted: bool) -> None:
+    def make(self, *, interrupted: bool) -> None:
         """Make the report at the end. Rewrites the reports beside the trace, and copies them to a remote folder."""
         monitor, report = self._monitor, None
-        window, log, zero = monitor.window, monitor.log, trainer.is_global_zero
+        window, log, zero = monitor.window, monitor.log, monitor.training.facts.is_zero
         if monitor.step_timer.began and (zero or monitor.settings.keeps_record):
             self._recorded = recorded = recorded_analysis(monitor.trace())
-            others = None if log is None else partial(log.other_ranks, trainer, interrupted=interrupted)
-            report = self.so_far(trainer, recorded, others)
+            others = None if log is None else partial(log.other_ranks, interrupted=interrupted)
+            report = self.so_far(recorded, others)
             if log is not None and recorded is not None and zero:
                 log.write_page(report)
         if window is not None:
-            window.copy_files(trainer, interrupted=interrupted)
+            window.copy_files(interrupted=interrupted)
         if report is not None:
             self.report = replace(report, trace=monitor.trace())  # with the URL that it was copied to
         if report is not None and report.analysis is not None and log is not None and zero:
-            log.publish(trainer, report.analysis, monitor.trace(), interrupted=interrupted)
+            log.publish(report.analysis, monitor.trace(), interrupted=interrupted)
 
     def amend(self, ledger: RunLedger) -> RunReport | None:
         """Enter what the ledger has got since the report was made."""
@@ -122,18 +200,18 @@ class FitReporter:
             self.report = with_ledger(self.report, self._recorded, ledger)
         return self.report
 
-    def print(self, trainer: Trainer, ledger: RunLedger) -> None:
+    def print(self, ledger: RunLedger) -> None:
         """Print the table, on rank 0."""
-        report, settings = self.amend(ledger), self._monitor.settings
+        report, settings, training = self.amend(ledger), self._monitor.settings, self._monitor.training
         if report is None:
             return
         line, added = "", settings.all_added
         if report.model and added:
-            line = FITS.add(shapes_of(trainer.lightning_module), self._began_s, report, brief=settings.brief)
-        if not trainer.is_global_zero:
+            line = FITS.add(shapes_of(training.module), self._began_s, report, brief=settings.brief)
+        if not training.facts.is_zero:
             return
         # standard output belongs to the script, unless a Trainer of it has our callbacks
-        screen = Screen(sys.stderr, wrap=True) if added or isinstance(trainer, LoopTrainer) else None
+        screen = Screen(sys.stderr, wrap=True) if added or not training.facts.in_trainer else None
         if settings.brief:
             (screen or Screen()).line(line, whole=True)
         else:
@@ -148,11 +226,11 @@ class FitReporter:
         left = page or record
         return folder if only and left is not None and folder is not None and folder in left.parents else left
 
-    def keep(self, trainer: Trainer, ledger: RunLedger) -> None:
+    def keep(self, ledger: RunLedger) -> None:
         """Give each callback the results so far."""
         report, log = self.report, self._monitor.log
         results = FitResults(
-            analysis=report.analysis if report is not None and trainer.is_global_zero else None,
+            analysis=report.analysis if report is not None and self._monitor.training.facts.is_zero else None,
             ledger=ledger,
             trace=self._monitor.trace(),
             summary={} if log is None else log.summary(),
@@ -164,13 +242,13 @@ class FitReporter:
         """What each callback has now."""
         return [callback.fit_results for callback in self._monitor.callbacks]
 
-    def follow_failure(self, trainer: Trainer, kept: Sequence[FitResults]) -> None:
+    def follow_failure(self, kept: Sequence[FitResults]) -> None:
         """Enter what a failing fit did after its table, unless another fit has begun since."""
         if any(now is not before for now, before in zip(self.kept(), kept, strict=True)):
             return
         ledger, printed = self._monitor.ledger.read(), self.report
         report = self.amend(ledger)
-        self.keep(trainer, ledger)
-        if report and printed and report.analysis and printed.analysis and trainer.is_global_zero:
+        self.keep(ledger)
+        if report and printed and report.analysis and printed.analysis and self._monitor.training.facts.is_zero:
             for text in further_findings(printed.analysis, report.analysis):
                 _log.warning("After the table: %s", text)

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import structs
 from torch.profiler import supported_activities
 
-from lightning_forge_profiling.callbacks import folders, lightning_api
+from lightning_forge_profiling.callbacks import folders
 from lightning_forge_profiling.callbacks.fit_settings import RecordingSettings
-from lightning_forge_profiling.callbacks.lightning_api import Trainer
 from lightning_forge_profiling.callbacks.run_settings import loader_settings
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory import MemorySnapshot
 from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
@@ -46,6 +46,16 @@ _MOST_NAMED: Final = 16
 _DDP_TIMES_ITSELF: Final = 11
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Planned:
+    """A window of steps to come, and why they are recorded: by the settings, every so many steps, or when asked."""
+
+    window: StepWindow
+    why: Literal["settings", "every", "asked"]
+    ranks: Sequence[int]  # those that record it
+    session: TraceSession | None = None  # one that waits, since another window was asked for meanwhile
+
+
 @dataclass(slots=True)
 class _Recorded:
     """A window of this fit."""
@@ -71,16 +81,14 @@ class FitWindow(Guarded):
 
     called = "ForgeProfilerCallback"
 
-    def __init__(self, trainer: Trainer, settings: RecordingSettings, step_timer: StepTimer) -> None:
-        self._settings, self._step_timer = settings, step_timer
-        self._rank, self._world_size = int(trainer.global_rank), int(trainer.world_size)
+    def __init__(self, training: Training, settings: RecordingSettings, step_timer: StepTimer) -> None:
+        self._training, self._settings, self._step_timer = training, settings, step_timer
+        self._rank, self._world_size = training.facts.rank, training.facts.world_size
         self._deferred = False
         self._windows: list[_Recorded] = []
         self._session: TraceSession | None = None  # of the latest of them
-        self._waiting: TraceSession | None = None  # one whose window comes after another that was asked for meanwhile
-        self._armed: WindowPlan | None = None  # set by another thread
+        self._planned: list[_Planned] = []  # another thread adds to it, too
         self._unkept = ""  # why the latest one was not recorded
-        self._periodic: StepWindow | None = None  # the next of those every so many steps
         self._memory: MemorySnapshot | None = None
         self._skipped: TraceReport | None = None
         self._no_memory = ""
@@ -93,23 +101,23 @@ class FitWindow(Guarded):
         self.steps_ahead: int | None = None  # of the fit, when it began; None if unknown
         self.named_steps = 0  # with operators, after the light ones of a window that the settings do not give
         self.record: Path | None = None  # the folder of the run's record, once it is written
-        self._steady: StepWindow | None = None
-        self._has_chosen = bool(trainer.fast_dev_run)
-        if trainer.fast_dev_run:
+        self._first = settings.window  # of this fit
+        self._has_chosen = training.facts.is_trial or self._first is not None or settings.only_when_asked
+        if training.facts.is_trial:
             self._skip("fast_dev_run is a trial run")
         else:
-            self._prepare(trainer, _taken(trainer))
+            self._prepare(_taken(training))
 
-    def _prepare(self, trainer: Trainer, taken: str) -> None:
+    def _prepare(self, taken: str) -> None:
         """Agree on the folder with the other ranks, also where another profiler has taken this one's place."""
-        settings, config = self._settings, self._settings.config
-        run = folders.run_folder(trainer)
+        training, settings, config = self._training, self._settings, self._settings.config
+        run = folders.run_folder(training)
         root = run / config.trace_dir if settings.default_dir else folders.folder_of(config.trace_dir)
         # a collective: the name and the verdict are rank 0's, so that all ranks write into one folder or raise together
         now = datetime.now().astimezone()
         name = f"{now:%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}"
-        problem = _unrecordable(config) or _folder_problem(root) if trainer.is_global_zero else ""
-        self._root, self._name, problem = trainer.strategy.broadcast((root, name, problem))
+        problem = _unrecordable(config) or _folder_problem(root) if training.facts.is_zero else ""
+        self._root, self._name, problem = training.broadcast((root, name, problem))
         if taken or (problem and settings.added):
             self._skip(taken or problem)
             return
@@ -122,7 +130,7 @@ class FitWindow(Guarded):
         if not self._records:
             return
         folder = self._folder(settings.window)
-        self._memory = self._memory_of(trainer.strategy.root_device.type, memory_path(folder.path, self._rank))
+        self._memory = self._memory_of(training.facts.device.type, memory_path(folder.path, self._rank))
         if self._memory is not None:
             self._memory.start()
 
@@ -157,7 +165,6 @@ class FitWindow(Guarded):
 
     def _begin(
         self,
-        trainer: Trainer,
         window: StepWindow,
         ranks: Sequence[int],
         *,
@@ -165,10 +172,11 @@ class FitWindow(Guarded):
         first_step: int = 0,
         now: bool = False,
     ) -> None:
-        device, folder = trainer.strategy.root_device.type, self._folder(named)
+        device, folder = self._training.facts.device.type, self._folder(named)
         can_be_recorded = device != "cpu" and device in ACTIVITIES  # an Apple GPU, for one, cannot
         if self._session is not None and self._session.report.status == "waiting":
-            self._waiting = self._session
+            waiting = self._session
+            self._planned.append(_Planned(waiting.window, "settings", self._expected, waiting))
         self._session = session = TraceSession(
             self._settings.config,
             [folder.path],
@@ -182,44 +190,44 @@ class FitWindow(Guarded):
             now=now,
             record=self.record,
         )
-        loader = loader_settings(trainer)
+        loader = loader_settings(self._training)
         session.about = {} if loader is None else {"loader": structs.asdict(loader)}
         self._windows.append(_Recorded(session, folder))
         self._advance(session, start=True)
 
-    def _named_steps(self, trainer: Trainer) -> int:
+    def _named_steps(self) -> int:
         """How many steps with operators follow the light ones: each kind of a cycle of accumulation."""
         config = self._settings.config
         both = config.activities is None or {"cpu", "cuda"} <= set(config.activities)
-        if trainer.strategy.root_device.type != "cuda" or not both or config.with_stack:
+        if self._training.facts.device.type != "cuda" or not both or config.with_stack:
             return 0
-        return min(max(NAMED_STEPS, int(trainer.accumulate_grad_batches)), _MOST_NAMED)
+        return min(max(NAMED_STEPS, self._training.accumulated), _MOST_NAMED)
 
-    def choose(self, trainer: Trainer) -> None:
+    def choose(self) -> None:
         """Choose the steps of a steady run, as rank 0 sees it: a collective, of each rank whatever it records."""
-        if self._has_chosen or self._settings.window is not None or self._settings.only_when_asked:
+        if self._has_chosen:
             return
         self._has_chosen, window = True, None
         try:
-            window = self._steady_window(trainer)
+            window = self._steady_window()
         except Exception as exc:
             _log.debug("", exc_info=exc)
-        self._steady = trainer.strategy.broadcast(window) if trainer.world_size > 1 else window
+        self._first = self._training.broadcast(window) if self._world_size > 1 else window
 
-    def _steady_window(self, trainer: Trainer) -> StepWindow:
+    def _steady_window(self) -> StepWindow:
         """When the run is likely to be steady, as this rank sees it."""
-        loader = loader_settings(trainer)
+        loader = loader_settings(self._training)
         workers = 0 if loader is None else loader.num_workers or 0
         prefetched = 0 if loader is None else workers * (loader.prefetch_factor or 0)
-        ahead = lightning_api.batches_ahead(trainer)
+        ahead = self._training.ahead()
         return steady_window(
             ahead.of_fit,
             of_epoch=ahead.of_epoch,
             batch=ahead.batch,
-            warmup_steps=max(self._step_timer.warmup_steps, _DDP_TIMES_ITSELF if trainer.world_size > 1 else 0),
+            warmup_steps=max(self._step_timer.warmup_steps, _DDP_TIMES_ITSELF if self._world_size > 1 else 0),
             workers=workers,
             prefetched=prefetched,
-            named=self._named_steps(trainer),
+            named=self._named_steps(),
         )
 
     def _memory_of(self, device: str, path: Path) -> MemorySnapshot | None:
@@ -266,7 +274,7 @@ class FitWindow(Guarded):
 
     def refusal(self) -> str:
         """Why no further window can be recorded; "" if one can. For any thread."""
-        if self.running or self._armed is not None:
+        if self.running or any(each.why == "asked" for each in list(self._planned)):
             return "another window is planned or being recorded"
         if len(self._windows) >= MOST_WINDOWS:
             return f"this run has recorded {len(self._windows)} windows, the most"
@@ -286,7 +294,7 @@ class FitWindow(Guarded):
     def arm(self, plan: WindowPlan) -> None:
         """Record the steps of a plan. For any thread."""
         self._unkept = ""
-        self._armed = plan
+        self._planned.append(_Planned(_window_of(plan), "asked", plan.ranks or range(self._world_size)))
 
     def answer_to(self, plan: WindowPlan, answer: WindowAnswer) -> WindowAnswer:
         """The answer to a plan, with what went wrong with its window on this rank. For any thread."""
@@ -298,43 +306,56 @@ class FitWindow(Guarded):
         text = (self._unkept or "".join(said[:1]))[:MOST_TEXT]
         return WindowAnswer(number=answer.number, text=text) if text else answer
 
-    def _begin_next(self, trainer: Trainer) -> None:
-        """Begin a window whose profiler warms up in the step that follows, if there is one."""
-        plan, window = self._armed, self._periodic
-        if plan is not None and self._ended_steps >= plan.start - 1:
-            self._armed = None
-            asked, ranks = _window_of(plan), plan.ranks or range(self._world_size)
-            if self.running or self._ended_steps > asked.start_step - 1:
-                self._unkept = f"step {self._ended_steps} had begun"
-            elif lightning_api.may_be_last(trainer):
+    def _plan_after(self, window: StepWindow) -> None:
+        if self._settings.every is not None:
+            self._planned.append(_Planned(window.later(self._settings.every), "every", self._expected))
+
+    def _take(self, why: Literal["settings", "every", "asked"]) -> _Planned | None:
+        """Take the planned window of this kind that may begin now: whose profiler warms up in the step that follows."""
+        for planned in self._planned:
+            starts = not self.running if planned.session else self._ended_steps >= planned.window.start_step - 1
+            if planned.why == why and starts:
+                self._planned.remove(planned)
+                return planned
+        return None
+
+    def _begin_next(self) -> None:
+        """Begin a planned window, if one is due."""
+        step = self._ended_steps
+        if (planned := self._take("settings")) and planned.session and step < planned.window.end_step:
+            self._session = planned.session
+            planned.session.continue_at(step)
+            self._advance(planned.session)
+        if planned := self._take("asked"):
+            window = planned.window
+            if self.running or step > window.start_step - 1:
+                self._unkept = f"step {step} had begun"
+            elif self._training.may_be_last():
                 self._unkept = "the run was about to end"
             else:
-                self._begin(trainer, asked, ranks, named=asked, first_step=self._ended_steps, now=True)
-        elif window is not None and self._ended_steps >= window.start_step - 1:
-            every = self._settings.every or 0
-            self._periodic = window.later(every)
-            if self.refusal() or lightning_api.may_be_last(trainer):
-                return
-            self._begin(trainer, window, self._expected, named=window, first_step=self._ended_steps)
+                self._begin(window, planned.ranks, named=window, first_step=step, now=True)
+        elif planned := self._take("every"):
+            window = planned.window
+            self._plan_after(window)
+            if not self.refusal() and not self._training.may_be_last():
+                self._begin(window, planned.ranks, named=window, first_step=step)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
     @guarded
-    def begin(self, trainer: Trainer) -> None:
+    def begin(self) -> None:
         """Step 0 begins."""
         settings = self._settings
         if not self.can_be_asked:
             return
         self._ranks_here(())  # a rank that ends takes its sign away
-        self.pause_before = lightning_api.pauses(trainer)
-        self.steps_ahead = lightning_api.batches_ahead(trainer).of_fit
-        self.named_steps = self._named_steps(trainer)
-        window = settings.window or self._steady
-        if window is None or not self._records:
+        self.pause_before = self._training.pauses()
+        self.steps_ahead = self._training.ahead().of_fit
+        self.named_steps = self._named_steps()
+        if self._first is None or not self._records:
             return
-        if settings.every is not None:
-            self._periodic = window.later(settings.every)
-        self._begin(trainer, window, self._expected, named=settings.window)
+        self._plan_after(self._first)
+        self._begin(self._first, self._expected, named=settings.window)
 
     @guarded
     def begin_step(self) -> None:
@@ -347,7 +368,7 @@ class FitWindow(Guarded):
         self._session.begun()
 
     @guarded
-    def end_step(self, trainer: Trainer) -> None:
+    def end_step(self) -> None:
         """Start, annotate or stop the recording."""
         session, memory, step = self._session, self._memory, self._ended_steps
         self._ended_steps += 1
@@ -355,20 +376,13 @@ class FitWindow(Guarded):
             with self._as_profiler():
                 memory.end_step(step)
         if session is not None:
-            if session.will_act() and lightning_api.may_be_last(trainer):
+            if session.will_act() and self._training.may_be_last():
                 session.end_step()  # do not announce a step that will not come
                 self._deferred = True
             else:
                 self._advance(session)
-        waiting = self._waiting
-        if waiting is not None and not self.running:
-            self._waiting = None
-            if self._ended_steps < waiting.window.end_step:
-                self._session = waiting
-                waiting.continue_at(self._ended_steps)
-                self._advance(waiting)
-        if self._armed is not None or self._periodic is not None:
-            self._begin_next(trainer)
+        if self._planned:
+            self._begin_next()
 
     @guarded_end
     def failing(self, exception: BaseException) -> None:
@@ -379,7 +393,7 @@ class FitWindow(Guarded):
     @guarded_end
     def end(self, *, interrupted: bool) -> None:
         """Write what an unfinished window has recorded."""
-        self._armed = self._periodic = None
+        self._planned.clear()
         if self._memory is not None:
             self._memory.close()
         self._step_timer.regions.followers.mark = None
@@ -402,12 +416,12 @@ class FitWindow(Guarded):
                 self.folder.rmdir()
 
     @guarded_end
-    def copy_files(self, trainer: Trainer, *, interrupted: bool) -> None:
+    def copy_files(self, *, interrupted: bool) -> None:
         """Copy this rank's files of the windows, and on the lowest rank the reports, if the folder is remote."""
         for window in self._windows:
-            self._copy(trainer, window, interrupted=interrupted)
+            self._copy(window, interrupted=interrupted)
 
-    def _copy(self, trainer: Trainer, window: _Recorded, *, interrupted: bool) -> None:
+    def _copy(self, window: _Recorded, *, interrupted: bool) -> None:
         folder, session = window.folder, window.session
         if not folder.url or not folder.path.is_dir():
             return
@@ -416,7 +430,7 @@ class FitWindow(Guarded):
             what = "The run failed before its trace was complete, so that it is not in %s but in %s"
             _log.warning(what, folder.url, folder.path)
         elif files:
-            limit_s = exit_timeout_s(trainer.world_size) if interrupted else folders.UPLOAD_S
+            limit_s = exit_timeout_s(self._world_size) if interrupted else folders.UPLOAD_S
             window.copied_to = folder.url if folders.upload(folder.path, folder.url, files, limit_s=limit_s) else ""
 
     def _advance(self, session: TraceSession, *, start: bool = False) -> None:
@@ -459,9 +473,9 @@ class FitWindow(Guarded):
         _log.warning("No %s will be recorded: %s.", what, reason)
 
 
-def _taken(trainer: Trainer) -> str:
+def _taken(training: Training) -> str:
     """Why this process is recorded by somebody else; "" if it is not."""
-    if lightning_api.uses_pytorch_profiler(trainer):
+    if training.profiler_taken():
         return 'Trainer(profiler="pytorch") already records, and PyTorch has room for one profiler at a time'
     if nsight_ranges(os.environ) is not None:
         return "Nsight Systems records this process, and the GPU's events go to one profiler at a time"

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, Final, NamedTuple
 
-from lightning_forge_profiling.callbacks.lightning_api import Trainer
+from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.plain_text import name_of, plain_logger
 from lightning_forge_profiling.profiler.child import problems_within
 from lightning_forge_profiling.profiler.config import local_folder
@@ -45,17 +45,17 @@ def folder_of(name: str | os.PathLike[str]) -> Folder:
     return Folder(Path(gettempdir(), _STAGING, *(part for part in re.split(r"[:/\\]+", url) if part.strip("."))), url)
 
 
-def run_folder(trainer: Trainer) -> Folder:
+def run_folder(training: Training) -> Folder:
     """The folder of this run: of TensorBoard's logger, else of the first logger, else the default. A collective."""
-    folder = logger_folder(trainer) or folder_of(trainer.default_root_dir) if trainer.is_global_zero else None
-    agreed: Folder = trainer.strategy.broadcast(folder)
-    return agreed
+    facts = training.facts
+    folder = logger_folder(training) or folder_of(facts.folder) if facts.is_zero else Folder(Path())
+    return training.broadcast(folder)
 
 
-def logger_folder(trainer: Trainer) -> Folder | None:
+def logger_folder(training: Training) -> Folder | None:
     """The folder of this run that its loggers give it; None without a logger. For rank 0; no collective."""
-    loggers = sorted(trainer.loggers, key=_is_tensorboard, reverse=True)  # stable: the others stay in their order
-    return next(filter(None, (_folder(logger, trainer.default_root_dir) for logger in loggers)), None)
+    loggers = sorted(training.loggers, key=_is_tensorboard, reverse=True)  # stable: the others stay in their order
+    return next(filter(None, (_folder(logger, training.facts.folder) for logger in loggers)), None)
 
 
 def _folder(logger: Any, root: str) -> Folder | None:
@@ -72,10 +72,10 @@ def _folder(logger: Any, root: str) -> Folder | None:
         return None
 
 
-def tracked_runs(trainer: Trainer) -> tuple[TrackedRun, ...]:
+def tracked_runs(training: Training) -> tuple[TrackedRun, ...]:
     """What each logger calls this run. For rank 0."""
     runs = []
-    for logger in trainer.loggers:
+    for logger in training.loggers:
         with suppress(Exception):  # a server's, as above
             runs.append(tracked_run(logger))
     return tuple(runs)

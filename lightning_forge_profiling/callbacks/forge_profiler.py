@@ -127,9 +127,9 @@ class ForgeProfilerCallback(TimedCallback):
         """
         return self.fit_results.trace if self.monitor is None else self.monitor.trace()
 
-    def join(self, trainer: Trainer, monitor: FitMonitor) -> None:
+    def join(self, monitor: FitMonitor) -> None:
         """Agree on a folder with the other ranks and refuse one that cannot be written."""
-        monitor.add_window(trainer)
+        monitor.add_window()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Note that the batch is trained on and not skipped."""

@@ -1,14 +1,12 @@
 """What is read of the host while a fit trains: CPU times, stacks of the training thread and of a worker, switches."""
 
-from functools import partial
-
 from msgspec.structs import replace
 
 from lightning_forge_profiling.callbacks.cpu_account import AUTOGRAD, CpuAccount
-from lightning_forge_profiling.callbacks.lightning_api import Trainer, worker_processes
 from lightning_forge_profiling.callbacks.run_settings import find_switches
 from lightning_forge_profiling.callbacks.stack_sampler import StackSampler, WorkerStacks
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.schema import WORKER_LINES, CpuUse, SampledLine, Switches
 
 
@@ -23,19 +21,19 @@ class HostReadings:
         self.switches: Switches | None = None
         self.stacks_show_regions = True  # as those of Lightning's loop do
 
-    def begin(self, trainer: Trainer) -> None:
+    def begin(self, training: Training) -> None:
         """Training begins."""
         of_step = AUTOGRAD if self._step_timer.timers.on_device else ""
-        self._cpu = cpu = CpuAccount(partial(worker_processes, trainer), threads=of_step)
+        self._cpu = cpu = CpuAccount(training.worker_processes, threads=of_step)
         cpu.watch_thread()
         followers = self._step_timer.regions.followers
         followers.region_ends, followers.stood_still = cpu.turn, cpu.skip
 
-    def look_up_switches(self, trainer: Trainer, *, recording: bool) -> None:
+    def look_up_switches(self, training: Training, *, recording: bool) -> None:
         """Find them, once: after the first step, as the user's hooks may set them before it."""
         if self.switches is None:
             with self._step_timer.own_work():
-                self.switches = find_switches(trainer, recording=recording)
+                self.switches = find_switches(training, recording=recording)
 
     def between_steps(self, now_s: float, *, counts: bool) -> None:
         """Read what is due by `time.perf_counter`; `counts` is of the step that comes."""

@@ -2,16 +2,16 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from math import ceil, isfinite
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
+from lightning_forge_profiling.callbacks.training import BatchSource
 from lightning_forge_profiling.flops.precision import dtype_name, parameter_dtype
 
 PACKAGES: Final = ("pytorch_lightning", "lightning.pytorch")
@@ -122,64 +122,15 @@ def implemented_hooks(owner: object) -> list[str]:
     return sorted(name for name in hooks & own if not name.startswith("_"))
 
 
-def batches_per_log_entry(trainer: Trainer, every_n_steps: int | None) -> int:
-    """How many batches there are from one `logs_now` to the next."""
-    interval = trainer.log_every_n_steps if every_n_steps is None else every_n_steps
-    return int(interval * trainer.accumulate_grad_batches)
-
-
-class StepProgress(NamedTuple):
-    """The loop's own progress counters; they keep counting with it."""
-
-    # its `is_last_batch` tells whether the batch that has just ended is the epoch's last, its `total.ready` is the
-    # number of the batch under way, which counts on over epochs and also where a batch is skipped
-    batches: Any
-    updates: Any  # its `completed` is the number of optimizer steps, as `trainer.global_step`
-
-
-def step_progress(trainer: Trainer, module: LightningModule) -> StepProgress:
-    """The progress counters of the training loop."""
-    loop = trainer.fit_loop.epoch_loop
-    if module.automatic_optimization:
-        return StepProgress(loop.batch_progress, loop.automatic_optimization.optim_progress.optimizer.step.total)
-    return StepProgress(loop.batch_progress, loop.manual_optimization.optim_step_progress.total)
-
-
 def logger_step(trainer: Trainer) -> int:
     """The x-axis of `self.log` during a training batch."""
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)  # noqa: SLF001
-
-
-def last_logger_step(trainer: Trainer) -> int:
-    """The x-axis of `self.log` in the last training batch, once the training loop has ended."""
-    return max(logger_step(trainer) - 1, 0)
-
-
-def logs_now(trainer: Trainer, every_n_steps: int | None) -> bool:
-    """Whether Lightning would log at the end of this batch, at its own interval or at `every_n_steps`."""
-    interval = trainer.log_every_n_steps if every_n_steps is None else every_n_steps
-    if not interval or (logger_step(trainer) + 1) % interval:
-        return False
-    return not trainer.fit_loop._should_accumulate()  # noqa: SLF001
-
-
-def may_be_last(trainer: Trainer) -> bool:
-    """Whether the batch that has just ended may have been the fit's last."""
-    last_step = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
-    last_epoch = trainer.max_epochs not in {None, -1} and trainer.current_epoch + 1 >= trainer.max_epochs
-    ends = trainer.should_stop or trainer.received_sigterm or last_step
-    return bool(ends or (trainer.is_last_batch and last_epoch))
 
 
 def replicas(trainer: Trainer) -> int:
     """The number of data-parallel replicas; tensor-parallel ranks share one."""
     sampler = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
     return max(int(sampler.get("num_replicas", 1)), 1) if sampler else 1
-
-
-def devices_per_batch(trainer: Trainer) -> int:
-    """How many ranks share a batch, as tensor-parallel ones do."""
-    return max(int(trainer.world_size) // replicas(trainer), 1)
 
 
 def compute_dtype(trainer: Trainer) -> str:
@@ -201,10 +152,7 @@ def compute_dtype(trainer: Trainer) -> str:
     return parameter_dtype(model)  # at "32-true" Lightning leaves them as the module made them
 
 
-UNKNOWN: Final = "unknown type"
-"""The precision of a loop without a Trainer, and the type that it computes in: its `torch.autocast` is not visible."""
-
-_MIXED = {"bf16-mixed": "bf16", "16-mixed": "fp16", UNKNOWN: UNKNOWN}
+_MIXED = {"bf16-mixed": "bf16", "16-mixed": "fp16"}
 _TRUE = {"bf16-true": "bf16", "16-true": "fp16", "64-true": "fp64"}
 
 
@@ -227,111 +175,10 @@ def _sharded_dtype(model: nn.Module) -> str | None:
     return dtype_name(units.most_common(1)[0][0]) if units else None
 
 
-def uses_pytorch_profiler(trainer: Trainer) -> bool:
-    """Whether the Trainer's own profiler is `torch.profiler` already."""
-    return any(base.__name__ == "PyTorchProfiler" for base in type(trainer.profiler).__mro__)
-
-
-def device_name(trainer: Trainer) -> str:
-    """The device that the run trains on, in words."""
-    device = trainer.strategy.root_device
-    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
-
-
-def gpu_uuid(trainer: Trainer) -> str:
-    """UUID of the GPU that the run trains on; "" without one."""
-    device = trainer.strategy.root_device
-    return str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) if device.type == "cuda" else ""
-
-
-class BatchesAhead(NamedTuple):
-    """What a fit has before it when its training loop begins."""
-
-    of_fit: int | None  # batches until `max_steps` or `max_epochs`; None if unlimited or unknown
-    of_epoch: int | None  # batches of an epoch; None for a loader without a length
-    epoch: int  # number of the epoch that it begins in
-    batch: int  # number of the batch of that epoch that it begins with
-
-
-def batches_ahead(trainer: Trainer) -> BatchesAhead:
-    """The batches that a fit will train, as far as that is known when it begins."""
-    batches, epoch = trainer.num_training_batches, int(trainer.current_epoch)
-    of_epoch = int(batches) if isfinite(batches) else None
-    done = int(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
-    batch = done if of_epoch is None or done < of_epoch else 0  # one that is complete, as in its last checkpoint
-    limits: list[int] = []
-    if of_epoch is not None and trainer.max_epochs not in {None, -1}:
-        limits.append((trainer.max_epochs - epoch) * of_epoch - batch)
-    if trainer.max_steps != -1 and trainer.lightning_module.automatic_optimization and len(trainer.optimizers) == 1:
-        updates = int(trainer.max_steps - trainer.global_step)
-        limits.append(_batches_of(updates, int(trainer.accumulate_grad_batches), of_epoch, batch))
-    return BatchesAhead(max(min(limits), 0) if limits else None, of_epoch, epoch, batch)
-
-
-def _batches_of(updates: int, accumulated: int, of_epoch: int | None, batch: int) -> int:
-    """Batches until so many updates; the last batch of an epoch makes one, too."""
-    if not of_epoch:
-        return updates * accumulated
-    first = of_epoch - batch  # until the end of the epoch
-    if updates <= (updates_of_first := ceil(first / accumulated)):
-        return min(updates * accumulated, first)
-    epochs, rest = divmod(updates - updates_of_first, ceil(of_epoch / accumulated))
-    return first + epochs * of_epoch + rest * accumulated
-
-
-def pauses(trainer: Trainer) -> Callable[[int], bool]:
-    """Whether validation, the end of an epoch or a checkpoint comes before a step, as far as the settings tell."""
-    ahead = batches_ahead(trainer)
-    validates, by_epoch = getattr(trainer, "val_check_batch", None), getattr(trainer, "check_val_every_n_epoch", 1)
-    every = int(validates) if validates and isfinite(validates) else 0
-    before = int(trainer.fit_loop.epoch_loop.batch_progress.total.ready)
-    saves = [getattr(each, "_every_n_train_steps", 0) for each in getattr(trainer, "checkpoint_callbacks", ())]
-    updates, accumulated = int(trainer.global_step), max(int(trainer.accumulate_grad_batches), 1)
-
-    def before_step(step: int) -> bool:
-        of_epoch = (ahead.batch + step) % ahead.of_epoch if ahead.of_epoch else ahead.batch + step
-        validated = before + step if by_epoch is None else of_epoch
-        update, rest = divmod(step, accumulated)
-        return (
-            (bool(ahead.of_epoch) and of_epoch == 0)
-            or (every > 0 and validated % every == 0)
-            or (rest == 0 and any(each and (updates + update) % each == 0 for each in saves))
-        )
-
-    return before_step
-
-
-def has_unsized_loader(trainer: Trainer) -> bool:
-    """Whether only a fetch finds out that the training loader has no more batches."""
-    fetcher = trainer.fit_loop._data_fetcher  # noqa: SLF001
-    return fetcher is not None and fetcher.length is None
-
-
-def has_exhausted_loader(trainer: Trainer) -> bool:
-    """Whether the fetch that is about to end has found that."""
-    return has_unsized_loader(trainer) and trainer.fit_loop._data_fetcher.done  # noqa: SLF001
-
-
-class BatchSource(NamedTuple):
-    """The loaders that a training batch comes from."""
-
-    loaders: Sequence[Any]  # all training loaders, mostly one DataLoader
-    one_a_step: bool = True  # whether it is all that its step fetched, as always where Lightning does the fetching
-    samples: float | None = None  # in the batch, if the loop says so
-
-
 def batch_source(trainer: Trainer) -> BatchSource:
     """The loaders that the batch that has just ended comes from."""
-    known: BatchSource | None = getattr(trainer.fit_loop, "batch_source", None)  # of a plain loop
-    if known is not None:
-        return known
     loop, progress = trainer.fit_loop, trainer.fit_loop.epoch_loop.batch_progress
     return BatchSource(loop._combined_loader.flattened, _one_a_step(loop._data_fetcher, progress))  # noqa: SLF001
-
-
-def show_on_progress_bar(trainer: Trainer, metrics: Mapping[str, float]) -> None:
-    """Add metrics to the progress bar. The public property computes all others, at an epoch's end by collectives."""
-    trainer._logger_connector._progress_bar_metrics.update(metrics)  # noqa: SLF001
 
 
 def _one_a_step(fetcher: Any, progress: Any) -> bool:
@@ -346,15 +193,3 @@ def evaluation_source(trainer: Trainer, dataloader_idx: int) -> BatchSource:
     if loop._combined_loader._mode == "sequential":  # noqa: SLF001
         loaders = loaders[dataloader_idx : dataloader_idx + 1]
     return BatchSource(loaders, _one_a_step(loop._data_fetcher, loop.batch_progress))  # noqa: SLF001
-
-
-def loaders_of_fit(trainer: Trainer, *, validation: bool = False) -> list[Any]:
-    """The loaders for training or validation, mostly one DataLoader; empty before the loop has set them up."""
-    loop = trainer.fit_loop.epoch_loop.val_loop if validation else trainer.fit_loop
-    return [] if loop._combined_loader is None else list(loop._combined_loader.flattened)  # noqa: SLF001
-
-
-def worker_processes(trainer: Trainer) -> list[int]:
-    """Process ids of the training loaders' workers that are running."""
-    iterators = getattr(getattr(trainer.fit_loop._combined_loader, "_iterator", None), "iterators", ())  # noqa: SLF001
-    return [worker.pid for iterator in iterators for worker in getattr(iterator, "_workers", ()) if worker.pid]

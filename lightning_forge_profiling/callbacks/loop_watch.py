@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from lightning_forge_profiling.callbacks.batches import length_of
-from lightning_forge_profiling.callbacks.loop_trainer import LoopTrainer, loader_of
+from lightning_forge_profiling.callbacks.plain_training import PlainTraining, loader_of
 from lightning_forge_profiling.callbacks.stack_sampler import WorkerStacks
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.guard import Guarded, guarded
@@ -25,7 +25,7 @@ _MOST_LOADERS: Final = 16  # a script may make a new loader for each epoch
 class WatchedLoop(Protocol):
     """The loop that is watched."""
 
-    trainer: LoopTrainer
+    training: PlainTraining
     timer: StepTimer
     workers: WorkerStacks
     in_step: bool
@@ -67,15 +67,15 @@ class Fetches(Guarded):
         return known is not None and known() is sampler
 
     def _learn(self, iterator: Any) -> None:
-        sampler, loaders = _sampler(iterator), self._loop.trainer.loaders
+        sampler, training = _sampler(iterator), self._loop.training
         if not self._is_known(sampler):
             while len(self._known) >= _MOST_LOADERS:
                 del self._known[next(iter(self._known))]
             self._known[id(sampler)] = _reference(sampler)
             self._loop.timer.regions.each_fetch |= length_of(iterator) is None
-        if all(reference() is not iterator for reference in loaders.iterators):
-            alive = (reference for reference in loaders.iterators if reference() is not None)
-            loaders.iterators = [*alive, weakref.ref(iterator)]
+        if all(reference() is not iterator for reference in training.references):
+            alive = (reference for reference in training.references if reference() is not None)
+            training.references = [*alive, weakref.ref(iterator)]
 
     @guarded
     def new_iterator(self, loader: DataLoader[Any]) -> None:
@@ -110,7 +110,7 @@ class Fetches(Guarded):
             if not loop.validating:
                 self._may_validate()
             if first:
-                loop.trainer.validates_on(iterator)
+                loop.training.validates_on(iterator)
         if first:
             self._read.append(iterator)
 
@@ -145,14 +145,14 @@ class Fetches(Guarded):
     def step_ended(self) -> tuple[list[Any], bool]:
         """The loaders that the step's batch comes from, and whether it is the last of their epoch."""
         of_step = [one for one in self._read if self._is_known(_sampler(one))]
-        loaders, samplers = self._loop.trainer.loaders, [_sampler(one) for one in of_step]
+        training, samplers = self._loop.training, [_sampler(one) for one in of_step]
         if of_step and [reference() for reference in self._of_step] != samplers:
             self._of_step = [_reference(sampler) for sampler in samplers]
-            loaders.flattened = [loader_of(one) for one in of_step]
+            training.of_training = [loader_of(one) for one in of_step]
         ends_epoch = any(_is_at_end(one) for one in of_step)
         self._read_before = [weakref.ref(one) for one in self._read]
         self.forget()
-        return loaders.flattened if of_step else [], ends_epoch
+        return training.of_training if of_step else [], ends_epoch
 
     def forget(self) -> None:
         """Keep no batch and no iterator alive."""
@@ -277,13 +277,13 @@ class LoopWatch(Guarded):
 
     @guarded
     def _note(self, optimizer: torch.optim.Optimizer) -> None:
-        self._loop.trainer.strategy.model.note(optimizer)
+        self._loop.training.module.note(optimizer)
 
     def _optimizer_ended(self, _optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or not self._sees():
             return
         self._loop.timer.regions.exit("optimizer")
-        self._loop.trainer.updates.completed += 1
+        self._loop.training.updated()
 
 
 def _replace(owner: Any, name: str, ours: Callable[..., Any]) -> Callable[[], None]:

@@ -1,16 +1,16 @@
 """Watches what fills a rank's GPU while it trains: PyTorch's allocator between steps, and what the model keeps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from math import inf
 from time import perf_counter_ns
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from msgspec.structs import replace
 
-from lightning_forge_profiling.callbacks.lightning_api import Trainer
-from lightning_forge_profiling.callbacks.model_memory import model_memory
+from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.diagnosis.machine_rules import ACTIVATIONS, CACHE, memory_layers
 from lightning_forge_profiling.gpu.memory import (
     AllocatorReading,
@@ -228,16 +228,16 @@ def _bytes(model: ModelMemory, part: Category) -> int:
     return int(getattr(model, f"{part}_bytes"))
 
 
-def memory_watch(trainer: Trainer, *, began_ns: int, say: Callable[[MemoryGrowth], None]) -> MemoryWatch | None:
+def memory_watch(training: Training, *, began_ns: int, say: Callable[[MemoryGrowth], None]) -> MemoryWatch | None:
     """The watch of the GPU that a fit trains on; None without one that PyTorch's CUDA allocator serves."""
-    device, module = trainer.strategy.root_device, trainer.lightning_module
+    device, module = training.facts.device, training.module
     if device.type != "cuda":
         return None
     try:
         index = torch.cuda.current_device() if device.index is None else device.index
         return MemoryWatch(
             partial(read_allocator, index),
-            lambda: model_memory(module, trainer.optimizers, device.type),
+            lambda: model_memory(module, training.optimizers, device.type),
             partial(read_limit, index),
             began_ns=began_ns,
             say=say,
@@ -245,3 +245,55 @@ def memory_watch(trainer: Trainer, *, began_ns: int, say: Callable[[MemoryGrowth
     except Exception as exc:  # an allocator that keeps no such statistics
         _log.debug("", exc_info=exc)
         return None
+
+
+def model_memory(module: torch.nn.Module, optimizers: Iterable[Any], device: str) -> ModelMemory:
+    """Bytes of each kind on a kind of device. A storage counts once, to the first kind that has it.
+
+    Args:
+        module: the model.
+        optimizers: its optimizers, after a step, in which they make their state.
+        device: type of the device, such as `cuda`.
+    """
+    counted: set[tuple[torch.device, int]] = set()
+
+    def size(tensors: Iterable[torch.Tensor]) -> int:
+        total = 0
+        for tensor in chain.from_iterable(map(_plain, tensors)):
+            if tensor.device.type != device or tensor.layout is not torch.strided:
+                continue
+            storage = tensor.untyped_storage()
+            key = tensor.device, storage.data_ptr()
+            if storage.nbytes() and key not in counted:
+                counted.add(key)
+                total += storage.nbytes()
+        return total
+
+    parameters = list(module.parameters())
+    return ModelMemory(
+        parameters_bytes=size(parameters),
+        gradients_bytes=size(parameter.grad for parameter in parameters if parameter.grad is not None),
+        optimizer_bytes=size(tensor for optimizer in optimizers for tensor in _tensors(optimizer.state)),
+        buffers_bytes=size(module.buffers()),
+    )
+
+
+def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors with a storage that one consists of: of a DTensor this rank's part, of a quantized one all parts."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()
+    for name in names:
+        yield from _plain(getattr(tensor, name))
+
+
+def _tensors(state: Any) -> Iterator[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, Mapping):
+        for value in state.values():
+            yield from _tensors(value)
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from _tensors(value)

@@ -12,10 +12,10 @@ from typing import Any, Final
 import torch
 
 from lightning_forge_profiling.callbacks.batches import UNSEEN
-from lightning_forge_profiling.callbacks.lightning_api import BatchSource
-from lightning_forge_profiling.callbacks.loop_trainer import LoopTrainer
 from lightning_forge_profiling.callbacks.loop_watch import LoopWatch
+from lightning_forge_profiling.callbacks.plain_training import PlainTraining
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, taking_part
+from lightning_forge_profiling.callbacks.training import BatchSource
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.forks import OWNED
 from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
@@ -37,24 +37,22 @@ class PlainLoop(Guarded):
         self, callbacks: Sequence[TimedCallback], folder: str | os.PathLike[str] | None, *, hooked: bool
     ) -> None:
         self.thread, self.hooked = get_ident(), hooked  # whether Fabric's hooks delimit its steps
-        self.trainer = trainer = LoopTrainer(callbacks, folder)
+        self.training = training = PlainTraining(folder)
         self.in_step = self.validating = False
         self._named_validation = 0
         self._failure: BaseException | None = None
-        self._callbacks = callbacks
         self._batch: Any = None  # of the step, as the script gives it
         self._samples: float | None = None
         for callback in callbacks:
             callback.built_ns = perf_counter_ns()
         for callback in callbacks:
-            callback.setup(trainer, trainer.lightning_module, "fit")
+            callback.take_part(callbacks, lambda: training)
         monitor = callbacks[0].monitor
         assert monitor is not None  # noqa: S101
         self.monitor, self.timer = monitor, monitor.step_timer
         self.workers = monitor.readings.workers
         monitor.readings.stacks_show_regions = False
-        for callback in callbacks:
-            callback.on_train_start(trainer, trainer.lightning_module)
+        monitor.begin()
         set_region_sink(self)
         self.watch = LoopWatch(self)
         self._ended_ns = perf_counter_ns()
@@ -79,18 +77,19 @@ class PlainLoop(Guarded):
     def end_step(self, batch: Any = None) -> None:
         """A step ends."""
         self.timer.regions.forget_forward()
-        fetches, trainer = self.watch.fetches, self.trainer
+        fetches, monitor = self.watch.fetches, self.monitor
         given = self._batch if batch is None else batch
         batch = fetches.batch if given is None else given
         one_a_step = fetches.seen == 1 or given is not None
         loaders, ends_epoch = fetches.step_ended()
         self.in_step, self._batch = False, None
-        trainer.count_step(BatchSource(loaders, one_a_step, self._samples), ends_epoch=ends_epoch)
+        self.training.count_step(BatchSource(loaders, one_a_step, self._samples), ends_epoch=ends_epoch)
         if batch is None and self.timer.step:  # that of the first step was fetched before
             batch = UNSEEN
         self.timer.regions.now.saw_training_step = True
-        self.monitor.end_step(trainer, batch)
-        trainer.step_ended()
+        if monitor.steps is not None:
+            monitor.steps.end_step(batch)
+        self.training.step_ended()
         self._ended_ns = perf_counter_ns()
 
     @guarded
@@ -148,13 +147,13 @@ class PlainLoop(Guarded):
         """Validation begins."""
         self.validating = True
         self.monitor.enter_validation()
-        self.monitor.validation_starts(self.trainer)
+        self.monitor.validation_starts()
 
     def leave_validation(self) -> None:
         """Validation ends."""
         self.validating = False
         self.timer.regions.exit_validation()
-        self.monitor.validation_ends(self.trainer)
+        self.monitor.validation_ends()
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -165,20 +164,14 @@ class PlainLoop(Guarded):
             TimedCallback.loop = None
         self.watch.release()
         exception = self._failure if exception is None or not _fails(exception) else exception
-        trainer, module = self.trainer, self.trainer.lightning_module
         ledger = self.monitor.ledger
         over_ns = self.watch.fetches.ended_ns if self.validating else self._ended_ns
         ledger.turn_to("teardown", max(over_ns, ledger.changed_ns))
-        if exception is not None:
-            for callback in self._callbacks:
-                callback.on_exception(trainer, module, exception)
-            trainer.failure_is_over()
-            return
-        for callback in self._callbacks:
-            callback.on_train_end(trainer, module)
-        for callback in self._callbacks:
-            callback.teardown(trainer, module, "fit")
-        trainer.profiler.describe()
+        if exception is None:
+            self.monitor.finish()
+        else:
+            self.monitor.fail(exception)
+            self.training.failure_is_over()
 
     def leave(self) -> None:
         """This is a forked process, such as a loader's worker."""

@@ -9,9 +9,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.callbacks.rank_waits import RankWaits
 from lightning_forge_profiling.callbacks.run_report import own_ms
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.callbacks.training import WatchedWaits
 from lightning_forge_profiling.diagnosis.ranks import rank_work
 from lightning_forge_profiling.names import DATA_LOADER, GC_FULL, GC_YOUNG, OWN_WORK, REGIONS, hook_region
 from lightning_forge_profiling.schema import (
@@ -45,7 +45,7 @@ class LiveWork:
         rank: int,
         host: str,
         *,
-        waits: RankWaits | None,
+        waits: WatchedWaits | None,
         cpu: Callable[[], CpuUse | None],
         sensors: Callable[[], Mapping[str, float]],
     ) -> None:

@@ -1,6 +1,5 @@
 """Makes the lines of a fit's record and decides when; a thread writes them."""
 
-import os
 import platform
 import socket
 import sys
@@ -17,15 +16,13 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 from msgspec.structs import replace
 
-from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.folders import run_folder
-from lightning_forge_profiling.callbacks.lightning_api import Trainer
-from lightning_forge_profiling.callbacks.loop_trainer import model_name
 from lightning_forge_profiling.callbacks.run_settings import loader_settings
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.guard import Guarded, guarded
 from lightning_forge_profiling.names import RECORD_FOLDER, REGIONS
-from lightning_forge_profiling.plain_text import name_of, plain_logger
+from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import ctrl_c_ends
 from lightning_forge_profiling.profiler.config import numbered_folders
 from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, State
@@ -42,13 +39,6 @@ from lightning_forge_profiling.schema import (
 
 _log = plain_logger(__name__)
 
-# attributes of the Trainer that are recorded
-_SETTINGS: Final = (
-    *("precision", "accumulate_grad_batches", "max_steps", "max_epochs", "log_every_n_steps", "gradient_clip_val"),
-    *("gradient_clip_algorithm", "val_check_interval", "check_val_every_n_epoch", "limit_train_batches"),
-    *("limit_val_batches", "reload_dataloaders_every_n_epochs", "num_nodes"),
-)
-
 
 class RecordFolder(NamedTuple):
     """Folder and id of a run's record, the same on all ranks."""
@@ -58,18 +48,17 @@ class RecordFolder(NamedTuple):
     url: str = ""  # remote folder that it is copied to at the end; "" for none
 
 
-def claim_record_folder(trainer: Trainer) -> RecordFolder | None:
+def claim_record_folder(training: Training) -> RecordFolder | None:
     """Create the folder of this run's record on rank 0 and broadcast it; None, with a warning, if that fails."""
-    run = run_folder(trainer)
+    run = run_folder(training)
     claimed: RecordFolder | None = None
-    if trainer.is_global_zero:
+    if training.facts.is_zero:
         try:
             folder = _new_folder(run.path.absolute() / RECORD_FOLDER)  # the working directory may change
             claimed = RecordFolder(folder, token_hex(8), (run / folder.name).url)
         except OSError as exc:
             _log.warning("This run will have no record: %s", exc)
-    agreed: RecordFolder | None = trainer.strategy.broadcast(claimed)
-    return agreed
+    return training.broadcast(claimed)
 
 
 def _new_folder(first: Path) -> Path:
@@ -83,25 +72,25 @@ def _new_folder(first: Path) -> Path:
     raise AssertionError  # numbered_folders is endless
 
 
-def begin_line(trainer: Trainer, folder: RecordFolder) -> Begin:
+def begin_line(training: Training, folder: RecordFolder) -> Begin:
     """The first line of this rank's record, without what `with_origin` adds."""
-    ahead = lightning_api.batches_ahead(trainer)
+    ahead, facts = training.ahead(), training.facts
     return Begin(
         run=folder.run,
-        rank=trainer.global_rank,
-        world_size=trainer.world_size,
+        rank=facts.rank,
+        world_size=facts.world_size,
         at=time.time(),
         versions=_versions(),
         host=socket.gethostname(),
-        device=lightning_api.device_name(trainer),
-        gpu=lightning_api.gpu_uuid(trainer),
-        settings={**_settings(trainer), "train_batches": ahead.of_epoch},
+        device=facts.device_name,
+        gpu=facts.gpu_uuid,
+        settings={**_settings(training), "train_batches": ahead.of_epoch},
         batches=ahead.of_fit,
         first_epoch=ahead.epoch,
         first_batch=ahead.batch,
-        loader=loader_settings(trainer),
+        loader=loader_settings(training),
         argv=command_line(sys.argv),
-        restored_from=str(trainer.ckpt_path or ""),
+        restored_from=training.checkpoint,
     )
 
 
@@ -130,19 +119,13 @@ def _matmul_precision() -> str:
         return str(torch.backends.cuda.matmul.fp32_precision)
 
 
-def _settings(trainer: Trainer) -> dict[str, str | int | float | bool | None]:
-    backend = os.environ.get("PL_TORCH_DISTRIBUTED_BACKEND") or getattr(trainer.strategy, "process_group_backend", None)
+def _settings(training: Training) -> dict[str, str | int | float | bool | None]:
     settings: dict[str, Any] = {
-        "accelerator": name_of(trainer.accelerator),
-        "strategy": name_of(trainer.strategy),
-        "devices": int(trainer.num_devices),
-        "backend": backend,
-        **{name: getattr(trainer, name, None) for name in _SETTINGS},
-        "sync_batchnorm": bool(getattr(trainer.strategy, "_layer_sync", None)),
+        **training.described(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "float32_matmul_precision": _matmul_precision(),
-        "module": model_name(trainer),
+        "module": training.model_name,
     }
     scalar = (str, int, float, bool, type(None))
     return {name: value if isinstance(value, scalar) else str(value) for name, value in settings.items()}
@@ -173,7 +156,7 @@ class RunRecorder(Guarded):
 
     def __init__(
         self,
-        trainer: Trainer,
+        training: Training,
         folder: RecordFolder,
         step_timer: StepTimer,
         *,
@@ -188,11 +171,11 @@ class RunRecorder(Guarded):
         self._trace_status = "waiting"
         self._exception = ""
         self._loop_ended = False
-        self._alone = trainer.world_size == 1
+        self._alone = training.facts.world_size == 1
         self._segments = 1
         self._began_s = perf_counter()
         self._next_interval_s, self._next_state_s = 0.0, self._began_s + _STATE_S
-        begin, path = begin_line(trainer, folder), folder.path
+        begin, path = begin_line(training, folder), folder.path
         self._began = begin.at - (perf_counter() - self._began_s)
         self._writer = RecordWriter(lambda: Segments(path, with_origin(begin, path)))
         weakref.finalize(self, self._writer.close, 0)  # ends the thread if a fit is abandoned without a hook

@@ -6,15 +6,12 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.folders import logger_folder, tracked_runs
 from lightning_forge_profiling.callbacks.host_readings import HostReadings
-from lightning_forge_profiling.callbacks.lightning_api import Trainer
-from lightning_forge_profiling.callbacks.loop_trainer import model_name
 from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch
-from lightning_forge_profiling.callbacks.rank_waits import RankWaits
 from lightning_forge_profiling.callbacks.run_settings import loader_settings, optimizer_settings, restarted_workers
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.callbacks.training import Training, WatchedWaits
 from lightning_forge_profiling.diagnosis.bootstrap import (
     FEWEST_PIECES,
     BlockBootstrap,
@@ -216,9 +213,7 @@ class ReportedLog(Protocol):
     def telemetry(self, run: RunSummary) -> TelemetrySummary | str | None:
         """What the GPU's sensors said, or why nothing; None if not asked for."""
 
-    def compute(
-        self, trainer: Trainer, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None
-    ) -> tuple[Compute, ...]:
+    def compute(self, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None) -> tuple[Compute, ...]:
         """How fast the run computed."""
 
 
@@ -232,8 +227,11 @@ class ReportedFit(Protocol):
     step_timer: StepTimer
     ledger: LedgerClock
     readings: HostReadings
-    memory: MemoryWatch | None
-    waits: RankWaits | None
+    waits: WatchedWaits | None
+
+    @property
+    def memory(self) -> MemoryWatch | None:
+        """What watches PyTorch's allocator; None without a GPU."""
 
     def trace(self) -> TraceReport | None:
         """The report on the window; None without one."""
@@ -243,7 +241,7 @@ class ReportedFit(Protocol):
 
 
 def run_report(
-    trainer: Trainer,
+    training: Training,
     monitor: ReportedFit,
     recorded: Analysis | None = None,
     others: OtherRanks | None = None,
@@ -251,29 +249,29 @@ def run_report(
     continues_from: int = 0,
 ) -> RunReport:
     """The report on a fit up to now. With the analysis of its trace, the reports beside the trace are rewritten."""
-    step_timer, log, trace = monitor.step_timer, monitor.log, monitor.trace()
+    facts, step_timer, log, trace = training.facts, monitor.step_timer, monitor.log, monitor.trace()
     run, on_device = step_timer.summary(), step_timer.timers.on_device
     gpu = None if log is None else log.telemetry(run)
-    compute = () if log is None else tuple(map(run_compute, log.compute(trainer, run, trace, recorded)))
+    compute = () if log is None else tuple(map(run_compute, log.compute(run, trace, recorded)))
     evidence = run_evidence(run, on_device=on_device, ledger=monitor.ledger.read(), clock=monitor.ledger)
     if evidence is not None:
         evidence = replace(
             evidence,
             timing=replace(
                 evidence.timing,
-                worker_restarts=_worker_restarts(run.steady, restarted_workers(trainer)),
+                worker_restarts=_worker_restarts(run.steady, restarted_workers(training)),
                 intervals=share_intervals(step_timer.totals, monitor.ledger.marks()),
             ),
             machine=RunMachine(
-                cpu=monitor.readings.cpu_use(max(int(trainer.num_devices), 1)),
+                cpu=monitor.readings.cpu_use(facts.ranks_on_host),
                 telemetry=gpu if isinstance(gpu, TelemetrySummary) else None,
                 compute=compute,
             ),
-            ranks=RunRanks(rank=trainer.global_rank, world_size=trainer.world_size),
+            ranks=RunRanks(rank=facts.rank, world_size=facts.world_size),
             settings=RunSettings(
-                loader=loader_settings(trainer),
-                validation_loader=loader_settings(trainer, validation=True),
-                optimizer=optimizer_settings(trainer),
+                loader=loader_settings(training),
+                validation_loader=loader_settings(training, validation=True),
+                optimizer=optimizer_settings(training),
                 switches=monitor.readings.switches,
             ),
             continues_from=continues_from,
@@ -286,24 +284,24 @@ def run_report(
                 tokens_per_step=_per_step(run.steady.tokens, run.steady.steps),
             ),
         )
-        if trainer.world_size > 1:
+        if facts.world_size > 1:
             waits = None if monitor.waits is None else monitor.waits.measured(run.steady)
             mine = rank_work(evidence, host=gethostname(), waits=waits)
             works = (mine, *(() if others is None else others(mine)))
             evidence = replace(evidence, ranks=replace(evidence.ranks, works=works))
-    folder = logger_folder(trainer) if trainer.is_global_zero else None
+    folder = logger_folder(training) if facts.is_zero else None
     return RunReport(
         run,
         trace,
-        device=lightning_api.device_name(trainer),
+        device=facts.device_name,
         on_device=on_device,
-        replicas=lightning_api.replicas(trainer),
+        replicas=facts.replicas,
         log_folder=None if folder is None else folder.path,
-        analysis=analysis_of(trace, recorded, evidence, tracked_runs(trainer)),
+        analysis=analysis_of(trace, recorded, evidence, tracked_runs(training)),
         compute=compute,
         gpu=gpu,
         loops=() if log is None else log.loops,
-        model=model_name(trainer),
+        model=training.model_name,
     )
 
 

@@ -9,12 +9,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from lightning_forge_profiling.callbacks.lightning_api import (
-    Trainer,
-    compute_dtype,
-    loaders_of_fit,
-    uses_pytorch_profiler,
-)
+from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf32
 from lightning_forge_profiling.host import usable_cores
 from lightning_forge_profiling.plain_text import name_of
@@ -22,15 +17,15 @@ from lightning_forge_profiling.profiler.collector import active_profiler
 from lightning_forge_profiling.schema import LoaderSettings, OptimizerSettings, Switches
 
 
-def restarted_workers(trainer: Trainer) -> int:
+def restarted_workers(training: Training) -> int:
     """How many worker processes the training loaders stop and start between epochs."""
-    loaders = [each for each in loaders_of_fit(trainer) if isinstance(each, DataLoader)]
+    loaders = [each for each in training.loaders() if isinstance(each, DataLoader)]
     return sum(loader.num_workers for loader in loaders if not loader.persistent_workers)
 
 
-def optimizer_settings(trainer: Trainer) -> OptimizerSettings | None:
+def optimizer_settings(training: Training) -> OptimizerSettings | None:
     """The first optimizer of a fit; None without one."""
-    optimizer = next((getattr(each, "optimizer", each) for each in trainer.optimizers), None)
+    optimizer = next((getattr(each, "optimizer", each) for each in training.optimizers), None)
     groups = getattr(optimizer, "param_groups", ())
     sizes = [tensor.numel() for group in groups for tensor in group["params"]]
     if not sizes:
@@ -41,22 +36,22 @@ def optimizer_settings(trainer: Trainer) -> OptimizerSettings | None:
         tensors=len(sizes),
         elements=sum(sizes),
         median_elements=int(median(sizes)),
-        manual=not trainer.lightning_module.automatic_optimization,
+        manual=not training.automatic,
     )
 
 
-def loader_settings(trainer: Trainer, *, validation: bool = False) -> LoaderSettings | None:
+def loader_settings(training: Training, *, validation: bool = False) -> LoaderSettings | None:
     """The settings of the training loaders as Lightning set them up, with this rank's sampler."""
-    loaders = loaders_of_fit(trainer, validation=validation)
+    loaders = training.loaders(validation=validation)
     if not loaders:
         return None
     of_fit: dict[str, Any] = {
         "kind": name_of(loaders[0]),
         "loaders": len(loaders),
         "cores": usable_cores(),
-        "ranks_on_host": max(int(trainer.num_devices), 1),
-        "accumulate_grad_batches": int(trainer.accumulate_grad_batches),
-        "batches": int(batches) if validation and isfinite(batches := sum(trainer.num_val_batches)) else None,
+        "ranks_on_host": training.facts.ranks_on_host,
+        "accumulate_grad_batches": training.accumulated,
+        "batches": int(batches) if validation and isfinite(batches := training.validation_batches()) else None,
     }
     known = [each for each in loaders if isinstance(each, DataLoader)]
     if len(known) < len(loaders):
@@ -85,18 +80,18 @@ def _sampler(loader: DataLoader[Any]) -> str:
     return name_of(loader.batch_sampler if own else loader.sampler)
 
 
-def find_switches(trainer: Trainer, *, recording: bool) -> Switches:
+def find_switches(training: Training, *, recording: bool) -> Switches:
     """The switches as they are now. Call it on the training thread."""
-    device, loader = trainer.strategy.root_device, loader_settings(trainer)
+    device, loader = training.facts.device, loader_settings(training)
     return Switches(
         anomaly_detection=torch.is_anomaly_enabled(),
         launch_blocking=device.type == "cuda" and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in {"", "0"},
         tracer="" if recording else _tracer(),
-        profiler=not recording and (bool(active_profiler()) or uses_pytorch_profiler(trainer)),
+        profiler=not recording and (bool(active_profiler()) or training.profiler_taken()),
         deterministic=_deterministic(device),
-        distributed_debug=_distributed_debug(trainer),
-        float64_pct=_float64_pct(trainer),
-        tf32_off=_tf32_off(trainer, device),
+        distributed_debug=_distributed_debug(training),
+        float64_pct=_float64_pct(training),
+        tf32_off=_tf32_off(training, device),
         pin_memory_unused=loader is not None and loader.pin_memory and not torch.accelerator.is_available(),
     )
 
@@ -119,19 +114,19 @@ def _deterministic(device: torch.device) -> Literal["", "algorithms", "cudnn"]:
     return "cudnn" if device.type == "cuda" and cudnn.deterministic and not cudnn.benchmark else ""
 
 
-def _distributed_debug(trainer: Trainer) -> str:
-    if trainer.world_size == 1 or not torch.distributed.is_available():
+def _distributed_debug(training: Training) -> str:
+    if training.facts.world_size == 1 or not torch.distributed.is_available():
         return ""
     level = torch.distributed.get_debug_level().name  # type: ignore[attr-defined]
     return "" if level == "OFF" else str(level)
 
 
-def _float64_pct(trainer: Trainer) -> float:
-    trained = [parameter for parameter in trainer.lightning_module.parameters() if parameter.requires_grad]
+def _float64_pct(training: Training) -> float:
+    trained = [parameter for parameter in training.module.parameters() if parameter.requires_grad]
     doubles = sum(parameter.numel() for parameter in trained if parameter.dtype == torch.float64)
     return 100 * doubles / sum(parameter.numel() for parameter in trained) if doubles else 0.0
 
 
-def _tf32_off(trainer: Trainer, device: torch.device) -> bool:
-    fp32 = has_tf32(device) and compute_dtype(trainer) == "fp32"
-    return fp32 and not fp32_runs_as_tf32(trainer.strategy.model)
+def _tf32_off(training: Training, device: torch.device) -> bool:
+    fp32 = has_tf32(device) and training.dtype() == "fp32"
+    return fp32 and not fp32_runs_as_tf32(training.model)

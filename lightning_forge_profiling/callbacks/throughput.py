@@ -136,11 +136,13 @@ class ThroughputCallback(TimedCallback):
         """What validation, test and prediction did since the last fit began, by loop."""
         return self._loop_rates | ({} if self._loops is None else self._loops.sums)
 
-    def join(self, trainer: Trainer, monitor: FitMonitor) -> None:
+    def join(self, monitor: FitMonitor) -> None:
         """Agree with the other ranks on a folder for the record."""
-        monitor.add_log(trainer, self.loop_rates)
+        self._leave_loops()
+        self._loop_rates = {}
+        monitor.add_log(self.loop_rates)
         if not any(isinstance(settings, RecordingSettings) for settings in monitor.settings.callbacks):
-            monitor.add_window(trainer)  # one that a live run may be asked for
+            monitor.add_window()  # one that a live run may be asked for
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find or make the monitor of a fit, and count the batches of the loops without training."""

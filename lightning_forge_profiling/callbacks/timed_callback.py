@@ -1,6 +1,6 @@
 """The base class of both callbacks: finds the monitor of the fit, and passes Lightning's hooks on to it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from threading import get_ident
 from time import perf_counter_ns
@@ -8,12 +8,13 @@ from typing import Any, ClassVar, Final, Protocol
 
 import torch
 
-from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor
-from lightning_forge_profiling.callbacks.fit_results import FitResults, NewestResults
+from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor, Phase, Reason
+from lightning_forge_profiling.callbacks.fit_results import FITS, FitResults, NewestResults
 from lightning_forge_profiling.callbacks.fit_settings import FitSettings, TimingSettings
-from lightning_forge_profiling.callbacks.ledger_parts import SetUpParts, begin_ledger
+from lightning_forge_profiling.callbacks.ledger_parts import begin_ledger
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer, accept_late_imports
-from lightning_forge_profiling.callbacks.process_fits import FITS
+from lightning_forge_profiling.callbacks.lightning_training import LightningTraining, SetUpParts
+from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import SWITCHED_OFF, switched_off
 from lightning_forge_profiling.plain_text import plain_logger
@@ -81,7 +82,7 @@ class TimedCallback(Callback):
         """Where the wall time of the fit went, up to now or of the last fit: parts that sum to it."""
         return self.fit_results.ledger if self.monitor is None else self.monitor.ledger.read()
 
-    def join(self, trainer: Trainer, monitor: FitMonitor) -> None:
+    def join(self, monitor: FitMonitor) -> None:
         """Add to the monitor what this callback is for. May raise ConfigurationError."""
 
     def fit_is_over(self) -> None:
@@ -135,50 +136,55 @@ class TimedCallback(Callback):
         ledger = begin_ledger(max(callback.built_ns for callback in callbacks))
         self._begun = SetUpParts(ledger, trainer, module, callbacks, restores=False)
 
-    def _leave_begun(self, trainer: Trainer) -> LedgerClock | None:
+    def _leave_begun(self) -> LedgerClock | None:
         begun, self._begun = self._begun, None
         if begun is None:
             return None
-        begun.close(trainer)
+        begun.release()
         return begun.ledger
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find or make the monitor of the fit, and refuse what cannot work."""
-        if stage != "fit" or not self.settings.enabled:
-            return
+        if stage == "fit" and self.settings.enabled:
+            loop = TimedCallback.loop
+            if loop is not None and loop.thread == get_ident():
+                loop.end()
+            callbacks = taking_part(trainer.callbacks)
+            self.take_part(callbacks, lambda: LightningTraining(trainer, pl_module, callbacks))
+
+    def take_part(self, callbacks: Sequence["TimedCallback"], training: Callable[[], Training]) -> None:
+        """Join the monitor of a fit that these callbacks take part in, which the first of them makes."""
         FITS.begun = True
-        if TimedCallback.loop is not None and TimedCallback.loop.thread == get_ident():
-            TimedCallback.loop.end()
         if self.monitor is None or not self.monitor.awaits(self):
             if self.monitor is not None:
-                self.monitor.abandon(trainer)
-            callbacks = taking_part(trainer.callbacks)
+                self.monitor.finish(Reason.ABANDONED)
             self.fit_results = FitResults()
             if self not in callbacks:
                 return
             _refuse_twins(callbacks)
-            ledger = self._leave_begun(trainer) or begin_ledger(max(callback.built_ns for callback in callbacks))
-            settings = FitSettings(tuple(each.settings for each in callbacks), brief=_is_further(callbacks, trainer))
-            monitor = FitMonitor(trainer, callbacks, settings, ledger)
+            ledger = self._leave_begun() or begin_ledger(max(callback.built_ns for callback in callbacks))
+            watched = training()
+            settings = FitSettings(tuple(each.settings for each in callbacks), brief=_is_further(callbacks, watched))
+            monitor = FitMonitor(watched, callbacks, settings, ledger)
             for callback in callbacks:
                 if callback.monitor is not None:
-                    callback.monitor.abandon(trainer)
+                    callback.monitor.finish(Reason.ABANDONED)
                 callback.monitor, callback.fit_results = monitor, FitResults()
         assert self.monitor is not None  # noqa: S101
-        self.join(trainer, self.monitor)
-        self.monitor.has_joined(self, trainer, pl_module)
+        self.join(self.monitor)
+        self.monitor.has_joined(self)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the first step."""
         if self.monitor is not None:
-            self.monitor.begin(trainer, pl_module)
+            self.monitor.begin()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the step: log an entry when one is due, start or stop the profiler."""
-        if self.monitor is not None:
-            self.monitor.end_step(trainer, batch)
+        if self.monitor is not None and self.monitor.steps is not None:
+            self.monitor.steps.end_step(batch)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
         """Begins `backward` in manual optimization; in automatic optimization the Trainer's profiler announces it."""
@@ -194,7 +200,7 @@ class TimedCallback(Callback):
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Enter the sanity check in the ledger."""
         if self.monitor is not None:
-            self.monitor.enter_sanity_check(trainer)
+            self.monitor.enter_sanity_check()
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the sanity check."""
@@ -204,30 +210,30 @@ class TimedCallback(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave validation out of the step."""
         if self.monitor is not None:
-            self.monitor.validation_starts(trainer)
+            self.monitor.validation_starts()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training goes on."""
         if self.monitor is not None:
-            self.monitor.validation_ends(trainer)
+            self.monitor.validation_ends()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The training loop has ended."""
         if self.monitor is not None:
-            self.monitor.end(trainer, interrupted=False)
+            self.monitor.finish(until=Phase.TRAINED)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the run: no other hook will be called. A failure of the training loop itself is handled already."""
-        self._leave_begun(trainer)
+        self._leave_begun()
         if self.monitor is not None:
-            self.monitor.fail(trainer, exception)
+            self.monitor.fail(exception)
         self._forget_logging()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Close the fit, or whatever else the Trainer ran."""
-        self._leave_begun(trainer)
+        self._leave_begun()
         if self.monitor is not None:
-            self.monitor.close(trainer, interrupted=False)
+            self.monitor.finish(until=Phase.REPORTED)
         self._forget_logging()
 
     def _forget_logging(self) -> None:
@@ -258,12 +264,11 @@ def taking_part(callbacks: Iterable[Callback]) -> tuple[TimedCallback, ...]:
     return tuple(callback for callback in ours if callback in chosen)
 
 
-def _is_further(callbacks: Iterable[TimedCallback], trainer: Trainer) -> bool:
+def _is_further(callbacks: Iterable[TimedCallback], training: Training) -> bool:
     """Whether this fit gets a line alone. A collective, where the callbacks ask for it: the answer is rank 0's."""
     if any(callback.settings.fits == "all" for callback in callbacks):
         return False
-    further: bool = trainer.strategy.broadcast(FITS.has_had(trainer.lightning_module))
-    return further
+    return training.broadcast(FITS.has_had(training.module))
 
 
 def _refuse_twins(callbacks: Iterable[TimedCallback]) -> None:

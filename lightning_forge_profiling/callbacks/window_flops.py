@@ -6,8 +6,7 @@ from typing import Final
 
 import torch
 
-from lightning_forge_profiling.callbacks import lightning_api
-from lightning_forge_profiling.callbacks.lightning_api import Trainer
+from lightning_forge_profiling.callbacks.training import UNKNOWN, Training
 from lightning_forge_profiling.flops.peaks import find_peak, power_may_tell
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf32
 from lightning_forge_profiling.gpu.nvml import find_device, open_nvml
@@ -16,15 +15,15 @@ from lightning_forge_profiling.schema import Flops, RankSummary, RunSummary
 from lightning_forge_profiling.timing.rates import Compute, Peak
 
 
-def run_peak(trainer: Trainer, given: float | None, *, asks_power: bool = True) -> Peak:
+def run_peak(training: Training, given: float | None, *, asks_power: bool = True) -> Peak:
     """The peak FLOP/s of this process's device, in the type that the run computes in."""
-    device = trainer.strategy.root_device
-    dtype = lightning_api.compute_dtype(trainer)
+    device = training.facts.device
+    dtype = training.dtype()
     if device.type != "cuda":
         source = "given" if given is not None else f"no peak known for {device.type}"
         return Peak(given, dtype, str(device), source)
     properties = torch.cuda.get_device_properties(device)
-    if dtype == "fp32" and has_tf32(device) and fp32_runs_as_tf32(trainer.strategy.model):
+    if dtype == "fp32" and has_tf32(device) and fp32_runs_as_tf32(training.model):
         dtype = "tf32"
     if given is not None:
         return Peak(given, dtype, properties.name, "given")
@@ -41,7 +40,7 @@ def run_peak(trainer: Trainer, given: float | None, *, asks_power: bool = True) 
 
 def no_rate_for(dtype: str, device: str) -> str:
     """Why there is no peak for a device of the table: the table lacks the type, or that is unknown."""
-    if dtype == lightning_api.UNKNOWN:
+    if dtype == UNKNOWN:
         return "without a Trainer the type that the loop computes in is unknown"
     return f"the peak table has no {dtype} rate for {device}"
 
@@ -68,7 +67,7 @@ _GIVE_PEAK: Final = (
 
 def give_peak(dtype: str) -> str:
     """What to do about the unknown peak of a type."""
-    return _GIVE_PEAK.format("bf16" if dtype == lightning_api.UNKNOWN else dtype)
+    return _GIVE_PEAK.format("bf16" if dtype == UNKNOWN else dtype)
 
 
 GIVE_FLOPS: Final = (

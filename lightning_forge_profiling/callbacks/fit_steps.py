@@ -1,0 +1,181 @@
+"""What happens at each step of a fit, from the beginning of its training loop to its end."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from math import inf
+from time import perf_counter_ns
+from typing import Any
+
+from lightning_forge_profiling.callbacks.batches import WorkCounter
+from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S
+from lightning_forge_profiling.callbacks.fit_log import FitLog
+from lightning_forge_profiling.callbacks.fit_window import FitWindow
+from lightning_forge_profiling.callbacks.host_readings import HostReadings
+from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts
+from lightning_forge_profiling.callbacks.memory_watch import memory_watch
+from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.callbacks.training import Training
+from lightning_forge_profiling.diagnosis.ledger_rules import recompiled
+from lightning_forge_profiling.diagnosis.machine_rules import growth_words
+from lightning_forge_profiling.guard import Guarded, guarded
+from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.schema import MemoryGrowth, Recompilation
+from lightning_forge_profiling.timing.region import set_region_sink
+
+_log = plain_logger(__name__)
+
+
+class FitSteps(Guarded):
+    """Times the steps of a fit, and does between them what comes seldom."""
+
+    called = "The profiling of this fit"
+
+    def __init__(
+        self,
+        training: Training,
+        step_timer: StepTimer,
+        counter: WorkCounter,
+        readings: HostReadings,
+        *,
+        window: FitWindow | None,
+        log: FitLog | None,
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self.training, self.step_timer, self.counter = training, step_timer, counter
+        self._readings, self._window, self._log, self._note_failure = readings, window, log, failed
+        self.progress = training.progress()
+        self.ledger_parts: LedgerParts | None = None
+        self.memory = memory_watch(training, began_ns=step_timer.ledger.began_ns, say=self.memory_grows)
+        self._ahead = training.ahead().of_fit
+        self._automatic = training.automatic
+        self._ended_batch = -1
+        self.kind = (False, True)  # whether it is recorded, or right after that, and whether it warms up
+        self._after_window = False
+        self._due_s = self._reads_s = 0.0
+
+    def note_failure(self, exc: Exception) -> None:
+        """The fit is no longer profiled."""
+        self.failed = True
+        self._note_failure(exc)
+
+    def begin(self, ends: ExitStack) -> None:
+        """The training loop begins; what it starts registers its end in `ends`."""
+        step_timer, training = self.step_timer, self.training
+        self.ledger_parts = parts = LedgerParts(step_timer.ledger, training, self.warming_up)
+        ends.callback(parts.close)
+        ends.callback(set_region_sink, set_region_sink(step_timer.user_regions))
+        ends.callback(self._readings.end)
+        self._readings.begin(training)
+        ends.callback(self._stops)
+        step_timer.regions.each_fetch = training.has_unsized_loader()
+        self.boundaries = training.time_steps(step_timer)
+        ends.callback(self.boundaries.release)
+
+    def _stops(self) -> None:
+        self.step_timer.stood_still(perf_counter_ns(), ends=False)
+
+    def warming_up(self) -> bool:
+        """Whether the step under way does not count yet."""
+        return self.step_timer.step < self.step_timer.warmup_steps
+
+    @property
+    def recording(self) -> bool:
+        """Whether the profiler runs in the current step, its warm-up included."""
+        return self._window is not None and self._window.running
+
+    def end_step(self, batch: Any) -> None:
+        """End the step, move the window on, and log an entry when one is due."""
+        now_ns, ended = perf_counter_ns(), self.progress.batches.total.ready
+        if ended == self._ended_batch:
+            return
+        self._ended_batch = ended
+        window = self._window
+        recorded = records = window is not None and window.running
+        self._end_step(batch, now_ns, recorded=recorded)
+        if window is not None:
+            window.end_step()
+            records = window.running
+        # the first step after a window has what this rank waits for others, whose traces take longer to export
+        self._after_window = recorded and not records and self.training.facts.world_size > 1
+        warms_up, memory = self.warming_up(), self.memory
+        if memory is not None and now_ns >= memory.due_ns and self.training.updates and not warms_up:
+            with self.step_timer.own_work():
+                memory.end_step(self.step_timer.step - 1, now_ns)
+        kind = records or self._after_window, warms_up
+        if kind != self.kind or now_ns / 1e9 >= self._due_s:
+            self._between_steps(kind, now_ns / 1e9)
+
+    @guarded
+    def _end_step(self, batch: Any, now_ns: int, *, recorded: bool) -> None:
+        step_timer, parts = self.step_timer, self.ledger_parts
+        if parts is None:
+            return
+        work = self.counter.count(
+            batch,
+            self.training,
+            step_timer.step,
+            updates=self.progress.updates.completed,
+            each_changes=self._automatic and self.training.accumulated == 1,
+        )
+        saw_all, recorded = self.boundaries.saw_step(trained=batch is not None), recorded or self._after_window
+        began_ns = max(now_ns, step_timer.ledger.changed_ns) if self.counter.calls_user else now_ns
+        ends_epoch = bool(self.progress.batches.is_last_batch)
+        usual = saw_all and not (recorded or ends_epoch)
+        if not (usual and step_timer.end_plain_step(work, began_ns)):
+            step_timer.end_step(work, recorded=recorded, ends_epoch=ends_epoch, saw_all=saw_all, began_ns=began_ns)
+        if parts.compiling:
+            parts.end_compilation()
+        if parts.compilations.pending:
+            self.look_for_recompilations()
+
+    @guarded
+    def _between_steps(self, kind: tuple[bool, bool], now_s: float) -> None:
+        """Do what comes seldom: a log entry, a line of the record, a reading of CPU times, steps of another kind."""
+        reads = kind != self.kind or now_s >= self._reads_s  # else an entry waits for the Trainer's interval
+        if reads:
+            self._readings.look_up_switches(self.training, recording=self.recording)
+            self.look_for_recompilations()  # PyTorch announces a compilation, but not that it gives one up
+        if self._log is not None and now_s >= self._log.due_s:
+            self._log.end_step()
+        counts = not any(kind)
+        if kind != self.kind:
+            self.kind = kind
+            self.step_timer.ledger.count_steps(on=counts)
+            if self._log is not None:
+                latest = None if self._window is None else self._window.latest()
+                self._log.other_steps_come(recording=kind[0], trace=latest)
+        if reads:
+            self._readings.between_steps(now_s, counts=counts)
+            self._reads_s = now_s + ACCOUNT_PERIOD_S
+        self._due_s = min(inf if self._log is None else self._log.due_s, self._reads_s)
+
+    # -- what is found between steps -----------------------------------------------------------------------------
+
+    def look_for_recompilations(self) -> None:
+        """Note what `torch.compile` has compiled again since the last look."""
+        if self.ledger_parts is not None:
+            for one in self.ledger_parts.compilations.look(self.step_timer.step - 1):
+                kind = "graph-break" if one.kind == "graph break" else "recompilation"
+                self._note(kind, recompiled(one), one.seconds)
+
+    def memory_grows(self, growth: MemoryGrowth) -> None:
+        """Note it, and warn if it will not last."""
+        text = growth_words(growth)
+        self._note("memory-growth", text)
+        if self._ahead is None or growth.full_step < self._ahead:
+            _log.warning("%s%s.", text[0].upper(), text[1:])
+
+    def _note(self, kind: str, text: str, seconds: float = 0.0) -> None:
+        if self._log is not None:
+            self._log.note(kind, text, seconds)
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics of memory and of `torch.compile` as they are now."""
+        self.look_for_recompilations()
+        metrics = {} if self.memory is None else self.memory.metrics()
+        return metrics if self.ledger_parts is None else metrics | self.ledger_parts.compilations.metrics()
+
+    def recompilations(self) -> tuple[Recompilation, ...]:
+        """What `torch.compile` compiled again in this fit."""
+        self.look_for_recompilations()
+        return () if self.ledger_parts is None else self.ledger_parts.compilations.recompilations

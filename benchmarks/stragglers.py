@@ -126,8 +126,8 @@ def fit(cause: str, ms: float, batch: int, *, cpu: bool) -> tuple[str, str, floa
     conclude = FitLog.finish
 
     def finish(log: FitLog) -> None:
-        if log.ranks is not None and log.ranks.status is not None:
-            seen.append(log.ranks.status)
+        if log.record.status is not None:
+            seen.append(log.record.status)
         conclude(log)
 
     FitLog.finish = finish  # type: ignore[method-assign]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks import window_agreement
+from lightning_forge_profiling.callbacks import rank_watch
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import WINDOW_PLAN, WINDOW_REQUEST
 from lightning_forge_profiling.record.reader import read_run, records_at
@@ -173,7 +173,7 @@ def test_a_number_of_steps_that_cannot_be_is_refused(tmp_path, steps):
 
 @pytest.mark.slow
 def test_nothing_is_recorded_where_the_disk_is_nearly_full(tmp_path, make_trainer, monkeypatch):
-    monkeypatch.setattr(window_agreement, "_LEAST_FREE", 2**62)
+    monkeypatch.setattr(rank_watch, "_LEAST_FREE", 2**62)
     answers = []
 
     class Asks(Classifier):

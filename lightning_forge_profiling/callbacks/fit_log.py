@@ -1,29 +1,19 @@
-"""What `ThroughputCallback` logs of a fit, and when: rates, GPU telemetry, FLOP/s, and the record."""
+"""What `ThroughputCallback` logs of a fit, and when: rates, GPU telemetry, FLOP/s."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from math import inf
-from pathlib import Path
-from socket import gethostname
 from time import perf_counter
 from typing import Final
 
 import torch
 
 from lightning_forge_profiling.callbacks.batches import WorkCounter
+from lightning_forge_profiling.callbacks.fit_record import FitRecord, Live
 from lightning_forge_profiling.callbacks.fit_settings import FitSettings, ThroughputSettings
-from lightning_forge_profiling.callbacks.fit_window import FitWindow
-from lightning_forge_profiling.callbacks.folders import UPLOAD_S, finished_files, upload
 from lightning_forge_profiling.callbacks.loggers import PUBLISH_S, Loggers, Result, publish
-from lightning_forge_profiling.callbacks.rank_watch import RankWatch
-from lightning_forge_profiling.callbacks.rank_work import LiveWork
-from lightning_forge_profiling.callbacks.run_record import RecordFolder, RunRecorder, claim_record_folder
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, run_telemetry
-from lightning_forge_profiling.callbacks.training import UNKNOWN, Training, WatchedWaits, last_logger_step
-from lightning_forge_profiling.callbacks.window_agreement import WindowAgreement
+from lightning_forge_profiling.callbacks.training import UNKNOWN, Training, last_logger_step
 from lightning_forge_profiling.callbacks.window_flops import (
     GIVE_FLOPS,
     give_peak,
@@ -46,17 +36,11 @@ from lightning_forge_profiling.names import (
     per_second,
 )
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.profiler.child import RANKS_S, exit_timeout_s
-from lightning_forge_profiling.ranks.hangs import HangWatch
-from lightning_forge_profiling.record.ranks import read_works
-from lightning_forge_profiling.record.reader import RecordError
-from lightning_forge_profiling.report.run_page import write_run_page
+from lightning_forge_profiling.profiler.child import exit_timeout_s
 from lightning_forge_profiling.schema import (
     Analysis,
-    CpuUse,
     LoopRates,
     RanksStatus,
-    RankWork,
     Rates,
     RunReport,
     RunSummary,
@@ -71,17 +55,8 @@ _log = plain_logger(__name__)
 _UNASKED: Final = ThroughputSettings()
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
-    """What other ranks, and who asks for a window, learn from while a fit trains."""
-
-    waits: WatchedWaits | None
-    cpu: Callable[[int], CpuUse | None]  # the use of the cores, on which there are so many ranks
-    window: FitWindow | None
-
-
 class FitLog(Guarded):
-    """Logs metrics, reads the GPU's sensors, finds the device's peak and keeps the record of one fit."""
+    """Logs metrics, reads the GPU's sensors and finds the device's peak of one fit."""
 
     called = "ThroughputCallback"
 
@@ -109,15 +84,8 @@ class FitLog(Guarded):
         self._telemetry: RunTelemetry | None = None
         self._no_telemetry = ""
         self._loggers = Loggers()
-        self._run_record: RunRecorder | None = None
-        self.ranks: RankWatch | None = None
-        self._failed = False
         keeps = settings.keeps_record and not training.facts.is_trial and not settings.brief
-        self._record_folder = claim_record_folder(training) if keeps else None  # a collective
-        self._hangs: HangWatch | None = None
-        if self._record_folder is not None:
-            path, run, _ = self._record_folder
-            self._hangs = HangWatch(path, run, training.facts.rank, training.facts.world_size)
+        self.record = FitRecord(training, step_timer, keeps=keeps)
 
     def summary(self) -> dict[str, float]:
         """The metrics over all steps that count, up to now or, once they have ended, of the fit; {} before any."""
@@ -128,11 +96,6 @@ class FitLog(Guarded):
         for rates in self.loops:
             metrics |= rates.metrics()
         return metrics
-
-    @property
-    def record_path(self) -> Path | None:
-        """The folder of the record until it is closed; None without one."""
-        return None if self._record_folder is None or self._run_record is None else self._record_folder.path
 
     @property
     def loops(self) -> tuple[LoopRates, ...]:
@@ -149,56 +112,14 @@ class FitLog(Guarded):
     ) -> None:
         """Start the record, start to read the GPU's sensors, and find what the run's rate is compared with."""
         self._counter = counter
-        if self._record_folder is not None:
-            self._start_record(self._record_folder, report, live)
+        self.record.begin(live, report=report, metrics=self.summary, sensors=self._sensors)
         # other ranks' sensors are in their records alone
         if self._settings.telemetry_period_s is not None and (
-            self._training.facts.is_zero or self._run_record is not None
+            self._training.facts.is_zero or self.record.path is not None
         ):
             self._start_telemetry(self._training.facts.device, self._settings.telemetry_period_s)
         if self._may_count or self._compares:
             self._find_peak()
-
-    def _start_record(self, folder: RecordFolder, report: Callable[[], RunReport], live: Live) -> None:
-        try:
-            self._run_record = RunRecorder(
-                self._training, folder, self._step_timer, report=report, metrics=self.summary
-            )
-            if self._hangs is not None:
-                self.ranks = self._watch_ranks(folder, self._run_record, self._hangs, live)
-                self.ranks.start()
-        except Exception as exc:
-            _log.warning("This run will have no record: %s: %s", type(exc).__name__, exc)
-            _log.debug("", exc_info=exc)
-
-    def _watch_ranks(self, folder: RecordFolder, record: RunRecorder, hangs: HangWatch, live: Live) -> RankWatch:
-        path, run, _ = folder
-        facts = self._training.facts
-        rank, world_size, of_host = facts.rank, facts.world_size, facts.ranks_on_host
-        timer, sensors, windows = self._step_timer, self._sensors, None
-        if live.window is not None and live.window.can_be_asked:
-            windows = WindowAgreement(
-                path, run, rank=rank, world_size=world_size, window=live.window, step_timer=timer, note=record.note
-            )
-        return RankWatch(
-            path,
-            run,
-            rank=rank,
-            world_size=world_size,
-            step_timer=timer,
-            work=LiveWork(
-                timer, rank, gethostname(), waits=live.waits, cpu=partial(live.cpu, of_host), sensors=sensors
-            ),
-            sensors=sensors,
-            note=record.note,
-            hangs=hangs,
-            windows=windows,
-        )
-
-    def note(self, kind: str, text: str, seconds: float = 0.0) -> None:
-        """Write an event of the record."""
-        if self._run_record is not None:
-            self._run_record.note(kind, text, seconds)
 
     def _sensors(self) -> dict[str, float]:
         return {} if self._telemetry is None else self._telemetry.latest()
@@ -249,15 +170,14 @@ class FitLog(Guarded):
     @guarded
     def end_step(self) -> None:
         """Log, when it is time to."""
-        record, now_s = self._run_record, perf_counter()
+        now_s = perf_counter()
         logs = now_s >= self._log_due_s and self._training.logs_now(self._settings.log_every_n_steps)
-        if logs or (record is not None and now_s >= record.state_due_s):
+        if logs or now_s >= self.record.due_s:
             with self._step_timer.own_work():
                 if logs:
                     self._step_timer.deliver()
                     self._log(self._step_timer.totals.take(), self._training.logger_step())
-                if record is not None and perf_counter() >= record.state_due_s:
-                    record.state()
+                self.record.state()
 
     def _due_from(self, now_s: float) -> None:
         """Set when the next entry is due: at the Trainer's interval after a pause, at an own interval at any step."""
@@ -267,7 +187,7 @@ class FitLog(Guarded):
     @property
     def due_s(self) -> float:
         """From when on `end_step` has something to do, by `time.perf_counter`."""
-        return self._log_due_s if self._run_record is None else min(self._log_due_s, self._run_record.state_due_s)
+        return min(self._log_due_s, self.record.due_s)
 
     @guarded
     def other_steps_come(self, *, recording: bool, trace: TraceReport | None) -> None:
@@ -278,8 +198,7 @@ class FitLog(Guarded):
             self.pause()
         else:
             self.resume()
-        if self._run_record is not None:
-            self._run_record.window(trace)
+        self.record.window_changed(trace)
 
     @guarded
     def pause(self) -> None:
@@ -296,9 +215,7 @@ class FitLog(Guarded):
     @guarded_end
     def failing(self, exception: BaseException) -> None:
         """Put the exception on record."""
-        self._failed = True
-        if self._run_record is not None:
-            self._run_record.failing(exception)
+        self.record.failing(exception)
 
     @guarded_end
     def end(self) -> None:
@@ -314,52 +231,15 @@ class FitLog(Guarded):
             rates = Rates()
         self._log(rates, step)
         self._summary = self._run_metrics(run.steady)
-        if self._run_record is not None:
-            self._run_record.loop_ended()
+        self.record.loop_ended()
 
     @guarded_end
     def finish(self) -> None:
         """Nothing is left running, whatever became of the rest."""
-        ranks, self.ranks = self.ranks, None
-        if ranks is not None:
-            ranks.close("failed" if self._failed else "finished")
-        if self._hangs is not None:
-            self._hangs.close()
+        self.record.close_ranks()
         self._loggers.close()
         if self._telemetry is not None:
             self._telemetry.stop()
-
-    def other_ranks(self, mine: RankWork, *, interrupted: bool) -> tuple[RankWork, ...]:
-        """The work of the other ranks on rank 0, from their records: of those that soon write what they end with."""
-        folder, steps = self._record_folder, self._step_timer.step
-        if folder is None or self._run_record is None or not self._training.facts.is_zero:
-            return ()
-        timeout_s = 0.0 if interrupted else RANKS_S
-        return read_works(folder.path, mine, self._training.facts.world_size, folder.run, steps, timeout_s=timeout_s)
-
-    @guarded_end
-    def conclude(self, report: RunReport | None, *, interrupted: bool) -> None:
-        """Close the record, and copy it to a remote folder; one that never began leaves no folder."""
-        record, self._run_record = self._run_record, None
-        folder, self._record_folder = self._record_folder, None
-        if record is not None:
-            record.close(report)
-            if folder is not None and folder.url:
-                files = finished_files(folder.path, self._training.facts.rank, others=False)
-                limit_s = exit_timeout_s(self._training.facts.world_size) if interrupted else UPLOAD_S
-                upload(folder.path, folder.url, files, limit_s=limit_s)
-        elif folder is not None:
-            with suppress(OSError):
-                folder.path.rmdir()
-
-    @guarded_end
-    def write_page(self, report: RunReport) -> None:
-        """Add the run to the page of its recorded window."""
-        if self._run_record is not None and self._record_folder is not None:
-            try:
-                write_run_page(self._record_folder.path, report, self._run_record.end_line())
-            except (RecordError, OSError, ValueError) as exc:  # others can write to these files
-                _log.warning("The page of the recorded steps does not show the run: %s", exc)
 
     @guarded_end
     def publish(self, analysis: Analysis, trace: TraceReport | None, *, interrupted: bool) -> None:
@@ -467,7 +347,7 @@ class FitLog(Guarded):
             of_gpu = self._telemetry.metrics(rates.samples, rates.total_ms)
             self._of_gpu = of_gpu or self._of_gpu
             metrics |= of_gpu
-        metrics |= rank_metrics(None if self.ranks is None else self.ranks.status) | self._further_metrics()
+        metrics |= rank_metrics(self.record.status) | self._further_metrics()
         self._logged_at = step
         if self._settings.prog_bar:
             shown = (per_second("samples"), per_second("steps"))
@@ -478,8 +358,7 @@ class FitLog(Guarded):
             metrics[PEAK_TFLOPS] = self._peak.flops / 1e12
         if self._training.facts.is_zero and self._settings.logs:
             self._loggers.log(self._training.loggers, metrics, step)
-        if self._run_record is not None:
-            self._run_record.log_entry(self._of_gpu | metrics, step)
+        self.record.log_entry(self._of_gpu | metrics, step)
 
 
 def rank_metrics(status: RanksStatus | None) -> dict[str, float]:

@@ -7,7 +7,8 @@ from enum import Enum, IntEnum, auto
 from functools import partial
 
 from lightning_forge_profiling.callbacks.batches import WorkCounter
-from lightning_forge_profiling.callbacks.fit_log import FitLog, Live
+from lightning_forge_profiling.callbacks.fit_log import FitLog
+from lightning_forge_profiling.callbacks.fit_record import Live
 from lightning_forge_profiling.callbacks.fit_results import FitCallback, FitReporter, FitResults
 from lightning_forge_profiling.callbacks.fit_settings import FitSettings
 from lightning_forge_profiling.callbacks.fit_steps import FitSteps
@@ -340,7 +341,7 @@ class FitMonitor(Guarded):
 
     def _close_record(self, reason: Reason) -> None:
         if self.log is not None:
-            self.log.conclude(self._reporter.report, interrupted=reason is not Reason.FINISHED)
+            self.log.record.close(self._reporter.report, interrupted=reason is not Reason.FINISHED)
 
     @guarded_end
     def _end_of_failure(self, kept: Sequence[FitResults]) -> None:

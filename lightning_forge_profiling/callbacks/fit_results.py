@@ -183,10 +183,10 @@ class FitReporter:
         window, log, zero = monitor.window, monitor.log, monitor.training.facts.is_zero
         if monitor.step_timer.began and (zero or monitor.settings.keeps_record):
             self._recorded = recorded = recorded_analysis(monitor.trace())
-            others = None if log is None else partial(log.other_ranks, interrupted=interrupted)
+            others = None if log is None else partial(log.record.other_ranks, interrupted=interrupted)
             report = self.so_far(recorded, others)
             if log is not None and recorded is not None and zero:
-                log.write_page(report)
+                log.record.write_page(report)
         if window is not None:
             window.copy_files(interrupted=interrupted)
         if report is not None:
@@ -220,7 +220,7 @@ class FitReporter:
     def _files(self, report: RunReport) -> Path | None:
         """The folder that `view` finds this fit in, the shortest; None if the fit left no file."""
         trace, log, folder = report.trace, self._monitor.log, report.log_folder
-        record = None if log is None else log.record_path
+        record = None if log is None else log.record.path
         page = None if trace is None or trace.report_path is None else trace.report_path.parent
         only = record is None or record.name == RECORD_FOLDER  # and no further fit in the logger's folder
         left = page or record

@@ -167,7 +167,7 @@ class FitSteps(Guarded):
 
     def _note(self, kind: str, text: str, seconds: float = 0.0) -> None:
         if self._log is not None:
-            self._log.note(kind, text, seconds)
+            self._log.record.note(kind, text, seconds)
 
     def metrics(self) -> dict[str, float]:
         """The metrics of memory and of `torch.compile` as they are now."""

@@ -116,20 +116,21 @@ class MadeRun:
         """Write the records of all ranks; returns their folder."""
         record = folder / "forge_record"
         record.mkdir(parents=True)
+        now = time.time()  # of all ranks: making a rank's lines takes a while
         for rank in range(self.ranks):
-            (record / record_name(rank)).write_bytes(b"".join(map(encode_line, self.lines(rank))))
+            (record / record_name(rank)).write_bytes(b"".join(map(encode_line, _lines(self, rank, now))))
         return record
 
     def lines(self, rank: int = 0) -> list[Line]:
         """The lines of one rank."""
-        return list(_lines(self, rank))
+        return list(_lines(self, rank, time.time()))
 
 
-def _lines(run: MadeRun, rank: int) -> Iterator[Line]:
+def _lines(run: MadeRun, rank: int, now: float) -> Iterator[Line]:
     dice = random.Random(rank)  # noqa: S311
     step_s = (sum(REGIONS.values()) + (LATE_MS if run.late is not None else 0.0)) / 1e3
     took_s = STARTUP_S + 1.02 * run.rows * PER_ROW * step_s + (run.rows - 1) // 10 * (VALIDATION_S + CHECKPOINT_S)
-    began = time.time() - took_s if run.began is None else run.began
+    began = now - took_s if run.began is None else run.began
     yield _begin(run, rank, began)
     clock, totals = began + STARTUP_S, RunTotals()
     spent = dict.fromkeys(("startup/fit", "steps", "validation", "checkpoint"), 0.0)

@@ -17,4 +17,4 @@ __version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = names_of_stub(__name__)
 
-NOTEBOOK_RENDERER = "lightning_forge_profiling.report.page"  # its `html_of` shows results in notebooks; see `notebook`
+NOTEBOOK_RENDERER = "lightning_forge_profiling.report.page"  # its `html_of` shows results in notebooks

@@ -20,8 +20,6 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from lightning_forge_profiling.host import cpu_times, free_cores
 from lightning_forge_profiling.kineto.chunks import COMPRESS_LEVEL
 from lightning_forge_profiling.kineto.copies import write_plugin_copy
@@ -229,13 +227,11 @@ def _with_run(analysis: "Analysis", record: Path) -> "Analysis":
     """The analysis combined with the measurements of the run so far, as the ranks wrote them last."""
     from lightning_forge_profiling.diagnosis.combine import combine  # noqa: PLC0415
     from lightning_forge_profiling.record.reader import RecordError, read_run  # noqa: PLC0415
+    from lightning_forge_profiling.report.run_status import totals  # noqa: PLC0415
 
     try:
-        run = read_run(record)
+        _, state = totals(read_run(record))
     except (RecordError, OSError):
         return analysis
-    state = run.ranks[0].state
     so_far = None if state is None else state.report.analysis
-    if so_far is None or so_far.run is None:
-        return analysis
-    return combine(analysis, replace(so_far.run, ranks=replace(so_far.run.ranks, works=run.works)))
+    return combine(analysis, None if so_far is None else so_far.run)

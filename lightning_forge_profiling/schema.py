@@ -3,7 +3,9 @@
 Names end in the unit. Percentages are of the step unless the name says otherwise.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
 
@@ -22,7 +24,17 @@ from lightning_forge_profiling.names import (
     per_second,
     region_ms,
 )
-from lightning_forge_profiling.notebook import ShownInNotebook
+
+
+class ShownInNotebook:
+    """Base class of the results that notebooks show as HTML."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        # the package's `__init__` names the module that makes it, imported when one is shown: results know no reports
+        renderer = vars(sys.modules[__name__.partition(".")[0]])["NOTEBOOK_RENDERER"]
+        return str(import_module(renderer).html_of(self))
 
 
 class TelemetrySeries(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ import pytest
 
 from lightning_forge_profiling.analysis import operators
 from lightning_forge_profiling.bench.result import BenchmarkResult
-from lightning_forge_profiling.cli import analyze, main
+from lightning_forge_profiling.cli import commands, main
 from lightning_forge_profiling.cli.shared import Progress
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.json_layout import summary_json
@@ -163,7 +163,7 @@ def test_sort_and_top_order_and_cut_the_operators():
 
 
 def test_names_of_choices_are_those_of_the_analysis():
-    assert set(analyze.SORTS) == set(operators.SORTS)
+    assert set(commands.SORTS) == set(operators.SORTS)
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightning_forge_profiling.cli import crossover as command
+from lightning_forge_profiling.cli import commands, shared
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.crossover import sweep as operations
 from lightning_forge_profiling.crossover.curves import crossover_json, read_crossover
@@ -42,8 +42,8 @@ def crossover(capsys):
 
 
 def test_the_names_of_choices_are_those_of_the_operations():
-    assert tuple(operations.OPERATIONS) == command.OPERATIONS
-    assert all(isinstance(getattr(torch, name), torch.dtype) for name in command.DTYPES)
+    assert tuple(operations.OPERATIONS) == shared.OPERATIONS
+    assert all(isinstance(getattr(torch, name), torch.dtype) for name in commands.DTYPES)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.report.analysis_text import markdown
+from lightning_forge_profiling.report.markdown import markdown
 from tests.synthetic import Synthetic
 
 TRACES = Path(__file__).parent / "data" / "traces"

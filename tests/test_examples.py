@@ -11,7 +11,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
-from lightning_forge_profiling.report.text import digits
+from lightning_forge_profiling.report.wording import digits
 from tests.outcomes import HANGS_S, PARTITION, read_trace, recorded_steps, summary_of, tables, traces
 
 CHECKOUT = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ import pytest
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.names import GC_FULL, GC_YOUNG, PROFILER, STEPS
-from lightning_forge_profiling.report.text import digits
+from lightning_forge_profiling.report.wording import digits
 from lightning_forge_profiling.timing.garbage import GarbageTimer
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from tests.models import Classifier, loader

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.names import LOGGED_KINDS
-from lightning_forge_profiling.report.analysis_text import markdown
+from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.run_wording import goodput_words
 from lightning_forge_profiling.schema import Analysis, Distribution, Rates, RunLedger
 from lightning_forge_profiling.timing.ledger import goodput, ledger_metrics

@@ -20,13 +20,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from benchmarks.workloads import GPT, SmallKernels, random_tokens, trainer
-from lightning_forge_profiling import (
-    CUDATimer,
-    CUDATimerCollection,
-    ForgeProfilerCallback,
-    ThroughputCallback,
-    region,
-)
+from lightning_forge_profiling import CUDATimer, CUDATimerCollection, ForgeProfilerCallback, ThroughputCallback, region
 from lightning_forge_profiling.diagnosis.machine_rules import largest_batch
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.timing.events import DeviceEventSource

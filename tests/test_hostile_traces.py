@@ -9,7 +9,7 @@ import pytest
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.kineto.reader import read_trace
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.report.analysis_text import markdown
+from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.page import report_page
 
 AROUND = 10**6

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from lightning_forge_profiling.report.analysis_text import markdown
+from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.run_wording import goodput_words
 from lightning_forge_profiling.schema import RunLedger, SlowStep, Span
 from tests.evidence import with_figures

@@ -22,7 +22,6 @@ COMMON = {
     "guard": {"plain_text"},
     "lazy": set(),
     "names": set(),
-    "notebook": set(),
     "plain_text": set(),
     "safe_files": set(),
 }
@@ -64,7 +63,7 @@ MAY_IMPORT = {
         "bench", "comparison", "crossover", "entry_point", "json_layout",
     },
     "__main__": {"cli"},
-    "__init__": {"report"},  # by name: `notebook` imports it when a result is shown
+    "__init__": {"report"},  # by name: `schema` imports it when a result is shown
 }  # fmt: skip
 
 MODULE = re.compile(rf"{PACKAGE}(\.\w+)+")

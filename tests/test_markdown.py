@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from lightning_forge_profiling.names import FINDING_PAGES, docs_url
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.plain_text import plain
-from lightning_forge_profiling.report.analysis_text import markdown
-from lightning_forge_profiling.report.text import code, code_cell, prose
+from lightning_forge_profiling.report.markdown import code, code_cell, markdown, prose
 
 SYNC_STACK = Path(__file__).parent / "data" / "traces" / "sync_stack" / "rank0.trace.json.gz"
 

@@ -17,13 +17,7 @@ from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.machine_rules import growth_words
 from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.report.run_wording import memory_line
-from lightning_forge_profiling.schema import (
-    Distribution,
-    MemoryCurve,
-    MemoryGrowth,
-    ModelMemory,
-    RunMemory,
-)
+from lightning_forge_profiling.schema import Distribution, MemoryCurve, MemoryGrowth, ModelMemory, RunMemory
 from tests.browser import wait_until
 from tests.evidence import made_evidence
 from tests.models import Classifier, loader

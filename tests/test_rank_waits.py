@@ -12,14 +12,7 @@ from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.ranks import Waits, late_rank, not_measured, rank_work, with_waits
 from lightning_forge_profiling.names import GC_FULL, SELF_LOG
 from lightning_forge_profiling.record.reader import read_run
-from lightning_forge_profiling.schema import (
-    CpuUse,
-    Distribution,
-    RankWork,
-    RegionCpu,
-    RunLedger,
-    RunRegion,
-)
+from lightning_forge_profiling.schema import CpuUse, Distribution, RankWork, RegionCpu, RunLedger, RunRegion
 from tests.evidence import made_evidence, with_figures
 from tests.outcomes import script
 from tests.ports import free_port

@@ -23,8 +23,8 @@ from lightning_forge_profiling.callbacks.lightning_training import LightningTrai
 from lightning_forge_profiling.callbacks.run_record import RecordFolder, RunRecorder
 from lightning_forge_profiling.callbacks.run_report import run_report
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.cli.analyze import schema_json
 from lightning_forge_profiling.cli.main import main
-from lightning_forge_profiling.cli.schema import schema_json
 from lightning_forge_profiling.record.lines import Begin, EventLine, State
 from lightning_forge_profiling.record.origin import command_line, git_commit
 from lightning_forge_profiling.record.reader import read_rank, read_run

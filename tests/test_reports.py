@@ -13,16 +13,17 @@ from markdown_it import MarkdownIt
 from msgspec.structs import replace
 
 from lightning_forge_profiling import ForgeProfilerCallback
-from lightning_forge_profiling.cli.schema import schema_json
+from lightning_forge_profiling.cli.analyze import schema_json
 from lightning_forge_profiling.diagnosis.verdict import decide
 from lightning_forge_profiling.json_layout import summary_json
 from lightning_forge_profiling.names import docs_url
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.plain_text import plain
-from lightning_forge_profiling.report.analysis_text import markdown, print_analysis
+from lightning_forge_profiling.report.analysis_text import print_analysis
+from lightning_forge_profiling.report.markdown import code_cell, markdown, prose
 from lightning_forge_profiling.report.page import report_page, write_reports
 from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.report.text import code_cell, prose, short, short_kernel_name
+from lightning_forge_profiling.report.wording import short, short_kernel_name
 from lightning_forge_profiling.safe_files import write_whole
 from lightning_forge_profiling.schema import Analysis, Distribution, RunRegion
 from tests.evidence import made_evidence

@@ -14,14 +14,7 @@ from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.machine_rules import STARVED
 from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.schema import (
-    Distribution,
-    RunLedger,
-    RunReport,
-    Saving,
-    Switches,
-    TraceReport,
-)
+from lightning_forge_profiling.schema import Distribution, RunLedger, RunReport, Saving, Switches, TraceReport
 from lightning_forge_profiling.timing.rates import Compute, Peak
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepWork

@@ -14,14 +14,7 @@ from lightning_forge_profiling.callbacks.run_report import run_compute
 from lightning_forge_profiling.report.run_table import print_run, print_table, run_table
 from lightning_forge_profiling.report.run_wording import compute_lines
 from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.schema import (
-    Distribution,
-    Hint,
-    RunLedger,
-    RunReport,
-    TelemetrySummary,
-    TraceReport,
-)
+from lightning_forge_profiling.schema import Distribution, Hint, RunLedger, RunReport, TelemetrySummary, TraceReport
 from lightning_forge_profiling.timing.rates import Compute, Peak
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepWork

@@ -11,8 +11,7 @@ import termios
 
 import pytest
 
-from lightning_forge_profiling.report.blocks import Row, Table, Text, columns_of
-from lightning_forge_profiling.report.screen import Screen, width_of
+from lightning_forge_profiling.report.screen import Row, Screen, Table, Text, columns_of, width_of
 from tests.test_cli import COMMAND, ENVIRONMENT, INPUT_BOUND, TRACES, forge
 from tests.test_crossover_command import read_from
 

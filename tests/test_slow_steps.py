@@ -7,7 +7,7 @@ import pytest
 from lightning.pytorch.callbacks import Callback
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.report.analysis_text import markdown
+from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.run_wording import cause, slowest_line
 from lightning_forge_profiling.schema import Distribution, RunRegion, SlowStep, Span
 from lightning_forge_profiling.timing.ledger import LedgerClock

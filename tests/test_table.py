@@ -4,8 +4,18 @@ import re
 
 import pytest
 
-from lightning_forge_profiling.report.blocks import Row, Table, Text, columns_of
-from lightning_forge_profiling.report.screen import clean, padded, painted, table_lines, width_of, wrap
+from lightning_forge_profiling.report.screen import (
+    Row,
+    Table,
+    Text,
+    clean,
+    columns_of,
+    padded,
+    painted,
+    table_lines,
+    width_of,
+    wrap,
+)
 
 STYLE = re.compile(r"\x1b\[[\d;]*m")
 

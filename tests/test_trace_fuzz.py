@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_forge_profiling.cli.schema import schema_json
+from lightning_forge_profiling.cli.analyze import schema_json
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.json_layout import summary_json
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.report.analysis_text import markdown
+from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.page import report_page
 from tests import trace_builder as made
 

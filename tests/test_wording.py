@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from lightning_forge_profiling.report.live_view import sparkline
+from lightning_forge_profiling.report.markdown import code, code_cell, prose
 from lightning_forge_profiling.report.run_status import duration
 from lightning_forge_profiling.report.run_wording import (
     goodput_words,
@@ -11,15 +12,8 @@ from lightning_forge_profiling.report.run_wording import (
     telemetry_words,
     window_effect_words,
 )
-from lightning_forge_profiling.report.text import code, code_cell, digits, prose, short, short_kernel_name
-from lightning_forge_profiling.report.wording import by_text, calls
-from lightning_forge_profiling.schema import (
-    Distribution,
-    RunLedger,
-    SlowStep,
-    TelemetrySummary,
-    WindowEffect,
-)
+from lightning_forge_profiling.report.wording import by_text, calls, digits, short, short_kernel_name
+from lightning_forge_profiling.schema import Distribution, RunLedger, SlowStep, TelemetrySummary, WindowEffect
 from tests.evidence import made_evidence
 
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import problems_within
-from lightning_forge_profiling.report.analysis_text import markdown, markdown_table
-from lightning_forge_profiling.report.blocks import Column, Row, Table
+from lightning_forge_profiling.report.markdown import markdown, markdown_table
 from lightning_forge_profiling.report.page import write_reports
+from lightning_forge_profiling.report.screen import Column, Row, Table
 from lightning_forge_profiling.safe_files import read_regular
 from lightning_forge_profiling.schema import Analysis
 

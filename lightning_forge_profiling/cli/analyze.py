@@ -1,101 +1,64 @@
-"""`forge-profiling analyze`: verdict and tables on the terminal, and reports; of traces here or where fsspec reads."""
+"""`forge-profiling analyze`, `anonymize`, `tensorboard` and `schema`: what traces say, copies of them, the layouts.
+
+`analyze` also reads traces where fsspec does.
+"""
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from itertools import product
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lightning_forge_profiling.cli.copies import write_copies
+from msgspec import structs
+
+from lightning_forge_profiling import pipeline
 from lightning_forge_profiling.cli.shared import (
     Progress,
-    at_least,
     refuse_bad_outputs,
+    same_file,
     say,
-    step_range,
     warn,
     write_json,
     write_output,
 )
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
+from lightning_forge_profiling.json_layout import schema_of
+from lightning_forge_profiling.kineto.copies import write_anonymous_copy, write_plugin_copy
 from lightning_forge_profiling.kineto.files import (
     find_rank_summaries,
     find_ranks,
     find_traces,
     is_rank_summary,
+    rank_in_name,
     rank_summaries_among,
     ranks_among,
     traces_among,
+    windows_by_rank,
 )
-from lightning_forge_profiling.names import rank_summary_path
+from lightning_forge_profiling.json_layout import summary_json
+from lightning_forge_profiling.names import plugin_name, rank_summary_path
+from lightning_forge_profiling.pipeline import AnalysisResult
+from lightning_forge_profiling.record.lines import Line
+from lightning_forge_profiling.report.analysis_text import print_analysis
+from lightning_forge_profiling.report.markdown import markdown
+from lightning_forge_profiling.report.page import report_page
+from lightning_forge_profiling.schema import Analysis
 
-if TYPE_CHECKING:
-    from lightning_forge_profiling.pipeline import AnalysisResult
-
-# the keys of `analysis.operators.SORTS`, repeated so that `--help` does not import it
-SORTS = ("self_device", "device", "self_host", "host", "calls", "memory")
 _CUT_OFF = 65  # EX_DATAERR of sysexits.h
-
-_TOP = 20  # kernels and operators in the reports by default
 _TOP_ON_TERMINAL = 8
 
-_EXAMPLES = """\
-examples:
-  forge-profiling analyze lightning_logs/                verdict and tables of all ranks
-  forge-profiling analyze rank0.trace.json.gz --json | jq '.ranks[0].gpu.busy_pct'
-  forge-profiling analyze lightning_logs/ --html report.html --markdown summary.md
-  forge-profiling analyze lightning_logs/ --rank 3 --steps 6:8 --sort self_host --top 30
-  forge-profiling analyze lightning_logs/ --anonymize --html report.html        to share with others
-  forge-profiling analyze s3://bucket/window/rank3.trace.json.gz --map          on any machine, for each rank
-  forge-profiling analyze s3://bucket/window --reduce --html report.html        then all ranks, without the traces
-"""
 
-
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "analyze",
-        help="find what bounds a run, and show the numbers",
-        description="Find what bounds a run: print the verdict and the numbers behind it, and write reports.",
-        epilog=_EXAMPLES,
-    )
-    parser.add_argument(
-        "path", metavar="PATH", help="a trace (JSON or gzip) or a folder with one per rank, also as a URL of fsspec"
-    )
-    parser.add_argument("--json", action="store_true", help="print summary.json and nothing else")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report with the timeline")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report as Markdown")
-    parser.add_argument(
-        "--rank", type=at_least(0), metavar="N", help="only this rank, without the measurements of the whole run"
-    )
-    parser.add_argument(
-        "--steps", type=step_range, metavar="A:B", help="only steps A to B-1, without the measurements of the whole run"
-    )
-    parser.add_argument(
-        "--sort",
-        choices=SORTS,
-        help="also print the operators, in this order (reports: self_device, or self_host without GPU work)",
-    )
-    parser.add_argument(
-        "--top", type=at_least(1), metavar="N", help=f"number of kernels and operators (default: {_TOP} in the reports)"
-    )
-    parser.add_argument(
-        "--anonymize", action="store_true", help="leave out hosts, users, paths and process ids, for sharing"
-    )
-    many = parser.add_mutually_exclusive_group()
-    many.add_argument("--map", action="store_true", help="only write rankN.summary.json beside the trace of each rank")
-    many.add_argument("--reduce", action="store_true", help="compare all ranks by these files, without the traces")
-    parser.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
+def analyze(args: argparse.Namespace) -> int:
+    """Analyse traces."""
     outputs = {"--html": args.html, "--markdown": args.markdown}
     chosen = {"--rank": args.rank, "--steps": args.steps, "--sort": args.sort, "--top": args.top}
     _refuse(args, "--map", {**outputs, **chosen, "--json": args.json, "--anonymize": args.anonymize})
     _refuse(args, "--reduce", {**chosen, "--anonymize": args.anonymize})
-    if not _is_remote(args.path):
+    if "://" not in args.path:
         args.path = Path(args.path)
         return _map(args.path) if args.map else _analyze(args, args.path, str(args.path))
     with TemporaryDirectory(prefix="forge-profiling-") as folder:
@@ -115,10 +78,8 @@ def _refuse(args: argparse.Namespace, option: str, others: Mapping[str, object])
 
 def _map(path: Path) -> int:
     """Write what the analysis of each rank leaves; 65 if some traces cannot be read."""
-    from lightning_forge_profiling.pipeline import write_rank_results  # noqa: PLC0415  (loads NumPy)
-
     with Progress() as progress:
-        written, problems = write_rank_results(path, progress=progress)
+        written, problems = pipeline.write_rank_results(path, progress=progress)
     for problem in problems:
         warn(problem)
     for file in written:
@@ -127,19 +88,22 @@ def _map(path: Path) -> int:
 
 
 def _map_remote(url: str, folder: Path) -> int:
-    from lightning_forge_profiling.pipeline import write_rank_results  # noqa: PLC0415  (loads NumPy)
-
-    problems = []
-    for trace, put in _each_trace(url, folder):
+    """The same where fsspec reads, with a copy of one trace at a time."""
+    system, place, names = _listed(url)
+    code = 0
+    for file in traces_among(place, names):
+        copy = folder / file.name
+        _get(system, file, copy)
         try:
-            [file], _ = write_rank_results(trace)
-            put(file)
+            [made], _ = pipeline.write_rank_results(copy)
+            _put(system, place, made)
+            say(f"written    {made.name}, beside the trace")
         except TraceError as exc:
-            problems.append(str(exc).replace(f"{folder}/", ""))
-            warn(problems[-1])
-            continue
-        say(f"written    {file.name}, beside the trace")
-    return _CUT_OFF if problems else 0
+            code = _CUT_OFF
+            warn(str(exc).replace(f"{folder}/", ""))
+        for used in (copy, rank_summary_path(copy)):
+            used.unlink(missing_ok=True)
+    return code
 
 
 def _analyze(args: argparse.Namespace, path: Path, named: str) -> int:
@@ -152,8 +116,6 @@ def _analyze(args: argparse.Namespace, path: Path, named: str) -> int:
             result = _with_analysis(result, source=named)
         _write_files(args, result)
     if args.json:
-        from lightning_forge_profiling.json_layout import summary_json  # noqa: PLC0415
-
         write_json(summary_json(result.analysis))
     else:
         if path.is_dir() and files[0].parent != path and not args.anonymize:
@@ -162,20 +124,16 @@ def _analyze(args: argparse.Namespace, path: Path, named: str) -> int:
     return _CUT_OFF if result.analysis.cut_off else 0
 
 
-def _with_analysis(result: "AnalysisResult", **changes: Any) -> "AnalysisResult":
-    from msgspec import structs  # noqa: PLC0415  (`--help` needs none)
-
+def _with_analysis(result: AnalysisResult, **changes: Any) -> AnalysisResult:
     return replace(result, analysis=structs.replace(result.analysis, **changes))
 
 
-def _analyzed(args: argparse.Namespace, path: Path, progress: Progress) -> "AnalysisResult":
-    from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
-
-    options = {"rank": args.rank, "steps": args.steps, "top": args.top or _TOP, "sort": args.sort}
-    return analyze(path, **options, progress=progress, reduce=args.reduce)
+def _analyzed(args: argparse.Namespace, path: Path, progress: Progress) -> AnalysisResult:
+    options = {"rank": args.rank, "steps": args.steps, "top": args.top or pipeline.TOP, "sort": args.sort}
+    return pipeline.analyze(path, **options, progress=progress, reduce=args.reduce)
 
 
-def _analyzed_anonymously(args: argparse.Namespace, path: Path, progress: Progress) -> "AnalysisResult":
+def _analyzed_anonymously(args: argparse.Namespace, path: Path, progress: Progress) -> AnalysisResult:
     """The analysis of anonymous copies: what they leave out cannot get into a report."""
     sources, notes = find_traces(path)
     for note in notes:
@@ -193,20 +151,14 @@ def _analyzed_anonymously(args: argparse.Namespace, path: Path, progress: Progre
     return _with_analysis(result, source=copies.name, warnings=warnings)
 
 
-def _write_files(args: argparse.Namespace, result: "AnalysisResult") -> None:
+def _write_files(args: argparse.Namespace, result: AnalysisResult) -> None:
     if args.markdown:
-        from lightning_forge_profiling.report.analysis_text import markdown  # noqa: PLC0415
-
         write_output(args.markdown, markdown(result.analysis).encode(errors="replace"))
     if args.html:
-        from lightning_forge_profiling.report.page import report_page  # noqa: PLC0415
-
         write_output(args.html, report_page(result.analysis, result.timelines).encode(errors="replace"))
 
 
-def _print(args: argparse.Namespace, result: "AnalysisResult") -> None:
-    from lightning_forge_profiling.report.analysis_text import print_analysis  # noqa: PLC0415
-
+def _print(args: argparse.Namespace, result: AnalysisResult) -> None:
     shown = args.top or _TOP_ON_TERMINAL
     print_analysis(result.analysis, kernels=shown, operators=shown if args.top or args.sort else 0)
     for written in (args.markdown, args.html):
@@ -214,23 +166,8 @@ def _print(args: argparse.Namespace, result: "AnalysisResult") -> None:
             say(f"report     {written}")
 
 
-def _is_remote(place: str) -> bool:
-    """Whether a place is a URL."""
-    return "://" in place
-
-
 def _fetched(url: str, folder: Path, *, reduce: bool, progress: Callable[[str], None]) -> Path:
-    """Copy a remote file, or the files of a folder; returns where the copy lies.
-
-    Args:
-        url: a file, or the folder that the files are in.
-        folder: an empty folder for the copies.
-        reduce: whether to leave out the traces, and copy only what analyses of single ranks left.
-        progress: called with the name of each file.
-
-    Raises:
-        TraceError: there are none, or the place cannot be read.
-    """
+    """Copy a remote file, or the files of a folder, with `reduce` without the traces; returns where the copy lies."""
     system, place, names = _listed(url)
     both = {*ranks_among(place, names), *rank_summaries_among(place, names)}
     files = sorted(file for file in both if is_rank_summary(file) or not reduce)
@@ -242,39 +179,130 @@ def _fetched(url: str, folder: Path, *, reduce: bool, progress: Callable[[str], 
     return folder / files[0].name if names == [Path(url).name] else folder
 
 
-def _each_trace(url: str, folder: Path) -> Iterator[tuple[Path, Callable[[Path], None]]]:
-    """A copy of each trace in turn, one at a time, and what puts a file beside the trace."""
-    system, place, names = _listed(url)
-    for file in traces_among(place, names):
-        copy = folder / file.name
-        _get(system, file, copy)
-        yield copy, partial(_put, system, place)
-        for used in (copy, rank_summary_path(copy)):
-            used.unlink(missing_ok=True)
-
-
 def _listed(url: str) -> tuple[Any, Path, list[str]]:
     """The file system of a place, the folder in it, and the names of the files there."""
     from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # noqa: PLC0415  (only for a URL)
 
-    try:
+    with _storage(f"{url}: cannot be read"):
         system, root = url_to_fs(url)
         if system.isfile(root):
             return system, Path(root).parent, [Path(root).name]
         return system, Path(root), [Path(name).name for name in system.ls(root, detail=False)]
-    except Exception as exc:  # each kind of storage has its own
-        raise TraceError(f"{url}: cannot be read: {type(exc).__name__}: {exc}") from exc
+
+
+@contextmanager
+def _storage(problem: str) -> Iterator[None]:
+    """Context in which any exception is a problem of the storage: each kind of it has its own."""
+    try:
+        yield
+    except Exception as exc:
+        raise TraceError(f"{problem}: {type(exc).__name__}: {exc}") from exc
 
 
 def _put(system: Any, place: Path, made: Path) -> None:
-    try:
+    with _storage(f"{place}: cannot be written to"):
         system.put_file(str(made), str(place / made.name))
-    except Exception as exc:
-        raise TraceError(f"{place}: cannot be written to: {type(exc).__name__}: {exc}") from exc
 
 
 def _get(system: Any, file: Path, target: Path) -> None:
-    try:
+    with _storage(f"{file}: cannot be read"):
         system.get_file(str(file), str(target))
-    except Exception as exc:
-        raise TraceError(f"{file}: cannot be read: {type(exc).__name__}: {exc}") from exc
+
+
+def anonymize(args: argparse.Namespace) -> int:
+    """Write anonymous copies."""
+    sources, notes = find_traces(args.path)
+    args.out.mkdir(parents=True, exist_ok=True)
+    with Progress() as progress:
+        written, problems = write_copies(sources, args.out, progress)
+    for remark in (*notes, *problems):
+        warn(remark)
+    say(_copies_in(args.out, written))
+    say("Names that you chose are kept (modules, functions, regions): check them before you share.")
+    return 0
+
+
+def write_copies(sources: Sequence[Path], folder: Path, progress: Callable[[str], None]) -> tuple[int, list[str]]:
+    """Write an anonymous copy of each trace; returns how many there are, and what is missing from or in them."""
+    problems: list[str] = []
+
+    def write(source: Path, target: Path) -> None:
+        problems.extend(f"{target.name}: {problem}" for problem in write_anonymous_copy(source, target))
+
+    copies = [(source, folder / name) for source, name in _names(sources)]
+    failures = _copy_each(copies, write, progress)
+    problems += (f"{target.name} is left out: {why.removeprefix(f'{source}: ')}" for source, target, why in failures)
+    return len(copies) - len(failures), problems
+
+
+def _names(sources: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    """Each trace and the name of its copy: rank or running number, and window; `windows_by_rank` groups them alike."""
+    for number, windows in enumerate(windows_by_rank(sources), start=1):
+        rank = rank_in_name(windows[0])
+        for window, source in enumerate(windows, start=1):
+            if rank is not None:
+                yield source, f"rank{rank}{f'_{window}' if window > 1 else ''}.trace.json.gz"
+            elif len(windows) > 1:
+                yield source, f"trace{number}.{window:010}.pt.trace.json.gz"
+            else:
+                yield source, f"trace{number}.trace.json.gz"
+
+
+def tensorboard(args: argparse.Namespace) -> int:
+    """Write copies for TensorBoard."""
+    sources, notes = find_traces(args.path)
+    copies = _targets(sources, args.out)
+    args.out.mkdir(parents=True, exist_ok=True)
+    with Progress() as progress:
+        failures = _copy_each(copies, write_plugin_copy, progress)
+    for remark in (*notes, *(f"left out: {why}" for _, _, why in failures)):
+        warn(remark)
+    made = _copies_in(args.out, len(copies) - len(failures))
+    say(f"{made}; to view them: tensorboard --logdir {quote(str(args.out))}    (tab PyTorch Profiler)")
+    return 0
+
+
+def _targets(sources: Sequence[Path], folder: Path) -> list[tuple[Path, Path]]:
+    """Each trace and the path of its copy, by the rank in its name, else by its position."""
+    named = [rank_in_name(source) for source in sources]
+    ranks = [rank for rank in named if rank is not None]
+    if len(set(ranks)) < len(sources):
+        ranks = list(range(len(sources)))
+    return [(source, folder / plugin_name(rank)) for source, rank in zip(sources, ranks, strict=True)]
+
+
+def _copy_each(
+    copies: Sequence[tuple[Path, Path]], write: Callable[[Path, Path], object], progress: Callable[[str], None]
+) -> list[tuple[Path, Path, str]]:
+    """Write a copy of each trace to its target; returns those that cannot be read. Raises if none can."""
+    for (source, _), (_, target) in product(copies, copies):
+        if same_file(source, target):
+            raise ConfigurationError(f"{source}: the copy would replace the trace; give --out another folder")
+    failures = []
+    for source, target in copies:
+        progress(f"copying {source}")
+        try:
+            write(source, target)
+        except TraceError as exc:
+            failures.append((source, target, str(exc)))
+    if len(failures) == len(copies):
+        raise TraceError.of([why for _, _, why in failures])
+    return failures
+
+
+def _copies_in(folder: Path, number: int) -> str:
+    """How many copies there are, and where."""
+    return f"{number} {'copy' if number == 1 else 'copies'} in {folder}"
+
+
+def schema(args: argparse.Namespace) -> int:
+    """Print a schema."""
+    write_json(schema_json(of_record=args.record))
+    return 0
+
+
+def schema_json(*, of_record: bool = False) -> bytes:
+    """The schema of `summary.json`, or of a line of a record, made from what is written to it."""
+    if of_record:
+        return schema_of(Line, "a line of forge-profiling's forge_record/rankN.jsonl")
+    return schema_of(Analysis, "forge-profiling summary.json")

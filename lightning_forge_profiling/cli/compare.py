@@ -1,19 +1,26 @@
-"""`forge-profiling compare`: differences between two sides of runs, and a gate for CI."""
+"""`forge-profiling compare` and `what-if`: two sides of runs and a gate for CI; a step predicted with changes."""
 
 import argparse
-import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from lightning_forge_profiling.cli.shared import Progress, percentage, write_as_json
+from lightning_forge_profiling.analysis import fixes
+from lightning_forge_profiling.analysis.fixes import Change
+from lightning_forge_profiling.bench.result import BenchmarkResult
+from lightning_forge_profiling.cli.shared import Progress, say, warn, write_as_json
+from lightning_forge_profiling.comparison import compare as comparing
+from lightning_forge_profiling.comparison.outcome import gate, github_benchmark, overall, print_comparison
+from lightning_forge_profiling.comparison.source import Source, benchmark_source, record_source, trace_source
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
+from lightning_forge_profiling.kineto.files import find_traces
+from lightning_forge_profiling.json_layout import read_summary
+from lightning_forge_profiling.names import SUMMARY_JSON
+from lightning_forge_profiling.pipeline import analyze
+from lightning_forge_profiling.record.reader import RecordError, rank_files, read_run, records_at
 from lightning_forge_profiling.safe_files import open_regular, read_regular
-
-if TYPE_CHECKING:
-    from lightning_forge_profiling.comparison.source import Source
+from lightning_forge_profiling.what_if import Prediction, predict
 
 _AGAINST = "against"
 _EXIT_CODES: dict[str | None, int] = {"slower": 1, "too noisy": 3, "too short": 3}
@@ -21,111 +28,18 @@ _MOST_RANKS = 64  # of more ranks, only the first is read: a run of 1,000 ranks 
 _START_BYTES = 4096
 _MOST_BYTES = 64 << 20
 
-_METRICS = """\
-metrics of runs (default: step): step, median, p95, samples, tokens, a region (data, transfer, forward, backward,
-optimizer, other), last_fifth, validation, checkpoint, startup, goodput, rank1, rank2, ...
-metrics of traces (default: step): step, busy, idle, matmul, comm, memory, other
-metric of results of benchmark(): call"""
 
-_EXAMPLES = f"""\
-examples:
-  forge-profiling compare main/ branch/
-  forge-profiling compare main/ branch/ --fail-over 5
-  forge-profiling compare a1 a2 a3 --against b1 b2 b3 --fail-over 5 --metric median
-  forge-profiling compare main.json.gz branch.json.gz --fail-over 10 --metric comm --metric step
-  forge-profiling compare main/ branch/ --format github > benchmark.json
-
-exit codes of --fail-over: 0 same or faster, 1 slower by more than the limit, 2 bad input, 3 too noisy or too short to
-decide (1 with --fail-undecided)
-
-{_METRICS}
-
-Runs are compared by all of their counted steps, read from the records that ThroughputCallback writes (the newest in a
-folder). With one run a side, the scatter between equal runs is assumed (--scatter); repeats measure it, best in turns.
-Traces are compared by the medians of their whole steps, of which each side needs five.
-"""
-
-
-def _metric(name: str) -> str:
-    if re.search(rf"\b{re.escape(name)}\b", _METRICS) is None and re.fullmatch(r"rank\d+", name) is None:
-        raise argparse.ArgumentTypeError(f"{name!r} is not a metric; {_METRICS}")
-    return name
-
-
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "compare",
-        help="compare two runs, and fail if the second is slower",
-        description="Compare runs by their records, traces, or results of benchmark(): which is faster, and where.",
-        epilog=_EXAMPLES,
-    )
-    parser.add_argument(
-        "paths",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="the baseline A and the run B to compare with it: records, traces, or folders; "
-        "with --against, the repeats of the baseline",
-    )
-    parser.add_argument(
-        "--against", nargs="+", type=Path, metavar="RUN", help="the repeats to compare with the baseline"
-    )
-    parser.add_argument(
-        "--fail-over",
-        type=percentage,
-        metavar="PCT",
-        help="exit with 1 if a metric is worse by more than PCT percent, with 3 if that is undecided",
-    )
-    parser.add_argument("--fail-undecided", action="store_true", help="exit with 1 instead of 3 if that is undecided")
-    parser.add_argument(
-        "--metric",
-        action="append",
-        type=_metric,
-        metavar="NAME",
-        help="metric of --fail-over; may be repeated; see below",
-    )
-    parser.add_argument(
-        "--scatter",
-        type=percentage,
-        metavar="PCT",
-        help="scatter between equal runs to assume where repeats do not measure it, as a standard deviation in percent "
-        "(default: 4 if one run followed the other, else 6; 0 for traces)",
-    )
-    parser.add_argument(
-        "--anyway",
-        action="store_true",
-        help="compare runs of different hardware, batch size, precision or world size",
-    )
-    parser.add_argument(
-        "--format",
-        choices=("text", "json", "github"),
-        default="text",
-        help="text, the comparison as JSON, or the second side's times as github-action-benchmark reads them "
-        "(customSmallerIsBetter)",
-    )
-    parser.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
-    parser.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
-    from lightning_forge_profiling.comparison.compare import compare, differences  # noqa: PLC0415  (loads NumPy)
-    from lightning_forge_profiling.comparison.outcome import (  # noqa: PLC0415
-        gate,
-        github_benchmark,
-        overall,
-        print_comparison,
-    )
-
+def compare(args: argparse.Namespace) -> int:
+    """Compare two sides."""
     paths = _sides(args)
     if args.fail_undecided and args.fail_over is None:
         args.parser.error("--fail-undecided takes --fail-over PCT")
     with Progress() as progress:
         before, after = _sources(paths, progress)
-        differs = differences(before, after)
+        differs = comparing.differences(before, after)
         if differs and before[0].kind != "trace" and not args.anyway:
             raise ConfigurationError(f"not comparable: {'; '.join(differs)} (--anyway compares them)")
-        comparison = compare(before, after, scatter_pct=args.scatter, limit_pct=args.fail_over)
+        comparison = comparing.compare(before, after, scatter_pct=args.scatter, limit_pct=args.fail_over)
     asked = args.metric or ["call" if comparison.kind == "benchmark" else "step"]
     gates = [gate(comparison, metric, args.fail_over) for metric in dict.fromkeys(asked)]
     outcome = overall(gates)
@@ -153,7 +67,7 @@ def _sides(args: argparse.Namespace) -> tuple[Sequence[Path], Sequence[Path]]:
     return paths[:1], paths[1:]
 
 
-def _sources(sides: Sequence[Sequence[Path]], progress: Progress) -> "tuple[list[Source], list[Source]]":
+def _sources(sides: Sequence[Sequence[Path]], progress: Progress) -> tuple[list[Source], list[Source]]:
     """Both sides, of the kind that all paths have: benchmark results, else records, else traces."""
     paths = [path for side in sides for path in side]
     missing = next((path for path in paths if not path.exists()), None)
@@ -187,8 +101,6 @@ def _refuse_two_kinds(paths: Sequence[Path]) -> None:
 
 def _has_record(path: Path) -> bool:
     """Whether `path` is a record, its folder, or a folder above one."""
-    from lightning_forge_profiling.record.reader import RecordError, records_at  # noqa: PLC0415
-
     try:
         return bool(records_at(path))
     except RecordError:
@@ -197,8 +109,6 @@ def _has_record(path: Path) -> bool:
 
 def _has_trace(path: Path) -> bool:
     """Whether `path` is a folder with a trace in it."""
-    from lightning_forge_profiling.kineto.files import find_traces  # noqa: PLC0415
-
     try:
         return path.is_dir() and bool(find_traces(path)[0])
     except TraceError:
@@ -214,10 +124,7 @@ def _is_benchmark(path: Path) -> bool:
     return b'"name"' in start and b'"method"' in start
 
 
-def _read_benchmark(path: Path, progress: Progress) -> "Source":
-    from lightning_forge_profiling.bench.result import BenchmarkResult  # noqa: PLC0415
-    from lightning_forge_profiling.comparison.source import benchmark_source  # noqa: PLC0415
-
+def _read_benchmark(path: Path, progress: Progress) -> Source:
     progress(f"reading {path}")
     try:
         return benchmark_source(str(path), BenchmarkResult.from_json(read_regular(path, _MOST_BYTES).decode()))
@@ -225,10 +132,7 @@ def _read_benchmark(path: Path, progress: Progress) -> "Source":
         raise ConfigurationError(f"{path}: {exc}") from exc
 
 
-def _read_record(path: Path, progress: Progress) -> "Source":
-    from lightning_forge_profiling.comparison.source import record_source  # noqa: PLC0415
-    from lightning_forge_profiling.record.reader import rank_files, read_run, records_at  # noqa: PLC0415
-
+def _read_record(path: Path, progress: Progress) -> Source:
     progress(f"reading {path}")
     newest, *others = records_at(path)
     source = record_source(read_run(newest, first_only=len(rank_files(newest)) > _MOST_RANKS))
@@ -236,9 +140,133 @@ def _read_record(path: Path, progress: Progress) -> "Source":
     return replace(source, notes=(*notes, *source.notes))
 
 
-def _read_trace(path: Path, progress: Progress) -> "Source":
-    from lightning_forge_profiling.comparison.source import trace_source  # noqa: PLC0415
-    from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415
-
+def _read_trace(path: Path, progress: Progress) -> Source:
     # all kernels, so that one that dropped out of the top does not look removed
     return trace_source(analyze(path, top=sys.maxsize, progress=progress, with_run=False).analysis)
+
+
+_SCALED = 0.99  # of the recorded step
+
+
+def what_if(args: argparse.Namespace) -> int:
+    """Play the steps again."""
+    changes = dict(_changes(args))
+    if args.equal_ranks:
+        changes["equal ranks"] = lambda steps: steps
+    if not changes:
+        raise ConfigurationError(
+            "nothing is changed: name what, such as --without syncs, --graphs forward,backward or --scale matmul=0.5"
+        )
+    with Progress() as progress:
+        progress(f"playing {args.path}")
+        live_ms = _live_ms(args.path) if args.live_ms is None else args.live_ms
+        found = predict(
+            args.path, list(changes.values()), equal_ranks=args.equal_ranks, rank=args.rank, live_ms=live_ms
+        )
+    if args.json:
+        write_as_json(_as_json(found, list(changes)))
+    else:
+        for line in _lines(found, list(changes)):
+            say(line)
+    return 0
+
+
+def _live_ms(path: Path) -> float | None:
+    """The mean step of the run, if its measurements lie beside the traces."""
+    summary = find_traces(path)[0][0].parent / SUMMARY_JSON
+    try:
+        run = read_summary(summary).run if summary.is_file() else None
+    except (OSError, ValueError) as exc:  # written by another program, or by another version of this one
+        warn(f"{summary} cannot be read, so the steps are played as recorded: {exc}")
+        return None
+    return None if run is None else run.timing.step_ms.mean
+
+
+def _changes(args: argparse.Namespace) -> Iterator[tuple[str, Change]]:
+    kinds = {
+        "syncs": fixes.without_syncs,
+        "reads": fixes.without_reads,
+        "allocations": fixes.without_allocations,
+        "data": fixes.without_region("data"),
+        "pageable": fixes.from_pinned_memory,
+    }
+    words = {"data": "waits for data", "pageable": "pageable memory"}
+    for name in args.drop:
+        yield f"without {name}", fixes.without_operators(name)
+    for name in args.without:
+        yield f"without {words.get(name, name)}", kinds[name]
+    if args.graphs:
+        yield f"{', '.join(args.graphs)} as CUDA graphs", fixes.as_graphs(*args.graphs)
+    for kind, factor in args.scale:
+        if [each for each, _ in args.scale].count(kind) > 1:
+            raise ConfigurationError(f"--scale {kind} is given twice")
+        yield f"{kind} x {factor:g}", fixes.scaled([kind], factor)
+    if args.bf16:
+        yield "in bf16", fixes.in_bf16
+    if args.fuse:
+        yield "kernels fused", fixes.fused
+    if args.overlap_comm:
+        yield "communication overlapped", fixes.overlapped
+
+
+_FIGURES = (
+    *("steps", "ranks", "recorded_ms", "replayed_ms", "live_ms", "hosts", "before_ms", "error_pct", "after_ms"),
+    *("low_ms", "high_ms"),
+)
+
+
+def _as_json(found: Prediction, changes: list[str]) -> dict[str, object]:
+    return {
+        "changes": changes,
+        **{name: getattr(found, name) for name in _FIGURES},
+        "verdict": None if found.analysis is None else found.analysis.verdict,
+        "verdict_text": _verdict(found),
+        "notes": found.notes,
+        "source": found.source,
+        "recorded_steps": found.numbers,
+    }
+
+
+def _verdict(found: Prediction) -> str:
+    """What would bound the step then, without advice: it may be what has just been done."""
+    if found.analysis is None:
+        return "not known: what communication hides behind once nothing waits for it is not in the trace"
+    first = next((one for one in found.analysis.findings if one.code == found.analysis.verdict), None)
+    return found.analysis.verdict_text if first is None else f"{first.code}: {first.title}"
+
+
+def _live(found: Prediction) -> str:
+    """How the steps are played that recording slowed."""
+    if len(found.hosts) > 1:
+        return (
+            "the GPU sets the pace, which hides how fast the host is without recording: played with "
+            f"{max(found.hosts):g} to {min(found.hosts):g} of its recorded time"
+        )
+    if found.live_ms is None:
+        return "unknown, so the host is played as recorded, which slows it: give --live-ms"
+    live = f"{found.live_ms:.2f} ms a step without recording"
+    if found.before_ms < _SCALED * found.replayed_ms:
+        return f"{live}: the host is played as much faster"
+    if found.live_ms >= _SCALED * found.replayed_ms:
+        return f"{live}, no less than recorded: played as recorded"
+    return f"{live}, which a faster host does not explain: played as recorded"
+
+
+def _lines(found: Prediction, changes: list[str]) -> Iterator[str]:
+    saved_ms = found.before_ms - found.after_ms
+    ranks = "" if found.ranks == 1 else f" on each of {found.ranks} ranks"
+    numbers = f"step {found.numbers[0]}" if found.steps == 1 else f"steps {found.numbers[0]} to {found.numbers[-1]}"
+    yield f"trace      {found.source}, {numbers}"
+    replayed = f"played again unchanged {found.replayed_ms:.2f} ms"
+    yield f"recorded   {found.recorded_ms:.2f} ms a step, mean of {found.steps}{ranks}; {replayed}"
+    yield f"live       {_live(found)}"
+    yield f"changed    {'; '.join(changes)}"
+    for note in found.notes:
+        yield f"note       {note}"
+    why = "by the scatter of the steps and by the host" if len(found.hosts) > 1 else "by the scatter of the steps"
+    scatter = f" ({found.low_ms:.2f} to {found.high_ms:.2f} {why})" if found.steps > 1 else ""
+    yield (
+        f"then       {found.after_ms:.2f} ms{scatter} instead of {found.before_ms:.2f}, {abs(saved_ms):.2f} ms "
+        f"{'less' if saved_ms >= 0 else 'more'} ({abs(100 * saved_ms / found.before_ms):.0f} %)"
+    )
+    yield f"and then   {_verdict(found)}"

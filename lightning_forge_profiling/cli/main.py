@@ -11,20 +11,10 @@ import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any, NoReturn, TextIO
 
-from lightning_forge_profiling.cli import (
-    analyze,
-    compare,
-    copies,
-    crossover,
-    report,
-    run,
-    schema,
-    trace,
-    watch,
-    what_if,
-)
+from lightning_forge_profiling.cli.commands import COMMANDS
 from lightning_forge_profiling.cli.shared import warn
 from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.plain_text import plain
@@ -37,7 +27,6 @@ _INTERRUPTED = 130  # 128 plus the signal's number, as in shells
 _BROKEN_PIPE = 141
 
 _EXAMPLES = """\
-examples:
   forge-profiling run train.py --lr 0.1
   forge-profiling watch lightning_logs/
   forge-profiling summary lightning_logs/version_3 --json
@@ -100,10 +89,11 @@ def _run(argv: Sequence[str] | None) -> int:
         args, unknown = parser.parse_known_args(given)
         if unknown:
             args.parser.refuse(unknown[0])
-        if "run" not in args:
+        if "does" not in args:
             parser.print_help()
             return 0
-        code: int = args.run(args)
+        file, _, function = args.does.partition(".")
+        code: int = getattr(import_module(f"lightning_forge_profiling.cli.{file}"), function)(args)
     except SystemExit as exc:  # argparse has printed the help or an error
         return int(exc.code or 0)
     return code
@@ -124,8 +114,9 @@ def _fail(*messages: str) -> int:
 class _Parser(argparse.ArgumentParser):
     """The parser of the command line, and that of each command; descriptions and examples keep their lines."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+    def __init__(self, *, examples: str, **options: Any) -> None:
+        epilog = f"examples:\n{examples}"
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, epilog=epilog, **options)
 
     def error(self, message: str) -> NoReturn:
         """Print an error; arguments in it may be file names with terminal escapes."""
@@ -153,27 +144,16 @@ def _parser() -> tuple[_Parser, Sequence[str]]:
         prog="forge-profiling",
         description="Find what bounds a PyTorch run, from its record or from traces of torch.profiler, "
         "and the size from which a GPU is faster than the CPU.",
-        epilog=_EXAMPLES,
+        examples=_EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {_VERSION}")
     parser.set_defaults(parser=parser)
-    commands: argparse._SubParsersAction[Any] = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add_to in (
-        run.add_to,
-        watch.add_summary_to,
-        watch.add_watch_to,
-        trace.add_to,
-        report.add_report_to,
-        analyze.add_to,
-        what_if.add_to,
-        compare.add_to,
-        copies.add_tensorboard_to,
-        report.add_view_to,
-        copies.add_anonymize_to,
-        crossover.add_to,
-        schema.add_to,
-    ):
-        add_to(commands)
-    for command_parser in commands.choices.values():
-        command_parser.set_defaults(parser=command_parser)
+    commands: argparse._SubParsersAction[_Parser] = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for each in COMMANDS:
+        command = commands.add_parser(
+            each.name, help=each.help, usage=each.usage, description=each.description, examples=each.examples
+        )
+        for add_to in each.arguments:
+            add_to(command)
+        command.set_defaults(does=each.does, parser=command)
     return parser, tuple(commands.choices)

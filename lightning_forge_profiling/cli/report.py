@@ -23,7 +23,6 @@ from typing import Any, cast
 from lightning_forge_profiling.cli.shared import (
     Progress,
     find_record,
-    port,
     refuse_bad_outputs,
     say,
     warn,
@@ -33,34 +32,15 @@ from lightning_forge_profiling.cli.shared import (
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.kineto.files import find_traces
 from lightning_forge_profiling.names import REPORT_HTML
+from lightning_forge_profiling.pipeline import analyze
+from lightning_forge_profiling.record.reader import RecordError, read_run, records_at
+from lightning_forge_profiling.report.page import record_of, report_page
+from lightning_forge_profiling.report.run_page import run_page
 from lightning_forge_profiling.safe_files import open_regular, read_regular, write_whole
 
-_REPORT_EXAMPLES = """\
-examples:
-  forge-profiling report lightning_logs/                     writes report.html beside the newest run's record
-  forge-profiling report lightning_logs/version_3 --html run.html
-"""
 
-
-def add_report_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "report",
-        help="write a whole run as one web page",
-        description="Write a run as one web page that works offline: verdict, split of the step and of the run, step "
-        "time, rates and GPU over time, events, ranks, and the recorded window if there is one.",
-        epilog=_REPORT_EXAMPLES,
-    )
-    parser.add_argument(
-        "path", type=Path, metavar="PATH", help="a record, its folder, or any folder above it; or a trace without one"
-    )
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write this file instead of report.html beside the record or trace"
-    )
-    parser.set_defaults(run=_write)
-
-
-def _write(args: argparse.Namespace) -> int:
+def report(args: argparse.Namespace) -> int:
+    """Write a page."""
     source = _source_at(args.path)
     file = args.html or source.folder / REPORT_HTML
     refuse_bad_outputs({"--html": file}, [(str(args.path), each) for each in source.files])
@@ -86,8 +66,6 @@ class _PageSource:
 
 def _source_at(path: Path) -> _PageSource:
     """The newest record at a path, or the newest traces if it has no record."""
-    from lightning_forge_profiling.record.reader import RecordError, read_run  # noqa: PLC0415  (loads msgspec)
-
     try:
         folder, name = find_record(path)
     except RecordError as no_record:
@@ -104,8 +82,6 @@ def _source_at(path: Path) -> _PageSource:
     record = read_run(folder)
 
     def page() -> str:
-        from lightning_forge_profiling.report.run_page import run_page  # noqa: PLC0415  (loads NumPy)
-
         warn_of_problems(record)
         return run_page(record, time.time())
 
@@ -113,9 +89,6 @@ def _source_at(path: Path) -> _PageSource:
 
 
 def _page_of_traces(path: Path) -> str:
-    from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
-    from lightning_forge_profiling.report.page import report_page  # noqa: PLC0415
-
     with Progress() as progress:
         result = analyze(path, progress=progress)
         return report_page(result.analysis, result.timelines)
@@ -123,49 +96,14 @@ def _page_of_traces(path: Path) -> str:
 
 def _has_run(page: Path) -> bool:
     """Whether a page shows a run, or is one that another program wrote."""
-    from lightning_forge_profiling.report.page import record_of  # noqa: PLC0415
-
     try:
         return record_of(read_regular(page).decode()) is not None
     except ValueError:
         return True
 
 
-_VIEW_EXAMPLES = """\
-examples:
-  forge-profiling view lightning_logs/                   the page of the newest run, also without a trace
-  forge-profiling view --perfetto rank0.trace.json.gz    the trace at ui.perfetto.dev, which runs in the browser alone
-
-For a trace on a remote machine, forward the port (ssh -L 9001:127.0.0.1:9001 HOST), run there with --no-browser, and
-open the printed address here.
-"""
-
-
-def add_view_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "view",
-        help="open the HTML report, or the trace in Perfetto",
-        description="Open the page of a run or a trace in the browser, created now if there is none;\n"
-        "or serve a trace once, from this machine only, to ui.perfetto.dev.",
-        epilog=_VIEW_EXAMPLES,
-    )
-    parser.add_argument(
-        "path", type=Path, metavar="PATH", help="report.html, a trace, a record, or a folder with any of them"
-    )
-    parser.add_argument("--perfetto", action="store_true", help="show the trace itself, at https://ui.perfetto.dev")
-    parser.add_argument(
-        "--port",
-        type=port,
-        metavar="N",
-        default=9001,
-        help="port to serve on (default: 9001; the page connects to 9001 only, so another must be forwarded to it)",
-    )
-    parser.add_argument("--no-browser", action="store_true", help="print the address instead of opening it")
-    parser.set_defaults(run=_view)
-
-
-def _view(args: argparse.Namespace) -> int:
+def view(args: argparse.Namespace) -> int:
+    """Open a page, or a trace in Perfetto."""
     if args.perfetto:
         return _perfetto(_one_trace(args.path), args.port, browser=not args.no_browser)
     with ExitStack() as undo:
@@ -183,8 +121,6 @@ def _report(path: Path, undo: ExitStack) -> Path:
     if path.suffix == ".html":
         path.stat()
         return path
-    from lightning_forge_profiling.record.reader import RecordError, records_at  # noqa: PLC0415  (loads msgspec)
-
     page, record = _newest_page(path), None
     with contextlib.suppress(RecordError):
         record = records_at(path)[0]

@@ -12,84 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from lightning_forge_profiling import entry_point
-from lightning_forge_profiling.cli.shared import at_least, share, step_range, warn
+from lightning_forge_profiling.cli.shared import warn
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import KINETO_LOG_LEVEL, OWN_KINETO_LEVEL, SWITCHED_OFF, switched_off
 
 _QUIET_KINETO = "6"  # above its warnings of a machine without a GPU and its notes on start and stop
 
-_EXAMPLES = """\
-examples:
-  forge-profiling run train.py --lr 0.1
-  forge-profiling run --window 20:25 -m my_package.train --config config.yaml
-  forge-profiling run -m torch.distributed.run --nproc-per-node 2 train.py     one line instead of torchrun
-  torchrun --nproc-per-node 2 --no-python forge-profiling run train.py         the same
-  srun forge-profiling run train.py
-  forge-profiling run chemprop train --data-path x.csv                         a command of this environment
 
-Options of this command come before the script; everything after it is passed to the script. The script replaces this
-process, so exit code, signals, input and output are its own. The table at the end of a fit goes to standard error.
-"""
-
-
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "run",
-        help="profile a training script without changing it",
-        usage="forge-profiling run [options] (SCRIPT | -m MODULE) [arguments ...]",
-        description="Run a training script with ForgeProfilerCallback and ThroughputCallback in every Lightning\n"
-        "Trainer that it builds, and in its loops that mark their steps. A callback of a kind that is\n"
-        "already there is not added.",
-        epilog=_EXAMPLES,
-    )
-    window = parser.add_mutually_exclusive_group()
-    window.add_argument(
-        "--window", type=step_range, metavar="A:B", help="record steps A to B-1 (default: six of a steady run)"
-    )
-    window.add_argument(
-        "--no-window", action="store_true", help="record no steps, unless `forge-profiling trace` asks for some"
-    )
-    parser.add_argument(
-        "--stacks", action="store_true", help="record Python functions too; slows the recorded steps, and those alone"
-    )
-    parser.add_argument(
-        "--trace-dir",
-        type=Path,
-        metavar="DIR",
-        help="folder for the traces (default: profiler_traces in the logger's folder)",
-    )
-    parser.add_argument(
-        "--warmup-steps", type=at_least(0), metavar="N", help="warm-up steps, which do not count (default: 10)"
-    )
-    parser.add_argument(
-        "--overhead", type=share, metavar="SHARE", help="largest share of a step that timing may cost (default: 0.005)"
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=at_least(1),
-        metavar="N",
-        help="samples in a batch, where its tensors do not show it (default: by loader and batch)",
-    )
-    parser.add_argument(
-        "--fits",
-        choices=("first", "all"),
-        default="first",
-        help="record and print the first fit of each module in a process, by class and shapes, with a line on each "
-        "further one (default), or all fits",
-    )
-    parser.add_argument("--log", action="store_true", help="write metrics and results to the script's own loggers too")
-    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in `python -m MODULE`")
-    parser.add_argument(
-        "command",
-        nargs=argparse.PARSER,  # at least one word, and everything after it, "--" included
-        metavar="SCRIPT",
-        help="the script, as in `python SCRIPT`, and its arguments",
-    )
-    parser.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run a script instead of this process."""
     (script, *arguments), module = args.command, ["-m"] if args.module else []
     started = script if args.module else _file_of(script)
     _refuse_unless_installed()

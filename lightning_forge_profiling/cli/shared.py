@@ -1,4 +1,4 @@
-"""What the commands share: types of arguments, what goes to the terminal, files that the user names."""
+"""What the commands share: what goes to the terminal, files that the user names, the values of arguments."""
 
 import argparse
 import json
@@ -24,77 +24,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from lightning_forge_profiling.record.reader import RunRecord
-
-_T = TypeVar("_T")
-
-_LAST_PORT = 65_535
-_SHORTEST_S = 0.1
-
-
-def at_least(lowest: int) -> Callable[[str], int]:
-    """A whole number of at least `lowest`."""
-
-    def whole(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = lowest - 1
-        return checked(text, value, value >= lowest, f"a whole number of at least {lowest}")
-
-    return whole
-
-
-def checked(text: str, value: _T, is_valid: bool, what: str) -> _T:
-    """The value of an argument, refused if it is not valid."""
-    if not is_valid:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
-    return value
-
-
-def number(text: str) -> float:
-    """A number; NaN for a text that is none, which lies in no range."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def positive(text: str) -> float:
-    """A number above zero."""
-    value = number(text)
-    return checked(text, value, 0 < value < math.inf, "a number above zero")
-
-
-def percentage(text: str) -> float:
-    """A number that is not negative, with or without a percent sign."""
-    value = number(text.removesuffix("%"))
-    return checked(text, value, 0 <= value < math.inf, "a percentage")
-
-
-def share(text: str) -> float:
-    """A share between 0 and 1, neither included."""
-    value = number(text)
-    return checked(text, value, 0 < value < 1, "a share above 0 and below 1, as 0.005 for half a percent")
-
-
-def port(text: str) -> int:
-    """A TCP port; 0 for any free one."""
-    value = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_LAST_PORT)) else -1
-    return checked(text, value, 0 <= value <= _LAST_PORT, f"a port from 0 to {_LAST_PORT}")
-
-
-def seconds(text: str) -> float:
-    """A number of seconds, at least 0.1."""
-    value = number(text)
-    return checked(text, value, _SHORTEST_S <= value < math.inf, f"a number of seconds of at least {_SHORTEST_S}")
-
-
-def step_range(text: str) -> tuple[int, int]:
-    """A half-open range A:B of steps."""
-    first, colon, end = text.partition(":")
-    if not (colon and first.isdecimal() and end.isdecimal() and int(first) < int(end)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a range of steps such as 5:8")
-    return int(first), int(end)
 
 
 class Progress:
@@ -170,7 +99,7 @@ def write_json(content: bytes) -> None:
 
 def write_as_json(result: object) -> None:
     """Write a result as indented JSON on standard output."""
-    import msgspec  # noqa: PLC0415  (start fast)
+    import msgspec  # noqa: PLC0415  (`--help` loads this file)
 
     write_json(msgspec.json.format(msgspec.json.encode(result, enc_hook=dict), indent=2))
 
@@ -248,3 +177,146 @@ def warn_of_problems(record: "RunRecord") -> None:
     """Print what could not be read, as one line on standard error."""
     if record.problems:
         warn("; ".join(record.problems))
+
+
+_T = TypeVar("_T")
+
+_LAST_PORT = 65_535
+_SHORTEST_S = 0.1
+
+# names in `crossover.operations`, repeated here so that `--help` loads no torch
+OPERATIONS = ("matmul", "add", "softmax", "layernorm", "conv2d")
+GRAPHS = ("forward", "backward", "optimizer")
+DASH = Path("-")  # standard input or output
+
+METRICS = """\
+metrics of runs (default: step): step, median, p95, samples, tokens, a region (data, transfer, forward, backward,
+optimizer, other), last_fifth, validation, checkpoint, startup, goodput, rank1, rank2, ...
+metrics of traces (default: step): step, busy, idle, matmul, comm, memory, other
+metric of results of benchmark(): call"""
+
+
+def checked(text: str, value: _T, is_valid: bool, what: str) -> _T:
+    """The value of an argument, refused if it is not valid."""
+    if not is_valid:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+    return value
+
+
+def at_least(lowest: int) -> Callable[[str], int]:
+    """A whole number of at least `lowest`."""
+
+    def whole(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = lowest - 1
+        return checked(text, value, value >= lowest, f"a whole number of at least {lowest}")
+
+    return whole
+
+
+def _number(is_valid: Callable[[float], bool], what: str, unit: str = "") -> Callable[[str], float]:
+    """A number in a range, which may stand before its unit."""
+
+    def number(text: str) -> float:
+        value = as_number(text.removesuffix(unit))
+        return checked(text, value, is_valid(value), what)
+
+    return number
+
+
+def as_number(text: str) -> float:
+    """A number; NaN for a text that is none, which lies in no range."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+positive = _number(lambda value: 0 < value < math.inf, "a number above zero")
+percentage = _number(lambda value: 0 <= value < math.inf, "a percentage", "%")
+share = _number(lambda value: 0 < value < 1, "a share above 0 and below 1, as 0.005 for half a percent")
+seconds = _number(lambda value: _SHORTEST_S <= value < math.inf, f"a number of seconds of at least {_SHORTEST_S}")
+
+
+def port(text: str) -> int:
+    """A TCP port; 0 for any free one."""
+    value = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_LAST_PORT)) else -1
+    return checked(text, value, 0 <= value <= _LAST_PORT, f"a port from 0 to {_LAST_PORT}")
+
+
+def step_range(text: str) -> tuple[int, int]:
+    """A half-open range A:B of steps."""
+    first, colon, end = text.partition(":")
+    if not (colon and first.isdecimal() and end.isdecimal() and int(first) < int(end)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of steps such as 5:8")
+    return int(first), int(end)
+
+
+def steps(text: str) -> int:
+    """A number of steps that can be recorded."""
+    from lightning_forge_profiling.schema import MOST_STEPS  # noqa: PLC0415  (loads msgspec)
+
+    number = int(text) if text.isdecimal() else 0
+    return checked(text, number, 1 <= number <= MOST_STEPS, f"a number of steps from 1 to {MOST_STEPS}")
+
+
+def metric(name: str) -> str:
+    """The name of a metric that runs, traces or benchmarks have."""
+    if re.search(rf"\b{re.escape(name)}\b", METRICS) is None and re.fullmatch(r"rank\d+", name) is None:
+        raise argparse.ArgumentTypeError(f"{name!r} is not a metric; {METRICS}")
+    return name
+
+
+def regions(text: str) -> tuple[str, ...]:
+    """Regions whose launches a CUDA graph can join."""
+    names = tuple(text.split(","))
+    return checked(text, names, set(names) <= {*GRAPHS}, f"some of {','.join(GRAPHS)}")
+
+
+def scale(text: str) -> tuple[str, float]:
+    """A kind of kernels, and a factor."""
+    kind, _, factor = text.partition("=")
+    value, what = as_number(factor), "KIND=X with a number of at least 0, as matmul=0.5"
+    return checked(text, (kind, value), bool(kind) and 0 <= value < math.inf, what)
+
+
+def operations(text: str) -> tuple[str, ...]:
+    """Names of operations, each once."""
+    names = tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        checked(name, name, name in OPERATIONS, f"one of {', '.join(OPERATIONS)}")
+    return names
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """Sizes, ascending: doubling in a range as 64:512, or a list as 100,300."""
+    from lightning_forge_profiling.crossover.curves import MOST_SIZE  # noqa: PLC0415  (loads msgspec)
+
+    first, colon, last = text.partition(":")
+    parts = [part.lstrip("0") for part in ([first, last] if colon else text.split(","))]
+    if all(part.isascii() and part.isdecimal() for part in parts):
+        if any(len(part) > len(str(MOST_SIZE)) or int(part) > MOST_SIZE for part in parts):
+            raise argparse.ArgumentTypeError(f"sizes must be at most {MOST_SIZE}")
+        given = [int(part) for part in parts]
+        if not colon:
+            return tuple(sorted(set(given)))
+        size, most = given
+        if size <= most:
+            return tuple(size * 2**k for k in range((most // size).bit_length()))
+    raise argparse.ArgumentTypeError(f"{text!r} is neither a range such as 64:8192 nor a list such as 100,300,1000")
+
+
+def file_or_dash(text: str) -> Path:
+    """A file, or "-" for a standard stream."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name of a file is missing")
+    return Path(text)
+
+
+def file(text: str) -> Path:
+    """A file."""
+    if text == str(DASH):
+        raise argparse.ArgumentTypeError("only --json can go to standard output: name a file")
+    return file_or_dash(text)

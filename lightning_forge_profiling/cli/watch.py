@@ -1,59 +1,40 @@
-"""`forge-profiling watch` and `summary`: a run, live on the terminal or so far, read from its record."""
+"""`forge-profiling watch`, `summary` and `trace`: a run, live or so far, by its record; has it record some steps."""
 
 import argparse
 import io
 import os
 import re
+import secrets
 import select
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import ceil
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import Any, Final, TextIO
 
-from lightning_forge_profiling.cli.shared import find_record, say, seconds, warn_of_problems, wraps, write_as_json
-from lightning_forge_profiling.report.screen import shown_width
+from lightning_forge_profiling.cli.shared import Progress, find_record, say, warn_of_problems, wraps, write_as_json
+from lightning_forge_profiling.errors import ForgeProfilingError
+from lightning_forge_profiling.names import REPORT_HTML, trace_name
+from lightning_forge_profiling.record.reader import Follower, RecordError, RunRecord, read_run
+from lightning_forge_profiling.record.windows import read_plan, withdraw_request, write_request
+from lightning_forge_profiling.report.live_view import View, print_frame, print_summary, run_summary
+from lightning_forge_profiling.report.ranks import ranks_of
+from lightning_forge_profiling.report.run_status import RunStatus, status_of
+from lightning_forge_profiling.report.screen import Screen, Text, shown_width
+from lightning_forge_profiling.schema import WindowPlan, WindowRequest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lightning_forge_profiling.record.reader import Follower, RunRecord
-    from lightning_forge_profiling.report.live_view import View
-    from lightning_forge_profiling.report.screen import Screen
-
-_WATCH_EXAMPLES = """\
-examples:
-  forge-profiling watch lightning_logs/           quit with q
-  forge-profiling watch lightning_logs/ --wait    start before the training
-  forge-profiling watch lightning_logs/version_3 --once
-"""
+_ANSWER_S: Final = 10.0  # rank 0 looks once a second
+_LOOK_S: Final = 0.2
+_ENDED_S: Final = 30.0  # for the reports, after the end of the run
 
 
-def add_watch_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "watch",
-        help="show a run live, from another terminal or node",
-        description="Show a run live, from the record that it writes during training: step time, regions, rates, GPU, "
-        "causes of lost time, ranks, events. Exits when the run ends, and prints its table.",
-        epilog=_WATCH_EXAMPLES,
-    )
-    parser.add_argument("run_path", type=Path, metavar="RUN", help="a record, its folder, or any folder above it")
-    parser.add_argument("--once", action="store_true", help="print one frame and exit")
-    parser.add_argument("--every", type=seconds, metavar="S", default=1.0, help="seconds between frames (default: 1)")
-    parser.add_argument("--wait", action="store_true", help="wait until there is a run that has not ended")
-    parser.set_defaults(run=_watch)
-
-
-def _watch(args: argparse.Namespace) -> int:
-    from lightning_forge_profiling.report.live_view import print_summary  # noqa: PLC0415
-    from lightning_forge_profiling.report.screen import Screen  # noqa: PLC0415
-
+def watch(args: argparse.Namespace) -> int:
+    """Show a run live."""
     follower, where = _run_to_watch(args.run_path, args.every, waits=args.wait)
     if args.once:
         record = follower.look()
@@ -67,10 +48,8 @@ def _watch(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run_to_watch(path: Path, every_s: float, *, waits: bool) -> "tuple[Follower, str]":
+def _run_to_watch(path: Path, every_s: float, *, waits: bool) -> tuple[Follower, str]:
     """The run to watch, and its name. With `waits`, wait for one that has not ended."""
-    from lightning_forge_profiling.record.reader import Follower, RecordError  # noqa: PLC0415
-
     announced = False
     while True:
         try:
@@ -88,16 +67,12 @@ def _run_to_watch(path: Path, every_s: float, *, waits: bool) -> "tuple[Follower
         time.sleep(every_s)
 
 
-def _ended(record: "RunRecord") -> bool:
-    from lightning_forge_profiling.report.run_status import run_status  # noqa: PLC0415
-
-    return run_status(record, time.time()).outcome in {"finished", "failed"}
+def _ended(record: RunRecord) -> bool:
+    return status_of(record, time.time()).outcome in {"finished", "failed"}
 
 
-def _redrawn(follower: "Follower", where: str, every_s: float) -> "RunRecord":
+def _redrawn(follower: Follower, where: str, every_s: float) -> RunRecord:
     """Redraw the terminal until the run ends, or the user quits."""
-    from lightning_forge_profiling.report.live_view import View  # noqa: PLC0415
-
     record, view = follower.look(), View()
     if not _ended(record):
         with live_screen(sys.stdout, sys.stdin) as screen:
@@ -112,10 +87,8 @@ def _redrawn(follower: "Follower", where: str, every_s: float) -> "RunRecord":
     return record
 
 
-def _appended(follower: "Follower", where: str, every_s: float) -> "RunRecord":
+def _appended(follower: Follower, where: str, every_s: float) -> RunRecord:
     """Print a frame whenever there are new lines, or training comes to a standstill; for a pipe or a file."""
-    from lightning_forge_profiling.report.ranks import ranks_of  # noqa: PLC0415
-
     shown = None
     while not _ended(record := follower.look()):
         ranks = ranks_of(record, time.time())
@@ -128,23 +101,17 @@ def _appended(follower: "Follower", where: str, every_s: float) -> "RunRecord":
     return record
 
 
-def _frame(record: "RunRecord", where: str, view: "View | None" = None) -> str:
+def _frame(record: RunRecord, where: str, view: View | None = None) -> str:
     """One frame, in the colours and characters that standard output supports."""
-    from lightning_forge_profiling.report.live_view import View, print_frame  # noqa: PLC0415
-
     return _printed(lambda screen: print_frame(record, where, time.time(), screen, view or View()))
 
 
 def _styled(keys: str) -> str:
-    from lightning_forge_profiling.report.blocks import Text  # noqa: PLC0415
-
     return _printed(lambda screen: screen.line(Text(keys, "dim"))).rstrip("\n")
 
 
-def _printed(print_on: "Callable[[Screen], None]") -> str:
+def _printed(print_on: Callable[[Screen], None]) -> str:
     """What is printed on a screen like standard output."""
-    from lightning_forge_profiling.report.screen import Screen  # noqa: PLC0415
-
     encoding = sys.stdout.encoding
     text = io.TextIOWrapper(buffer := io.BytesIO(), encoding=encoding, errors="replace", newline="")
     print_on(Screen(text, wrap=wraps(), colours=Screen(sys.stdout).colours))
@@ -152,40 +119,105 @@ def _printed(print_on: "Callable[[Screen], None]") -> str:
     return buffer.getvalue().decode(encoding)
 
 
-_SUMMARY_EXAMPLES = """\
-examples:
-  forge-profiling summary lightning_logs/
-  forge-profiling summary lightning_logs/version_3 --json | jq '.metrics["time/step_ms"]'
-"""
-
-
-def add_summary_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "summary",
-        help="print the table of a run that is running, has ended or was killed",
-        description="Print the status of a run and its table, from the record that it writes during training.",
-        epilog=_SUMMARY_EXAMPLES,
-    )
-    parser.add_argument("run_path", type=Path, metavar="RUN", help="a record, its folder, or any folder above it")
-    parser.add_argument("--json", action="store_true", help="print only JSON, with the same content")
-    parser.set_defaults(run=_summary)
-
-
-def _summary(args: argparse.Namespace) -> int:
-    from lightning_forge_profiling.record.reader import read_run  # noqa: PLC0415
-    from lightning_forge_profiling.report.live_view import print_summary, run_summary  # noqa: PLC0415
-
+def summary(args: argparse.Namespace) -> int:
+    """Print a run so far."""
     folder, where = find_record(args.run_path)
     record = read_run(folder)
     if args.json:
         write_as_json(run_summary(record, time.time()))
     else:
-        from lightning_forge_profiling.report.screen import Screen  # noqa: PLC0415
-
         print_summary(record, where, time.time(), Screen(wrap=wraps()))
     warn_of_problems(record)
     return 0
+
+
+def trace(args: argparse.Namespace) -> int:
+    """Ask a run for a window."""
+    folder, where = find_record(args.run_path)
+    if _ended(read_run(folder)):
+        raise ForgeProfilingError(f"{where}: the run has ended, and only a live one can record steps")
+    request = WindowRequest(id=secrets.token_hex(8), steps=args.steps, ranks=args.ranks)
+    with Progress() as progress:
+        plan = _answer(folder, request, progress)
+        if plan is None:
+            raise ForgeProfilingError(
+                f"{where} did not answer within {_ANSWER_S:.0f} s. It is {_status(folder).text}. If it still runs, it "
+                "records no steps on demand: for that it needs ThroughputCallback, which writes the record, with "
+                "window='on-demand' or beside ForgeProfilerCallback"
+            )
+        progress("the ranks agree on a step, which is not beside a validation, a checkpoint or an epoch's end")
+        plan = _plan(folder, plan, {"planned"})
+    _refuse(plan)
+    if plan.state == "planned":
+        raise ForgeProfilingError(f"{where} recorded nothing: {_status(folder).text}")
+    who = f"ranks {', '.join(map(str, plan.ranks))} record" if plan.ranks else "all ranks record"
+    who, last = f"rank {plan.ranks[0]} records" if len(plan.ranks) == 1 else who, plan.start + plan.steps - 1
+    say(f"{who} {f'step {last}' if plan.steps == 1 else f'steps {plan.start} to {last}'}: {plan.folder}")
+    if args.wait:
+        with Progress() as progress:
+            progress("waiting for the steps and their report")
+            _wait(folder, plan)
+    return 0
+
+
+def _answer(folder: Path, request: WindowRequest, progress: Progress) -> WindowPlan | None:
+    """The first answer to a request, which may wait for windows that others asked for; None if there is none."""
+    is_left, until_s = False, time.monotonic() + _ANSWER_S
+    try:
+        while time.monotonic() < until_s:
+            is_left = is_left or write_request(folder, request)
+            plan = read_plan(folder)
+            if plan is not None and plan.request == request.id:
+                return plan
+            if plan is not None and plan.state in {"planned", "agreed"} and _runs(folder):
+                progress(f"another window comes first: steps {plan.start} to {plan.start + plan.steps - 1}")
+                until_s = time.monotonic() + _ANSWER_S
+            time.sleep(_LOOK_S)
+    finally:
+        withdraw_request(folder, request)
+    return None
+
+
+def _wait(folder: Path, agreed: WindowPlan) -> None:
+    """Wait for the traces and the report, and say where they are."""
+    plan = _plan(folder, agreed, {"planned", "agreed"})
+    _refuse(plan)
+    if plan.text:
+        say(plan.text)
+    traces = Path(plan.folder)
+    wanted = traces / (REPORT_HTML if plan.analyzed else trace_name(min(plan.ranks, default=0)))
+    ended_s = None
+    while not wanted.is_file():
+        if ended_s is None and not _runs(folder):
+            ended_s = time.monotonic()
+        if ended_s is not None and time.monotonic() > ended_s + _ENDED_S:
+            raise ForgeProfilingError(f"the run is {_status(folder).text}, and there is no {wanted}")
+        time.sleep(_LOOK_S)
+    say(f"{'report' if plan.analyzed else 'trace'}: {wanted}")
+
+
+def _plan(folder: Path, plan: WindowPlan, passing: Container[str]) -> WindowPlan:
+    """The plan once it is past these states, or as it was last if the run ends or goes on to a later request."""
+    while plan.state in passing and _runs(folder):
+        time.sleep(_LOOK_S)
+        now = read_plan(folder)
+        if now is not None and now.request != plan.request:
+            break
+        plan = now or plan
+    return plan
+
+
+def _refuse(plan: WindowPlan) -> None:
+    if plan.state == "refused":
+        raise ForgeProfilingError(f"no steps are recorded: {plan.text}")
+
+
+def _runs(folder: Path) -> bool:
+    return _status(folder).outcome == "running"
+
+
+def _status(folder: Path) -> RunStatus:
+    return status_of(read_run(folder), time.time())
 
 
 try:

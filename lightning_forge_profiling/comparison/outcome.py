@@ -24,10 +24,8 @@ from lightning_forge_profiling.comparison.ratio import (
 from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS
-from lightning_forge_profiling.report.blocks import Row, Table, Text, columns_of
-from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.report.text import digits, kernel_labels
-from lightning_forge_profiling.report.wording import IDLE_WORDS
+from lightning_forge_profiling.report.screen import Row, Screen, Table, Text, columns_of
+from lightning_forge_profiling.report.wording import IDLE_WORDS, digits, kernel_labels
 from lightning_forge_profiling.schema import CATEGORIES
 
 

@@ -13,8 +13,7 @@ from lightning_forge_profiling.bench.result import BenchmarkResult, in_unit, med
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.json_layout import decoded
 from lightning_forge_profiling.plain_text import plain
-from lightning_forge_profiling.report.blocks import Row, Table, Text, columns_of
-from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.report.screen import Row, Screen, Table, Text, columns_of
 from lightning_forge_profiling.safe_files import read_regular
 
 Way: TypeAlias = Literal["cpu", "stream", "alone", "copies"]

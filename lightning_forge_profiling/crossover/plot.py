@@ -32,7 +32,7 @@ from lightning_forge_profiling.crossover.curves import (
     warnings,
 )
 from lightning_forge_profiling.report.page import web_page
-from lightning_forge_profiling.report.text import short
+from lightning_forge_profiling.report.wording import short
 
 Format = Literal["png", "svg"]
 

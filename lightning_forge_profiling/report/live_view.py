@@ -7,7 +7,7 @@ from typing import Final
 from lightning_forge_profiling.names import MFU, per_second
 from lightning_forge_profiling.record.lines import EventLine, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
-from lightning_forge_profiling.report.blocks import Column, Line, Table, Text
+from lightning_forge_profiling.report import run_status
 from lightning_forge_profiling.report.ranks import (
     hang_line,
     rank_table,
@@ -16,41 +16,15 @@ from lightning_forge_profiling.report.ranks import (
     status_lines,
     worst_first,
 )
-from lightning_forge_profiling.report.run_status import (
-    Outcome,
-    Progress,
-    RunEnergy,
-    Stretch,
-    counted,
-    duration,
-    energy_words,
-    events_once,
-    latest_stretch,
-    progress_words,
-    rates_of,
-    run_energy,
-    run_progress,
-    run_status,
-    silent_ranks,
-    span,
-    split,
-    spread_of,
-    totals,
-)
-from lightning_forge_profiling.report.run_table import (
-    NAMES_WIDTH,
-    print_lines,
-    print_run,
-    region_row,
-    run_table,
-)
+from lightning_forge_profiling.report.run_status import span
+from lightning_forge_profiling.report.run_table import NAMES_WIDTH, print_lines, print_run, region_row, run_table
 from lightning_forge_profiling.report.run_wording import rate_words
-from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.report.text import digits
+from lightning_forge_profiling.report.screen import Column, Line, Screen, Table, Text
+from lightning_forge_profiling.report.wording import digits
 from lightning_forge_profiling.schema import Analysis, RanksStatus, RankStatus, Rates
-from lightning_forge_profiling.timing.counters import percentile_ms, step_total_ms, summed
+from lightning_forge_profiling.timing.counters import percentile_ms, step_total_ms
 
-_STYLES: Final[Mapping[Outcome, str]] = {
+_STYLES: Final[Mapping[run_status.Outcome, str]] = {
     "running": "bold green",
     "finished": "bold green",
     "failed": "bold red",
@@ -117,13 +91,14 @@ class View:
 
 def print_frame(record: RunRecord, where: str, now: float, screen: Screen, view: View = View()) -> None:
     """Print one frame: status, the latest steps of a rank, the totals of the run, all ranks, the latest events."""
-    shown, status = view.of(record), run_status(record, now)
-    stretch = latest_stretch(shown)
+    shown, status = view.of(record), run_status.status_of(record, now)
+    stretch = run_status.latest_stretch(shown)
     text = status.text
     if status.outcome == "running":
         recent = stretch is not None and now - stretch.at < _RECENT_S
         step = stretch.end if stretch is not None and recent else status.step
-        text = f"running: {progress_words(run_progress(shown, step, now))}{silent_ranks(record, now)}"
+        progress = run_status.run_progress(shown, step, now)
+        text = f"running: {run_status.progress_words(progress)}{run_status.silent_ranks(record, now)}"
     screen.line(where, whole=True)
     ranks = ranks_of(record, now)
     screen.line(Text(text, _STYLES[status.outcome if ranks.hang is None else "silent"]))
@@ -131,9 +106,9 @@ def print_frame(record: RunRecord, where: str, now: float, screen: Screen, view:
     screen.line(Text(setting_words(shown), "dim"))
     screen.line()
     print_pace(shown, now, screen)
-    _, state = totals(record)
+    _, state = run_status.totals(record)
     if state is not None:
-        age = f"the first {state.step:,} steps, written {duration(now - state.at)} ago"
+        age = f"the first {state.step:,} steps, written {run_status.duration(now - state.at)} ago"
         screen.line()
         screen.line(Text(f"Totals of the run: {age}", "bold"))
         print_lines(_of_run(record, state), screen)
@@ -158,42 +133,34 @@ def setting_words(rank: RankRecord) -> str:
 
 def print_pace(rank: RankRecord, now: float, screen: Screen) -> None:
     """Print the latest steps of a rank: their time, regions, rates and GPU, all over the same steps."""
-    stretch = latest_stretch(rank)
+    stretch = run_status.latest_stretch(rank)
     if stretch is None:
         waiting = "no counted step on record yet" if rank.end is None else "only warm-up steps"
         print_lines([Line("step", Text(waiting))], screen)
         return
-    rates, (p50, p95) = rates_of(stretch.intervals), spread_of(stretch.intervals)
+    rates, (p50, p95) = run_status.rates_of(stretch.intervals), run_status.spread_of(stretch.intervals)
     of_rank = f" of rank {rank.begin.rank}" if rank.begin.world_size > 1 else ""
-    written = f"written {duration(now - stretch.at)} ago"
+    written = f"written {run_status.duration(now - stretch.at)} ago"
     screen.line(Text(f"{_steps(stretch).capitalize()}{of_rank}, {written}", "bold"))
     mean_ms = rates.mean_ms("step")
     times = [f"{_ms(mean_ms, mean_ms):>{_MS}} ms mean"]
     if p50:
         times += [f"{_ms(p50, mean_ms):>{_MS}} median", f"{_ms(p95, mean_ms):>{_MS}} p95"]
     print_lines([Line("step", Text(",".join(times)))], screen)
-    if split(stretch.intervals):
+    if run_status.split(stretch.intervals):
         screen.table(latest_regions(stretch.intervals))
-    metrics = _by_time(stretch.intervals)
+    metrics = run_status.mean_metrics(stretch.intervals, lambda one: step_total_ms(one.counters))
     parts = (("throughput", _throughput(rates, metrics)), ("gpu", _gpu(metrics)))
     print_lines((Line(name, Text(", ".join(words))) for name, words in parts if words), screen)
 
 
-def _steps(stretch: Stretch) -> str:
+def _steps(stretch: run_status.Stretch) -> str:
     return f"steps {stretch.first:,} to {stretch.end - 1:,}"
 
 
 def _ms(ms: float, step_ms: float) -> str:
     """A part of a step, with as many digits for all parts."""
     return f"{ms:,.{2 if step_ms >= 1 else 4}f}"
-
-
-def _by_time(intervals: Sequence[IntervalLine]) -> dict[str, float]:
-    """Means of the logged metrics over the time of the steps, as rates have to be averaged."""
-    spent = [(interval.metrics, step_total_ms(interval.counters)) for interval in intervals]
-    whole = summed(dict.fromkeys(metrics, ms) for metrics, ms in spent)
-    total = summed({name: value * ms for name, value in metrics.items()} for metrics, ms in spent)
-    return {name: value / whole[name] for name, value in total.items() if whole[name]}
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -206,7 +173,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 def latest_regions(intervals: Sequence[IntervalLine]) -> Table:
     """Table of the regions over the steps of intervals."""
-    rates = rates_of(intervals)
+    rates = run_status.rates_of(intervals)
     step_ms = rates.mean_ms("step")
     ms = {name: rates.mean_ms(name) for name in rates.regions} | {"unknown": rates.unknown_ms / max(rates.steps, 1)}
     rows = [region_row(name, 100 * each / step_ms, _ms(each, step_ms)) for name, each in ms.items() if each > 0]
@@ -249,22 +216,24 @@ def _causes(analysis: Analysis) -> Iterator[Line]:
 
 
 def _energy(record: RunRecord) -> Iterator[Line]:
-    energy = run_energy(record)
+    energy = run_status.run_energy(record)
     if energy is not None:
-        yield Line("energy", Text(energy_words(energy)))
+        yield Line("energy", Text(run_status.energy_words(energy)))
 
 
 def _until_now(record: RunRecord, rank: RankRecord, now: float, width: int) -> Iterator[Line]:
     """The course of a rank's step time, and the latest events, newest first."""
     medians = [
-        percentile_ms(interval.counters.steps_us, 50) for interval in counted(rank) if interval.counters.steps_us
+        percentile_ms(interval.counters.steps_us, 50)
+        for interval in run_status.counted(rank)
+        if interval.counters.steps_us
     ]
     if len(medians) > 1:
         shown = medians[-min(_MOST_TIMES, max(1, width)) :]
         yield Line("step times", Text(sparkline(shown, len(shown))))
         over = f"{digits(min(shown))} to {digits(max(shown))} ms, medians of the latest {len(shown)} log entries"
         yield Line("", Text(over))
-    yield from _events(events_once(record), len(record.ranks), now)
+    yield from _events(run_status.events_once(record), len(record.ranks), now)
 
 
 def _events(events: Sequence[tuple[EventLine, Sequence[int]]], ranks: int, now: float) -> Iterator[Line]:
@@ -273,7 +242,7 @@ def _events(events: Sequence[tuple[EventLine, Sequence[int]]], ranks: int, now: 
         on = f" on rank {of[0]}" if len(of) == 1 < ranks and event.kind not in _OF_RANKS else ""
         took = f", {span(event.seconds)}" if event.seconds else ""
         said = f": {event.text}" if event.text else ""
-        text = f"{duration(now - event.at):>10} ago, step {event.step:>7,}: {event.kind}{on}{took}{said}"
+        text = f"{run_status.duration(now - event.at):>10} ago, step {event.step:>7,}: {event.kind}{on}{took}{said}"
         yield Line("" if position else "events", Text(text))
 
 
@@ -290,27 +259,22 @@ def _print_ranks(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordSummary:
-    """Content of `summary --json`."""
+class RecordSummary(run_status.RunStatus):
+    """Content of `summary --json`: the status, and what is known of the run."""
 
-    outcome: Outcome
     run: str  # id of the run, the same on all ranks
     record: str  # folder of the record
-    step: int
-    began: float
-    at: float
-    text: str  # the status in words, which the four fields above are of too
     metrics: Mapping[str, float]  # over all counted steps up to the latest totals; {} before the first
     analysis: Analysis | None  # as in `summary.json`; None before the first totals
     ranks: RanksStatus
-    progress: Progress
-    energy: RunEnergy | None  # of the GPUs of all ranks and of the fits that it continues; None if unknown
+    progress: run_status.Progress
+    energy: run_status.RunEnergy | None  # of the GPUs of all ranks and of the fits that it continues; None if unknown
     problems: tuple[str, ...]  # what could not be read
 
 
 def run_summary(record: RunRecord, now: float) -> RecordSummary:
     """Summarize a run as data."""
-    status, (first, state) = run_status(record, now), totals(record)
+    status, (first, state) = run_status.status_of(record, now), run_status.totals(record)
     return RecordSummary(
         **asdict(status),
         run=first.begin.run,
@@ -318,23 +282,23 @@ def run_summary(record: RunRecord, now: float) -> RecordSummary:
         metrics={} if state is None else state.metrics,
         analysis=None if state is None else state.report.analysis,
         ranks=ranks_of(record, now),
-        progress=run_progress(first, status.step, now),
-        energy=run_energy(record),
+        progress=run_status.run_progress(first, status.step, now),
+        energy=run_status.run_energy(record),
         problems=record.problems,
     )
 
 
 def print_summary(record: RunRecord, where: str, now: float, screen: Screen) -> None:
     """Print the status of a run, then its table so far."""
-    status, (first, state) = run_status(record, now), totals(record)
+    status, (first, state) = run_status.status_of(record, now), run_status.totals(record)
     screen.line(where, whole=True)
     screen.line(Text(status.text, "bold red" if status.outcome == "failed" else "bold"))
     ranks = ranks_of(record, now)
     print_lines(hang_line(ranks), screen)
     if status.outcome in {"running", "silent"}:
-        progress = run_progress(first, status.step, now)
+        progress = run_status.run_progress(first, status.step, now)
         if progress.steps or progress.epoch:
-            screen.line(progress_words(progress))
+            screen.line(run_status.progress_words(progress))
     if state is None:
         screen.line()
         print_pace(first, now, screen)
@@ -347,5 +311,5 @@ def print_summary(record: RunRecord, where: str, now: float, screen: Screen) -> 
     if len(ranks.ranks) > 1:
         _print_ranks(record, ranks, View(), now, screen)
         screen.line()
-    events = [event for event in events_once(record) if event[0].kind in _OF_RANKS]
+    events = [event for event in run_status.events_once(record) if event[0].kind in _OF_RANKS]
     print_lines(_events(events, len(record.ranks), now), screen)

@@ -18,25 +18,10 @@ from lightning_forge_profiling.diagnosis.machine_rules import growth_words, memo
 from lightning_forge_profiling.json_layout import summary_json
 from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN, docs_url
 from lightning_forge_profiling.plain_text import LONGEST_KERNEL, all_plain, plain
-from lightning_forge_profiling.report.analysis_tables import ledger_table, run_regions_table
-from lightning_forge_profiling.report.analysis_text import markdown
-from lightning_forge_profiling.report.blocks import Row, Table, table_of
-from lightning_forge_profiling.report.run_wording import (
-    compute_lines,
-    goodput_words,
-    ledger_rows,
-    run_notes,
-    slowest_rows,
-)
-from lightning_forge_profiling.report.text import kernel_labels
-from lightning_forge_profiling.report.wording import (
-    cpu_threads,
-    evidence_words,
-    findings_note,
-    findings_remarks,
-    ranks_note,
-    share_of,
-)
+from lightning_forge_profiling.report import run_wording, wording
+from lightning_forge_profiling.report.analysis_text import ledger_table, run_regions_table
+from lightning_forge_profiling.report.markdown import markdown
+from lightning_forge_profiling.report.screen import Row, Table, table_of
 from lightning_forge_profiling.safe_files import read_regular, write_whole
 from lightning_forge_profiling.schema import Analysis, RunLedger, RunMemory, Timeline
 
@@ -163,24 +148,25 @@ def _words(analysis: Analysis) -> dict[str, Any]:
     """The sentences that the other reports have too."""
     run = analysis.run
     return {
-        "note": findings_note(analysis),
-        "ranks": ranks_note(analysis),
-        "compute": list(compute_lines(run.machine.compute if run else ())),
+        "note": wording.findings_note(analysis),
+        "ranks": wording.ranks_note(analysis),
+        "compute": list(run_wording.compute_lines(run.machine.compute if run else ())),
         "parts": [
-            {"part": name, "seconds": s, "times": count} for name, s, count in ledger_rows(run.ledger if run else None)
+            {"part": name, "seconds": s, "times": count}
+            for name, s, count in run_wording.ledger_rows(run.ledger if run else None)
         ],
         "slowest": [
             {"step": step, "ms": ms, "times": times, "cause": why}
-            for step, ms, times, why in (slowest_rows(run) if run else ())
+            for step, ms, times, why in (run_wording.slowest_rows(run) if run else ())
         ],
         "labels": _labels(analysis),
         "docs": {finding.code: docs_url(finding.code) for finding in analysis.findings},
-        "goodput": goodput_words(run.ledger) if run and run.ledger else "",
-        "run": list(run_notes(run) if run else ()),
-        "remarks": list(findings_remarks(analysis)),
-        "shares": [share_of(analysis, finding) for finding in analysis.findings],
+        "goodput": run_wording.goodput_words(run.ledger) if run and run.ledger else "",
+        "run": list(run_wording.run_notes(run) if run else ()),
+        "remarks": list(wording.findings_remarks(analysis)),
+        "shares": [wording.share_of(analysis, finding) for finding in analysis.findings],
         "memory": _memory_words(run.memory if run else None),
-        "threads": cpu_threads(analysis.ranks[0]) if analysis.ranks else "",
+        "threads": wording.cpu_threads(analysis.ranks[0]) if analysis.ranks else "",
     }
 
 
@@ -188,7 +174,7 @@ def _labels(analysis: Analysis) -> dict[str, str]:
     """Labels for kernels whose names begin alike in the two lines that the table shows."""
     labels: dict[str, str] = {}
     for rank in analysis.ranks:
-        of_rank = kernel_labels([kernel.name for kernel in rank.top_kernels], _LABEL)
+        of_rank = wording.kernel_labels([kernel.name for kernel in rank.top_kernels], _LABEL)
         alike = Counter(name[:_SHOWN_OF_NAME] for name in of_rank)
         labels |= {
             name: label
@@ -211,8 +197,8 @@ def analysis_html(analysis: Analysis) -> str:
         (
             finding,
             docs_url(finding.code),
-            f"{finding.share_pct:.1f} % {share_of(analysis, finding)}",
-            "; ".join(evidence_words(finding)),
+            f"{finding.share_pct:.1f} % {wording.share_of(analysis, finding)}",
+            "; ".join(wording.evidence_words(finding)),
         )
         for finding in analysis.findings
     ]

@@ -13,8 +13,8 @@ from lightning_forge_profiling.diagnosis.ranks import STRAGGLER, not_measured
 from lightning_forge_profiling.diagnosis.rule import in_ms
 from lightning_forge_profiling.record.pulses import MOST_RANKS
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
-from lightning_forge_profiling.report.blocks import Column, Line, Table, Text, table_of
-from lightning_forge_profiling.report.run_status import duration, rank_status, run_status, totals
+from lightning_forge_profiling.report.run_status import duration, rank_status, status_of, totals
+from lightning_forge_profiling.report.screen import Column, Line, Table, Text, table_of
 from lightning_forge_profiling.schema import Analysis, LateRank, RanksStatus, RankState, RankStatus, RankWork
 
 _SHOWN: Final = 8
@@ -38,7 +38,7 @@ _BAD: Final = ("stands", "gone", "stopped", "silent", "missing", "late", "failed
 
 def ranks_of(record: RunRecord, now: float) -> RanksStatus:
     """All ranks as they are now, and of a run that has finished as they were at its end."""
-    (first, state), run = totals(record), run_status(record, now)
+    (first, state), run = totals(record), status_of(record, now)
     if run.outcome == "finished":
         now = min(now, run.at)  # rank 0 no longer hears those that end after it
     records = {rank.begin.rank: rank for rank in record.ranks}
@@ -105,7 +105,7 @@ def worst_first(status: RanksStatus) -> list[RankStatus]:
 
 def ranks_title(record: RunRecord, status: RanksStatus, now: float) -> str:
     """What the table of the ranks is by, and how old that is."""
-    run, first = run_status(record, now), record.heard.get(0)
+    run, first = status_of(record, now), record.heard.get(0)
     if run.outcome in {"finished", "failed"}:
         return "Ranks over the run"
     if not record.heard:

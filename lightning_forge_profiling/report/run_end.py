@@ -9,24 +9,10 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.findings import switched_on
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE, MEMORY, growth_words
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
-from lightning_forge_profiling.report.blocks import Line, Text
-from lightning_forge_profiling.report.run_table import (
-    NAMES_WIDTH,
-    also,
-    brief_table,
-    figure_notes,
-    in_notebook,
-    missing_files,
-    no_verdict,
-    print_lines,
-    print_run,
-    step_title,
-    throughput,
-)
+from lightning_forge_profiling.report import run_table
 from lightning_forge_profiling.report.run_wording import goodput_words, recompiled_lines
-from lightning_forge_profiling.report.screen import Screen, wrap
-from lightning_forge_profiling.report.text import digits
-from lightning_forge_profiling.report.wording import verdict
+from lightning_forge_profiling.report.screen import Line, Screen, Text, wrap
+from lightning_forge_profiling.report.wording import digits, verdict
 from lightning_forge_profiling.schema import Analysis, Finding, RunEvidence, RunReport
 
 _NAME: Final = re.compile(r"\((.+)\)$")  # of a device, as in `cuda:0 (NVIDIA H200)`
@@ -39,8 +25,8 @@ _ADVICE_LINES: Final = 2
 
 def print_end(report: RunReport, files: Path | None, screen: Screen | None = None) -> None:
     """Print what a fit ends with; a notebook gets the whole table. `files` has the rest, for `view`."""
-    if screen is None and in_notebook():
-        print_run(report)
+    if screen is None and run_table.in_notebook():
+        run_table.print_run(report)
         return
     screen = screen or Screen(wrap=True)
     screen.width = min(screen.width, _WIDTH)
@@ -50,24 +36,24 @@ def print_end(report: RunReport, files: Path | None, screen: Screen | None = Non
     screen.line()
     for line in titles:
         screen.line(Text(line, "bold"))
-    if table := brief_table(report, max(_LINES - taken, _FEWEST_ROWS)):
+    if table := run_table.brief_table(report, max(_LINES - taken, _FEWEST_ROWS)):
         screen.table(table)
-    print_lines(above, screen)
+    run_table.print_lines(above, screen)
     if below:
         screen.line()
-    print_lines(below, screen)
+    run_table.print_lines(below, screen)
     screen.flush()
 
 
 def _height(line: Line, width: int) -> int:
-    return 1 if line.whole else len(wrap(line.text.text, width - NAMES_WIDTH - 1))
+    return 1 if line.whole else len(wrap(line.text.text, width - run_table.NAMES_WIDTH - 1))
 
 
 def _title(report: RunReport) -> str:
     run, named = report.run, _NAME.search(report.device)
     spread = "" if run.step_ms.p95 is None else f" (p95 {digits(run.step_ms.p95)})"
     on = report.device if named is None else named[1]
-    return step_title(report, f"{spread}, {run.steady.steps} of {run.steps} steps on {on}")
+    return run_table.step_title(report, f"{spread}, {run.steady.steps} of {run.steps} steps on {on}")
 
 
 def _rates(report: RunReport) -> Iterator[Line]:
@@ -75,18 +61,18 @@ def _rates(report: RunReport) -> Iterator[Line]:
         mfu = next(
             (one.pct_of_peak for one in report.compute if one.kind == "mfu" and one.pct_of_peak is not None), None
         )
-        yield Line("throughput", Text(throughput(report) + ("" if mfu is None else f", MFU {mfu:.1f} %")))
+        yield Line("throughput", Text(run_table.throughput(report) + ("" if mfu is None else f", MFU {mfu:.1f} %")))
     run = None if report.analysis is None else report.analysis.run
     if run is not None and run.ledger is not None and (words := goodput_words(run.ledger)):
         yield Line("goodput", Text(words))
-    yield from figure_notes(report.run)
+    yield from run_table.figure_notes(report.run)
     if run is not None and report.analysis is not None:
         yield from _beside(report.analysis, run)
     if run is not None and (distorting := switched_on(run.settings.switches)):
         yield Line("note", Text(distorting))
     trace = report.trace
     if trace is not None:
-        yield from missing_files(trace)
+        yield from run_table.missing_files(trace)
     if trace is not None and trace.status == "written" and trace.message:
         yield Line("note", Text(trace.message))
     if trace is not None and trace.pending and trace.path is not None:
@@ -104,9 +90,9 @@ def _beside(analysis: Analysis, run: RunEvidence) -> Iterator[Line]:
 
 def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
     """The verdict and what follows from it."""
-    analysis, room = report.analysis, width - NAMES_WIDTH - 1
+    analysis, room = report.analysis, width - run_table.NAMES_WIDTH - 1
     if analysis is None:
-        yield from no_verdict(report.run)
+        yield from run_table.no_verdict(report.run)
     else:
         finding = _of_verdict(analysis)
         said = verdict(analysis)
@@ -119,7 +105,7 @@ def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
             text = f"the verdict is of the recorded steps: beside them {steps} count, and it takes {MIN_STEPS}"
             yield Line("note", Text(text))
         if analysis.verdict in MACHINE:
-            yield from also(analysis)
+            yield from run_table.also(analysis)
     if report.trace is not None and report.trace.memory_path is not None:
         yield Line("snapshot", Text(str(report.trace.memory_path)), whole=True)
     if report.trace is not None and report.trace.url:

@@ -13,7 +13,7 @@ from lightning_forge_profiling.json_layout import read_summary
 from lightning_forge_profiling.names import MFU, REPORT_HTML, SUMMARY_JSON, TFLOPS, per_second
 from lightning_forge_profiling.record.lines import End, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord, read_run
-from lightning_forge_profiling.report.blocks import Line
+from lightning_forge_profiling.report import run_status
 from lightning_forge_profiling.report.live_view import latest_regions, setting_words
 from lightning_forge_profiling.report.page import report_page, timelines_of
 from lightning_forge_profiling.report.ranks import (
@@ -24,18 +24,8 @@ from lightning_forge_profiling.report.ranks import (
     straggler_words,
     worst_first,
 )
-from lightning_forge_profiling.report.run_status import (
-    Outcome,
-    counted,
-    duration,
-    events_once,
-    mean_metrics,
-    run_status,
-    split,
-    spread_of,
-    totals,
-)
 from lightning_forge_profiling.report.run_table import RunTable, run_table
+from lightning_forge_profiling.report.screen import Line
 from lightning_forge_profiling.safe_files import read_regular, write_whole
 from lightning_forge_profiling.schema import Analysis, RankStatus, RunReport, Timeline, TraceReport
 
@@ -100,7 +90,7 @@ class RanksView:
 class RunView:
     """What a page shows of a run's record."""
 
-    outcome: Outcome
+    outcome: run_status.Outcome
     status: str  # the status in words
     folder: str
     facts: tuple[tuple[str, str], ...]  # name and value of what the page shows first
@@ -118,7 +108,7 @@ class RunView:
 
 def run_page(record: RunRecord, now: float) -> str:
     """The page of a run: what its record says, and the recorded window if its reports can be found."""
-    _, state = totals(record)
+    _, state = run_status.totals(record)
     report = None if state is None else state.report
     window = None if report is None else _window_folder(record.folder, report.trace)
     analysis = _analysis(report, window)
@@ -177,15 +167,15 @@ def _has_sensors(analysis: Analysis) -> bool:
 
 def run_view(record: RunRecord, now: float, *, has_sensors: bool = False) -> RunView:
     """What a page shows of a record; without curves of the GPU where the page has them."""
-    status, (first, state) = run_status(record, now), totals(record)
+    status, (first, state) = run_status.status_of(record, now), run_status.totals(record)
     began, begin = status.began, first.begin
-    intervals = counted(first)
+    intervals = run_status.counted(first)
     points = _points(intervals)
     events = tuple(
         Event(one.at - one.seconds - began, one.at - began, one.step, one.kind, one.text, one.kind in _PROBLEMS)
-        for one, _ in events_once(record)
+        for one, _ in run_status.events_once(record)
     )
-    by_region = split(intervals)
+    by_region = run_status.split(intervals)
     if state is not None:
         step = replace(run_table(state.report), verdict=())
     else:
@@ -200,7 +190,7 @@ def run_view(record: RunRecord, now: float, *, has_sensors: bool = False) -> Run
             ("Host", begin.host),
             ("Ranks", f"{begin.world_size:,}"),
             ("Steps", f"{status.step:,}"),
-            ("Time", duration(status.at - began)),
+            ("Time", run_status.duration(status.at - began)),
         ),
         step=step,
         length_s=max(status.at - began, 0.1),
@@ -240,9 +230,9 @@ def _curves(points: Sequence[Sequence[IntervalLine]], *, has_sensors: bool) -> I
     """Curves of the step time, then of the rates and, unless the page has them, of the sensors."""
     if not points:
         return
-    medians, highs = zip(*map(spread_of, points), strict=True)
+    medians, highs = zip(*map(run_status.spread_of, points), strict=True)
     yield Curve("Step time", "ms", "median", [*map(_rounded, medians)], [*map(_rounded, highs)])
-    means = [*map(mean_metrics, points)]
+    means = [*map(run_status.mean_metrics, points)]
     for title, unit, name, factor in (*_METRICS, *(() if has_sensors else _GPU_METRICS)):
         values = [_rounded(factor * each[name]) if name in each else None for each in means]
         if any(value is not None for value in values):

@@ -1,6 +1,6 @@
 """Status and pace of a run, from its record: running or ended, rates, step times, events; and its energy."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -43,7 +43,7 @@ class RunStatus:
     text: str  # the status in words
 
 
-def run_status(record: RunRecord, now: float) -> RunStatus:
+def status_of(record: RunRecord, now: float) -> RunStatus:
     """Status of a run: finished when its lowest rank has, failed when any rank has."""
     ranks = dict(_rank_statuses(record, now))
     failed = min((one for one in ranks.values() if one.outcome == "failed"), key=lambda one: one.at, default=None)
@@ -193,12 +193,14 @@ def rates_of(intervals: Iterable[IntervalLine]) -> Rates:
     return estimate.rates_of(total(one.counters for one in intervals))
 
 
-def mean_metrics(intervals: Sequence[IntervalLine]) -> dict[str, float]:
-    """Means of the logged metrics over the counted steps."""
-    counted = [interval for interval in intervals if interval.counted]
-    steps = summed(dict.fromkeys(one.metrics, float(one.counted)) for one in counted)
-    totals = summed({name: value * one.counted for name, value in one.metrics.items()} for one in counted)
-    return {name: total / steps[name] for name, total in totals.items()}
+def mean_metrics(
+    intervals: Iterable[IntervalLine], weight: Callable[[IntervalLine], float] = lambda one: one.counted
+) -> dict[str, float]:
+    """Means of the logged metrics over the counted steps, or by another weight of each interval."""
+    weights = [(one.metrics, float(weight(one))) for one in intervals if one.counted]
+    whole = summed(dict.fromkeys(metrics, each) for metrics, each in weights)
+    totals = summed({name: value * each for name, value in metrics.items()} for metrics, each in weights)
+    return {name: total / whole[name] for name, total in totals.items() if whole[name]}
 
 
 def spread_of(intervals: Iterable[IntervalLine]) -> tuple[float, float]:
@@ -249,41 +251,16 @@ _THOUSAND: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnergy:
-    """Energy of the GPUs of a run. A GPU that several ranks share counts once.
+    """Energy of the GPUs of a run. A GPU that several ranks share counts once."""
 
-    Attributes:
-        joules: energy during the fits, warm-up and validation included.
-        joules_per_sample: energy of all GPUs per sample of the counted steps; None if a GPU's is unknown.
-        samples: number of these samples, on all ranks.
-        gpus: number of GPUs.
-        ranks: number of ranks whose GPU's energy is known.
-        world_size: number of ranks.
-        fits: number of fits: this one, and those before it that it continues.
-        missing: record of a fit before it that cannot be read; "" if there is none.
-    """
-
-    joules: float
-    joules_per_sample: float | None
-    samples: float
-    gpus: int
-    ranks: int
-    world_size: int
-    fits: int = 1
-    missing: str = ""
-
-    def after(self, earlier: "RunEnergy") -> "RunEnergy":
-        """The energy of this fit and of those that it continues."""
-        samples, each = self.samples + earlier.samples, None
-        if self.joules_per_sample is not None and earlier.joules_per_sample is not None and samples:
-            spent = self.joules_per_sample * self.samples + earlier.joules_per_sample * earlier.samples
-            each = spent / samples
-        return replace(
-            self,
-            joules=self.joules + earlier.joules,
-            joules_per_sample=each,
-            samples=samples,
-            fits=self.fits + earlier.fits,
-        )
+    joules: float  # energy during the fits, warm-up and validation included
+    joules_per_sample: float | None  # of all GPUs, per sample of the counted steps; None if a GPU's is unknown
+    samples: float  # number of these samples, on all ranks
+    gpus: int  # number of GPUs
+    ranks: int  # number of ranks whose GPU's energy is known
+    world_size: int  # number of ranks
+    fits: int = 1  # number of fits: this one, and those before it that it continues
+    missing: str = ""  # record of a fit before it that cannot be read; "" if there is none
 
 
 def fit_energy(record: RunRecord) -> RunEnergy | None:
@@ -312,17 +289,30 @@ def fit_energy(record: RunRecord) -> RunEnergy | None:
 
 def run_energy(record: RunRecord) -> RunEnergy | None:
     """Energy of a run and of the fits that it continues; None if this one's is not known."""
-    fit, continues = fit_energy(record), record.ranks[0].begin.continues
-    if fit is None or not continues:
-        return fit
-    earlier, missing = _earlier(continues, record.folder)
-    return replace(fit if earlier is None else fit.after(earlier), missing=missing)
+    fit = fit_energy(record)
+    if fit is None:
+        return None
+    earlier, missing = _earlier(record.ranks[0].begin.continues, record.folder)
+    if not earlier:
+        return replace(fit, missing=missing)
+    fits = (fit, *earlier)
+    samples = sum(one.samples for one in fits)
+    spent = [one.joules_per_sample * one.samples for one in fits if one.joules_per_sample is not None]
+    return replace(
+        fit,
+        joules=sum(one.joules for one in fits),
+        joules_per_sample=sum(spent) / samples if len(spent) == len(fits) and samples else None,
+        samples=samples,
+        fits=len(fits),
+        missing=missing,
+    )
 
 
 @lru_cache(maxsize=1)
-def _earlier(continues: str, folder: Path) -> tuple[RunEnergy | None, str]:
-    """Energy of the fits that a record continues, and the first record of them without one; "" if all have."""
-    total, seen = None, {folder.absolute()}
+def _earlier(continues: str, folder: Path) -> tuple[tuple[RunEnergy, ...], str]:
+    """Energy of each fit that a record continues, and the first record of them without one; "" if all have."""
+    known: list[RunEnergy] = []
+    seen = {folder.absolute()}
     while continues:
         folder = _moved(Path(continues), folder)
         if folder.absolute() in seen or len(seen) > _MOST_RUNS:
@@ -333,9 +323,9 @@ def _earlier(continues: str, folder: Path) -> tuple[RunEnergy | None, str]:
             record = read_run(folder)
             energy, continues = fit_energy(record), record.ranks[0].begin.continues
         if energy is None:
-            return total, str(folder)
-        total = energy if total is None else total.after(energy)
-    return total, ""
+            return tuple(known), str(folder)
+        known.append(energy)
+    return tuple(known), ""
 
 
 def _moved(folder: Path, follower: Path) -> Path:

@@ -15,25 +15,10 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.names import REPORT_HTML, STEPS
-from lightning_forge_profiling.report.blocks import Column, Line, Row, Table, Text
+from lightning_forge_profiling.report import run_wording
 from lightning_forge_profiling.report.page import rendered
-from lightning_forge_profiling.report.run_wording import (
-    compute_lines,
-    fit_shares,
-    goodput_words,
-    memory_line,
-    rank_lines,
-    rate_words,
-    recompiled_lines,
-    run_notes,
-    slower_after,
-    slowest_line,
-    telemetry_words,
-    window_effect_words,
-)
-from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.report.text import digits
-from lightning_forge_profiling.report.wording import between, by_text, verdict
+from lightning_forge_profiling.report.screen import Column, Line, Row, Screen, Table, Text
+from lightning_forge_profiling.report.wording import between, by_text, digits, verdict
 from lightning_forge_profiling.schema import Analysis, Rates, RunLedger, RunRegion, RunReport, RunSummary, TraceReport
 
 _SHOWN_PCT: Final = 0.05  # what is shorter shows as 0.0 %
@@ -214,20 +199,20 @@ def _rate_lines(report: RunReport) -> Iterator[Line]:
         rates = ", ".join(f"{digits(rate)} {unit}/s" for unit, rate in loop.per_second().items())
         runs = "1 run" if loop.runs == 1 else f"{loop.runs} runs"
         yield Line(loop.loop, Text(f"{rates} in {runs} (wall time, first batches left out)"))
-    for line in compute_lines(report.compute, sources=False):
+    for line in run_wording.compute_lines(report.compute, sources=False):
         yield Line("compute", Text(line))
     if isinstance(report.gpu, str):
         yield Line("gpu", Text(f"no telemetry: {report.gpu}"))
     elif report.gpu is not None:
-        yield Line("gpu", Text(", ".join(telemetry_words(report.gpu, short=True))))
+        yield Line("gpu", Text(", ".join(run_wording.telemetry_words(report.gpu, short=True))))
     evidence = report.analysis.run if report.analysis is not None else None
     if evidence is not None:
-        yield from (Line(name, Text(line)) for name, line in rank_lines(evidence))
-        if slowest := slowest_line(evidence):
+        yield from (Line(name, Text(line)) for name, line in run_wording.rank_lines(evidence))
+        if slowest := run_wording.slowest_line(evidence):
             yield Line("slowest", Text(slowest))
-        if memory := memory_line(evidence):
+        if memory := run_wording.memory_line(evidence):
             yield Line("memory", Text(memory))
-        yield from (Line("compile", Text(line)) for line in recompiled_lines(evidence))
+        yield from (Line("compile", Text(line)) for line in run_wording.recompiled_lines(evidence))
     yield from _whole_fit_lines(report)
 
 
@@ -251,7 +236,7 @@ def _whole_fit_lines(report: RunReport) -> Iterator[Line]:
         yield Line("end to end", Text(_end_to_end(report)))
     evidence = report.analysis.run if report.analysis is not None else None
     ledger = None if evidence is None else evidence.ledger
-    parts, goodput = ("", "") if ledger is None else (_parts(ledger), goodput_words(ledger))
+    parts, goodput = ("", "") if ledger is None else (_parts(ledger), run_wording.goodput_words(ledger))
     if parts:
         yield Line("whole fit", Text(parts))
     if goodput:
@@ -260,16 +245,16 @@ def _whole_fit_lines(report: RunReport) -> Iterator[Line]:
         yield Line("left out", Text(", ".join(left_out)))
     if evidence is None:
         return
-    if evidence.timing.window_effect is not None and slower_after(evidence.timing.window_effect):
-        yield Line("window", Text(window_effect_words(evidence.timing.window_effect)))
-    for note in run_notes(evidence):
+    if evidence.timing.window_effect is not None and run_wording.slower_after(evidence.timing.window_effect):
+        yield Line("window", Text(run_wording.window_effect_words(evidence.timing.window_effect)))
+    for note in run_wording.run_notes(evidence):
         yield Line("note", Text(note))
 
 
 def throughput(report: RunReport) -> str:
     """The rates over the steps that count, in words."""
     over = f" over {report.replicas} replicas" if report.replicas > 1 else ""
-    return ", ".join(rate_words(report.run.steady, report.replicas)) + over
+    return ", ".join(run_wording.rate_words(report.run.steady, report.replicas)) + over
 
 
 def _end_to_end(report: RunReport) -> str:
@@ -282,7 +267,7 @@ def _end_to_end(report: RunReport) -> str:
 
 def _parts(ledger: RunLedger) -> str:
     """The largest parts of the fit; "" if it is all steps."""
-    shares = fit_shares(ledger)
+    shares = run_wording.fit_shares(ledger)
     if not any(pct >= _PART_SHOWN_PCT for name, pct in shares.items() if name != STEPS):
         return ""
     largest = sorted(shares, key=lambda name: -shares[name])

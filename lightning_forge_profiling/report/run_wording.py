@@ -19,7 +19,7 @@ from lightning_forge_profiling.diagnosis.machine_rules import (
 from lightning_forge_profiling.diagnosis.ranks import late_rank, not_measured
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms
 from lightning_forge_profiling.names import BEFORE_FIT, PROFILER, STARTUP_IMPORTS, STARTUP_PROCESS, STEPS
-from lightning_forge_profiling.report.text import digits
+from lightning_forge_profiling.report.wording import digits
 from lightning_forge_profiling.schema import (
     RankWork,
     Rates,

@@ -14,9 +14,12 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from lightning_forge_profiling.names import (
+    BEFORE_FIT,
     MFU,
+    PROFILER,
     REGIONS,
     RESERVED,
+    STEPS,
     TFLOPS,
     WAIT_PREFIX,
     WHOLE,
@@ -1467,6 +1470,25 @@ class RunLedger(msgspec.Struct, ShownInNotebook, frozen=True, kw_only=True):
     goodput: float | None = None
     spans: tuple[Span, ...] = ()
 
+    @property
+    def fit_s(self) -> float:
+        """Seconds of the fit, without what was before it and without this package's own time."""
+        return self.wall_s - sum(self.parts.get(part, 0.0) for part in (*BEFORE_FIT, PROFILER))
+
+    @property
+    def fit_goodput(self) -> float | None:
+        """Productive step time as a fraction of `fit_s`; None if unknown."""
+        if self.goodput is None or STEPS not in self.parts or self.fit_s <= 0:
+            return None
+        return self.goodput * (self.wall_s - self.parts.get(PROFILER, 0.0)) / self.fit_s
+
+    @property
+    def fit_pct(self) -> dict[str, float]:
+        """Parts of the fit in percent of it; the unexplained time is part of the whole."""
+        parts = {name: s for name, s in self.parts.items() if name not in BEFORE_FIT}
+        whole_s = sum(parts.values()) + self.unexplained_s
+        return {name: 100 * s / whole_s for name, s in parts.items()} if whole_s > 0 else {}
+
 
 class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Times of the counted steps of a run, without a trace.
@@ -1786,6 +1808,11 @@ class Rates(msgspec.Struct, frozen=True):
         """Mean device milliseconds of a region per step; `"step"` is the whole step."""
         total = self.total_ms if region == "step" else self.device_ms.get(region, 0.0)
         return total / self.steps if self.steps else 0.0
+
+    def share_pct(self, region: str) -> float:
+        """Share of a region in the mean step, in percent."""
+        step_ms = self.mean_ms("step")
+        return 100 * self.mean_ms(region) / step_ms if step_ms else 0.0
 
     def mean_host_ms(self, region: str) -> float:
         """Mean host milliseconds of a region per step; `"step"` is the whole step."""

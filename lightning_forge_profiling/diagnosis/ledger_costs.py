@@ -16,13 +16,11 @@ from lightning_forge_profiling.diagnosis.rule import (
     shorter,
 )
 from lightning_forge_profiling.names import (
-    BEFORE_FIT,
     CHECKPOINT_WRITE,
     EPOCH_METRICS,
     FIRST_STEP,
     GC_FULL,
     GC_YOUNG,
-    PROFILER,
     REGIONS,
     STEPS,
     hook_region,
@@ -98,7 +96,7 @@ class LedgerCosts:
         if self.of == "step":
             return self.evidence.timing.step_ms.mean * self.steps / 1e3
         if not self.is_trial:
-            return self.ledger.wall_s - sum(self.ledger.parts.get(part, 0.0) for part in (*BEFORE_FIT, PROFILER))
+            return self.ledger.fit_s
         return self.ledger.wall_s - sum(s for name, s in self.ledger.parts.items() if part_kind(name) in ONCE)
 
     def leaves(self) -> list[str]:

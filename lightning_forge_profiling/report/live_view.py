@@ -17,9 +17,9 @@ from lightning_forge_profiling.report.ranks import (
     worst_first,
 )
 from lightning_forge_profiling.report.run_status import span
-from lightning_forge_profiling.report.run_table import NAMES_WIDTH, print_lines, print_run, region_row, run_table
+from lightning_forge_profiling.report.run_table import print_run, region_row, run_table
 from lightning_forge_profiling.report.run_wording import rate_words
-from lightning_forge_profiling.report.screen import Column, Line, Screen, Table, Text
+from lightning_forge_profiling.report.screen import NAMES_WIDTH, Column, Line, Screen, Table, Text
 from lightning_forge_profiling.report.wording import digits
 from lightning_forge_profiling.schema import Analysis, RanksStatus, RankStatus, Rates
 from lightning_forge_profiling.timing.counters import percentile_ms, step_total_ms
@@ -102,7 +102,7 @@ def print_frame(record: RunRecord, where: str, now: float, screen: Screen, view:
     screen.line(where, whole=True)
     ranks = ranks_of(record, now)
     screen.line(Text(text, _STYLES[status.outcome if ranks.hang is None else "silent"]))
-    print_lines(hang_line(ranks), screen)
+    screen.lines(hang_line(ranks))
     screen.line(Text(setting_words(shown), "dim"))
     screen.line()
     print_pace(shown, now, screen)
@@ -111,14 +111,14 @@ def print_frame(record: RunRecord, where: str, now: float, screen: Screen, view:
         age = f"the first {state.step:,} steps, written {run_status.duration(now - state.at)} ago"
         screen.line()
         screen.line(Text(f"Totals of the run: {age}", "bold"))
-        print_lines(_of_run(record, state), screen)
+        screen.lines(_of_run(record, state))
     if len(ranks.ranks) > 1:
         screen.line()
         figures = shown.begin.rank if len(record.ranks) > 1 else None
         _print_ranks(record, ranks, view, now, screen, figures=figures)
     if latest := list(_until_now(record, shown, now, screen.width - NAMES_WIDTH - 1)):
         screen.line()
-        print_lines(latest, screen)
+        screen.lines(latest)
 
 
 def setting_words(rank: RankRecord) -> str:
@@ -136,7 +136,7 @@ def print_pace(rank: RankRecord, now: float, screen: Screen) -> None:
     stretch = run_status.latest_stretch(rank)
     if stretch is None:
         waiting = "no counted step on record yet" if rank.end is None else "only warm-up steps"
-        print_lines([Line("step", Text(waiting))], screen)
+        screen.lines([Line("step", Text(waiting))])
         return
     rates, (p50, p95) = run_status.rates_of(stretch.intervals), run_status.spread_of(stretch.intervals)
     of_rank = f" of rank {rank.begin.rank}" if rank.begin.world_size > 1 else ""
@@ -146,12 +146,12 @@ def print_pace(rank: RankRecord, now: float, screen: Screen) -> None:
     times = [f"{_ms(mean_ms, mean_ms):>{_MS}} ms mean"]
     if p50:
         times += [f"{_ms(p50, mean_ms):>{_MS}} median", f"{_ms(p95, mean_ms):>{_MS}} p95"]
-    print_lines([Line("step", Text(",".join(times)))], screen)
+    screen.lines([Line("step", Text(",".join(times)))])
     if run_status.split(stretch.intervals):
         screen.table(latest_regions(stretch.intervals))
     metrics = run_status.mean_metrics(stretch.intervals, lambda one: step_total_ms(one.counters))
     parts = (("throughput", _throughput(rates, metrics)), ("gpu", _gpu(metrics)))
-    print_lines((Line(name, Text(", ".join(words))) for name, words in parts if words), screen)
+    screen.lines((Line(name, Text(", ".join(words))) for name, words in parts if words))
 
 
 def _steps(stretch: run_status.Stretch) -> str:
@@ -251,7 +251,7 @@ def _print_ranks(
 ) -> None:
     """Print all ranks side by side: of many the worst, or those around the one that the user has chosen."""
     screen.line(Text(ranks_title(record, status, now), "bold"))
-    print_lines(status_lines(status), screen)
+    screen.lines(status_lines(status))
     table, others = rank_table(status, view.sorted(status), screen.width, chosen=view.rank, figures=figures)
     screen.table(table)
     if others:
@@ -294,7 +294,7 @@ def print_summary(record: RunRecord, where: str, now: float, screen: Screen) -> 
     screen.line(where, whole=True)
     screen.line(Text(status.text, "bold red" if status.outcome == "failed" else "bold"))
     ranks = ranks_of(record, now)
-    print_lines(hang_line(ranks), screen)
+    screen.lines(hang_line(ranks))
     if status.outcome in {"running", "silent"}:
         progress = run_status.run_progress(first, status.step, now)
         if progress.steps or progress.epoch:
@@ -306,10 +306,10 @@ def print_summary(record: RunRecord, where: str, now: float, screen: Screen) -> 
     else:
         if state.step < status.step:
             screen.line(f"the table covers the first {state.step:,} steps")
-        print_lines(_energy(record), screen)
+        screen.lines(_energy(record))
         print_run(state.report, screen)
     if len(ranks.ranks) > 1:
         _print_ranks(record, ranks, View(), now, screen)
         screen.line()
     events = [event for event in run_status.events_once(record) if event[0].kind in _OF_RANKS]
-    print_lines(_events(events, len(record.ranks), now), screen)
+    screen.lines(_events(events, len(record.ranks), now))

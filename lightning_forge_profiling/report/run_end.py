@@ -11,7 +11,7 @@ from lightning_forge_profiling.diagnosis.machine_rules import MACHINE, MEMORY, g
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.report import run_table
 from lightning_forge_profiling.report.run_wording import goodput_words, recompiled_lines
-from lightning_forge_profiling.report.screen import Line, Screen, Text, wrap
+from lightning_forge_profiling.report.screen import NAMES_WIDTH, Line, Screen, Text, wrap
 from lightning_forge_profiling.report.wording import digits, verdict
 from lightning_forge_profiling.schema import Analysis, Finding, RunEvidence, RunReport
 
@@ -38,15 +38,15 @@ def print_end(report: RunReport, files: Path | None, screen: Screen | None = Non
         screen.line(Text(line, "bold"))
     if table := run_table.brief_table(report, max(_LINES - taken, _FEWEST_ROWS)):
         screen.table(table)
-    run_table.print_lines(above, screen)
+    screen.lines(above)
     if below:
         screen.line()
-    run_table.print_lines(below, screen)
+    screen.lines(below)
     screen.flush()
 
 
 def _height(line: Line, width: int) -> int:
-    return 1 if line.whole else len(wrap(line.text.text, width - run_table.NAMES_WIDTH - 1))
+    return 1 if line.whole else len(wrap(line.text.text, width - NAMES_WIDTH - 1))
 
 
 def _title(report: RunReport) -> str:
@@ -90,7 +90,7 @@ def _beside(analysis: Analysis, run: RunEvidence) -> Iterator[Line]:
 
 def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
     """The verdict and what follows from it."""
-    analysis, room = report.analysis, width - run_table.NAMES_WIDTH - 1
+    analysis, room = report.analysis, width - NAMES_WIDTH - 1
     if analysis is None:
         yield from run_table.no_verdict(report.run)
     else:

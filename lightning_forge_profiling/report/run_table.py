@@ -4,7 +4,7 @@ import io
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from math import floor, log10
@@ -17,9 +17,9 @@ from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.names import REPORT_HTML, STEPS
 from lightning_forge_profiling.report import run_wording
 from lightning_forge_profiling.report.page import rendered
-from lightning_forge_profiling.report.screen import Column, Line, Row, Screen, Table, Text
+from lightning_forge_profiling.report.screen import NAMES_WIDTH, Column, Line, Row, Screen, Table, Text
 from lightning_forge_profiling.report.wording import between, by_text, digits, verdict
-from lightning_forge_profiling.schema import Analysis, Rates, RunLedger, RunRegion, RunReport, RunSummary, TraceReport
+from lightning_forge_profiling.schema import Analysis, Rates, RunEvidence, RunLedger, RunReport, RunSummary, TraceReport
 
 _SHOWN_PCT: Final = 0.05  # what is shorter shows as 0.0 %
 _SMALL_PCT: Final = 1.0  # regions that take less share a row
@@ -122,17 +122,17 @@ def _table(report: RunReport) -> Table:
     Columns without a number and regions of 0.0 % are left out; small ones share a row.
     """
     run = report.run
-    rates, step_ms = run.steady, run.steady.mean_ms("step")
-    decimals = _decimals(step_ms)
+    rates, step_ms, share = run.steady, run.steady.mean_ms("step"), run.steady.share_pct
+    # of times in milliseconds beside that of a step
+    decimals = 3 if step_ms <= 0 else max(1, min(3, 4 - floor(log10(step_ms))))
 
-    def written(ms: float | None) -> str:
-        return "" if ms is None else f"{ms:.{decimals}f}"
+    def row(name: str, pct: float | None, *times_ms: float | None) -> Row:
+        padded = (*times_ms, None, None, None)[: len(_TIMES)]
+        return region_row(name, pct, *("" if ms is None else f"{ms:.{decimals}f}" for ms in padded))
 
-    def share(region: str) -> float:
-        return 100 * rates.mean_ms(region) / step_ms if step_ms else 0.0
-
-    def row(name: str, pct: float | None, of: RunRegion, host_ms: float | None = None) -> Row:
-        return region_row(name, pct, written(of.p50_ms), written(of.p95_ms), written(host_ms))
+    def of(region: str, name: str) -> Row:
+        times = run.regions[region]
+        return row(name, share(region), times.p50_ms, times.p95_ms, host.get(region))
 
     # mean host times that say something beside the device's
     least = _HOST_DIFFERS_PCT / 100 * step_ms
@@ -144,27 +144,19 @@ def _table(report: RunReport) -> Table:
     rest_pct = sum(map(share, small))
     merged = len([name for name in small if share(name) >= _SHOWN_PCT]) > 1
     rows = [
-        row(name, share(name), run.regions[name], host.get(name))
+        of(name, name)
         for name in regions
         if name in host or (share(name) >= _SHOWN_PCT and not (merged and name in small))
     ]
-    rows += [region_row(_REST, rest_pct, "", "", "")] if merged else []
+    rows += [row(_REST, rest_pct)] if merged else []
     unknown_pct = 100 * rates.unknown_ms / rates.total_ms if step_ms else 0.0
-    rows += [region_row("unknown", unknown_pct, "", "", "")] if unknown_pct >= _SHOWN_PCT else []
-    rows.append(region_row("step", None, written(run.step_ms.p50), written(run.step_ms.p95), ""))
-    rows += [
-        row(f"your {name}", share(name), run.regions[name])
-        for name in (rates.user_regions if rates.split_steps else ())
-    ]
+    rows += [row("unknown", unknown_pct)] if unknown_pct >= _SHOWN_PCT else []
+    rows.append(row("step", None, run.step_ms.p50, run.step_ms.p95))
+    rows += [of(name, f"your {name}") for name in (rates.user_regions if rates.split_steps else ())]
     columns = Column(_sampled(rates), "text"), Column("share of mean", "share"), *map(Column, _TIMES)
     filled = [place for place in range(len(columns)) if place <= 1 or any(row.cells[place] for row in rows)]
     kept = (replace(row, cells=tuple(row.cells[place] for place in filled)) for row in rows)
     return Table(tuple(columns[place] for place in filled), tuple(kept), ruled=False)
-
-
-def _decimals(step_ms: float) -> int:
-    """The decimals of times in milliseconds beside that of a step."""
-    return 3 if step_ms <= 0 else max(1, min(3, 4 - floor(log10(step_ms))))
 
 
 def brief_table(report: RunReport, most: int) -> Table | None:
@@ -207,13 +199,28 @@ def _rate_lines(report: RunReport) -> Iterator[Line]:
         yield Line("gpu", Text(", ".join(run_wording.telemetry_words(report.gpu, short=True))))
     evidence = report.analysis.run if report.analysis is not None else None
     if evidence is not None:
-        yield from (Line(name, Text(line)) for name, line in run_wording.rank_lines(evidence))
-        if slowest := run_wording.slowest_line(evidence):
-            yield Line("slowest", Text(slowest))
-        if memory := run_wording.memory_line(evidence):
-            yield Line("memory", Text(memory))
-        yield from (Line("compile", Text(line)) for line in run_wording.recompiled_lines(evidence))
-    yield from _whole_fit_lines(report)
+        slow_and_full = ("slowest", run_wording.slowest_line(evidence)), ("memory", run_wording.memory_line(evidence))
+        compiled = (("compile", line) for line in run_wording.recompiled_lines(evidence))
+        named = (*run_wording.rank_lines(evidence), *slow_and_full, *compiled)
+        yield from (Line(name, Text(line)) for name, line in named if line)
+    yield from _fit_lines(report, evidence)
+
+
+def _fit_lines(report: RunReport, evidence: RunEvidence | None) -> Iterator[Line]:
+    run = report.run
+    if run.steps and run.wall_s > 0:
+        yield Line("end to end", Text(_end_to_end(report)))
+    ledger = None if evidence is None else evidence.ledger
+    of_fit = {} if ledger is None else {"whole fit": _parts(ledger), "goodput": run_wording.goodput_words(ledger)}
+    left_out = _left_out(run, with_times=not any(of_fit.values()))
+    for name, text in {**of_fit, "left out": ", ".join(left_out)}.items():
+        if text:
+            yield Line(name, Text(text))
+    if evidence is not None:
+        effect = evidence.timing.window_effect
+        if effect is not None and run_wording.slower_after(effect):
+            yield Line("window", Text(run_wording.window_effect_words(effect)))
+        yield from (Line("note", Text(note)) for note in run_wording.run_notes(evidence))
 
 
 def figure_notes(run: RunSummary) -> Iterator[Line]:
@@ -228,27 +235,6 @@ def figure_notes(run: RunSummary) -> Iterator[Line]:
         yield Line(
             "note", Text(f"figures are of the warm-up, of which {run.steps} steps ran; they leave out the first")
         )
-
-
-def _whole_fit_lines(report: RunReport) -> Iterator[Line]:
-    run = report.run
-    if run.steps and run.wall_s > 0:
-        yield Line("end to end", Text(_end_to_end(report)))
-    evidence = report.analysis.run if report.analysis is not None else None
-    ledger = None if evidence is None else evidence.ledger
-    parts, goodput = ("", "") if ledger is None else (_parts(ledger), run_wording.goodput_words(ledger))
-    if parts:
-        yield Line("whole fit", Text(parts))
-    if goodput:
-        yield Line("goodput", Text(goodput))
-    if left_out := _left_out(run, with_times=not (parts or goodput)):
-        yield Line("left out", Text(", ".join(left_out)))
-    if evidence is None:
-        return
-    if evidence.timing.window_effect is not None and run_wording.slower_after(evidence.timing.window_effect):
-        yield Line("window", Text(run_wording.window_effect_words(evidence.timing.window_effect)))
-    for note in run_wording.run_notes(evidence):
-        yield Line("note", Text(note))
 
 
 def throughput(report: RunReport) -> str:
@@ -267,7 +253,7 @@ def _end_to_end(report: RunReport) -> str:
 
 def _parts(ledger: RunLedger) -> str:
     """The largest parts of the fit; "" if it is all steps."""
-    shares = run_wording.fit_shares(ledger)
+    shares = ledger.fit_pct
     if not any(pct >= _PART_SHOWN_PCT for name, pct in shares.items() if name != STEPS):
         return ""
     largest = sorted(shares, key=lambda name: -shares[name])
@@ -339,9 +325,6 @@ def _trace_lines(trace: TraceReport, path: Path, log_folder: Path | None) -> Ite
         yield Line("open with", Text(command), whole=True)
 
 
-NAMES_WIDTH: Final = 11  # of the names before lines of text
-
-
 def print_run(report: RunReport, screen: Screen | None = None) -> None:
     """Show the table."""
     table = run_table(report)
@@ -354,7 +337,7 @@ def print_run(report: RunReport, screen: Screen | None = None) -> None:
 def print_table(table: RunTable, screen: Screen) -> None:
     """Print it as text."""
     screen.line()
-    print_lines(table.verdict, screen)
+    screen.lines(table.verdict)
     if table.verdict:
         screen.line()
     screen.line(Text(table.title, "bold"))
@@ -362,15 +345,9 @@ def print_table(table: RunTable, screen: Screen) -> None:
         screen.table(table.table)
     if table.lines:
         screen.line()
-    print_lines(table.lines, screen)
+    screen.lines(table.lines)
     screen.line()
     screen.flush()
-
-
-def print_lines(lines: Iterable[Line], screen: Screen) -> None:
-    """Print named lines."""
-    for line in lines:
-        screen.line(line.text, name=Text(line.name, "bold"), column=NAMES_WIDTH, whole=line.whole)
 
 
 def in_notebook() -> bool:

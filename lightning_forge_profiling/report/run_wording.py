@@ -18,7 +18,7 @@ from lightning_forge_profiling.diagnosis.machine_rules import (
 )
 from lightning_forge_profiling.diagnosis.ranks import late_rank, not_measured
 from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms
-from lightning_forge_profiling.names import BEFORE_FIT, PROFILER, STARTUP_IMPORTS, STARTUP_PROCESS, STEPS
+from lightning_forge_profiling.names import STARTUP_IMPORTS, STARTUP_PROCESS
 from lightning_forge_profiling.report.wording import digits
 from lightning_forge_profiling.schema import (
     RankWork,
@@ -94,20 +94,11 @@ def rate_words(rates: Rates, replicas: float, width: int = 0) -> list[str]:
     return [f"{digits(rate):>{width}} {unit}/s" for unit, rate in each if rate]
 
 
-def fit_shares(ledger: RunLedger) -> dict[str, float]:
-    """The parts of the fit in percent of it, without what was before it; the unexplained time is part of the whole."""
-    parts = {name: s for name, s in ledger.parts.items() if name not in BEFORE_FIT}
-    fit_s = sum(parts.values()) + ledger.unexplained_s
-    return {name: 100 * s / fit_s for name, s in parts.items()} if fit_s > 0 else {}
-
-
 def goodput_words(ledger: RunLedger) -> str:
     """How much of the fit and of its process was training, this package's own time left out; "" if unknown."""
-    own_s = ledger.parts.get(PROFILER, 0.0)
-    fit_s = ledger.wall_s - own_s - sum(ledger.parts.get(part, 0.0) for part in BEFORE_FIT)
-    if ledger.goodput is None or STEPS not in ledger.parts or fit_s <= 0:
+    if ledger.goodput is None or ledger.fit_goodput is None:
         return ""
-    words = f"{_ALL_PCT * ledger.goodput * (ledger.wall_s - own_s) / fit_s:.0f} % of the fit was training"
+    words = f"{_ALL_PCT * ledger.fit_goodput:.0f} % of the fit was training"
     if not {STARTUP_IMPORTS, STARTUP_PROCESS} & ledger.parts.keys():  # a further fit of its process
         return words
     goodput_pct = _ALL_PCT * ledger.goodput

@@ -232,6 +232,7 @@ class _Grid:
                 yield "─" * (sum(widths) + gap * (len(widths) - 1))
 
 
+NAMES_WIDTH: Final = 11  # of the names before lines of text
 _NARROWEST: Final = 20
 _STYLE: Final = re.compile(r"\x1b\[[\d;]*m")
 _ASCII: Final = str.maketrans("─µ…█▉▊▋▌▍▎▏▁▂▃▄▅▆▇", "-u~#####   __..-=+")
@@ -274,6 +275,11 @@ class Screen:
         self._write(painted(name, start) + painted(text, first))
         for line in others:
             self._write(" " * width_of(start) + painted(text, line))
+
+    def lines(self, lines: Iterable[Line]) -> None:
+        """Print named lines."""
+        for line in lines:
+            self.line(line.text, name=Text(line.name, "bold"), column=NAMES_WIDTH, whole=line.whole)
 
     def table(self, table: Table) -> None:
         """Print a table."""

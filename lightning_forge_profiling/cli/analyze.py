@@ -26,7 +26,7 @@ from lightning_forge_profiling.cli.shared import (
     write_output,
 )
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
-from lightning_forge_profiling.json_layout import schema_of
+from lightning_forge_profiling.json_layout import schema_of, summary_json
 from lightning_forge_profiling.kineto.copies import write_anonymous_copy, write_plugin_copy
 from lightning_forge_profiling.kineto.files import (
     find_rank_summaries,
@@ -39,7 +39,6 @@ from lightning_forge_profiling.kineto.files import (
     traces_among,
     windows_by_rank,
 )
-from lightning_forge_profiling.json_layout import summary_json
 from lightning_forge_profiling.names import plugin_name, rank_summary_path
 from lightning_forge_profiling.pipeline import AnalysisResult
 from lightning_forge_profiling.record.lines import Line

@@ -9,16 +9,16 @@ from pathlib import Path
 from lightning_forge_profiling.analysis import fixes
 from lightning_forge_profiling.analysis.fixes import Change
 from lightning_forge_profiling.bench.result import BenchmarkResult
-from lightning_forge_profiling.cli.shared import Progress, say, warn, write_as_json
+from lightning_forge_profiling.cli.shared import Progress, any_at, say, warn, write_as_json
 from lightning_forge_profiling.comparison import compare as comparing
 from lightning_forge_profiling.comparison.outcome import gate, github_benchmark, overall, print_comparison
 from lightning_forge_profiling.comparison.source import Source, benchmark_source, record_source, trace_source
-from lightning_forge_profiling.errors import ConfigurationError, TraceError
-from lightning_forge_profiling.kineto.files import find_traces
+from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.json_layout import read_summary
+from lightning_forge_profiling.kineto.files import find_traces
 from lightning_forge_profiling.names import SUMMARY_JSON
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.record.reader import RecordError, rank_files, read_run, records_at
+from lightning_forge_profiling.record.reader import rank_files, read_run, records_at
 from lightning_forge_profiling.safe_files import open_regular, read_regular
 from lightning_forge_profiling.what_if import Prediction, predict
 
@@ -101,18 +101,12 @@ def _refuse_two_kinds(paths: Sequence[Path]) -> None:
 
 def _has_record(path: Path) -> bool:
     """Whether `path` is a record, its folder, or a folder above one."""
-    try:
-        return bool(records_at(path))
-    except RecordError:
-        return False
+    return bool(any_at(records_at, path))
 
 
 def _has_trace(path: Path) -> bool:
     """Whether `path` is a folder with a trace in it."""
-    try:
-        return path.is_dir() and bool(find_traces(path)[0])
-    except TraceError:
-        return False
+    return path.is_dir() and bool(any_at(find_traces, path))
 
 
 def _is_benchmark(path: Path) -> bool:

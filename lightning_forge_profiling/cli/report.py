@@ -22,6 +22,7 @@ from typing import Any, cast
 
 from lightning_forge_profiling.cli.shared import (
     Progress,
+    any_at,
     find_record,
     refuse_bad_outputs,
     say,
@@ -121,10 +122,8 @@ def _report(path: Path, undo: ExitStack) -> Path:
     if path.suffix == ".html":
         path.stat()
         return path
-    page, record = _newest_page(path), None
-    with contextlib.suppress(RecordError):
-        record = records_at(path)[0]
-    if page is not None and (record is None or _covers(page, record)):
+    page, records = _newest_page(path), any_at(records_at, path)
+    if page is not None and not (records and not _covers(page, records[0])):
         return page
     content = _source_at(path).page()
     made = Path(tempfile.mkdtemp(prefix="forge-profiling-")) / REPORT_HTML
@@ -135,14 +134,9 @@ def _report(path: Path, undo: ExitStack) -> Path:
 
 def _newest_page(path: Path) -> Path | None:
     """The report in the folder itself, else the one beside the newest traces below it."""
-    if (path / REPORT_HTML).is_file():
-        return path / REPORT_HTML
-    if not path.is_dir():
-        return None
-    with contextlib.suppress(TraceError):
-        page = find_traces(path)[0][0].parent / REPORT_HTML
-        return page if page.is_file() else None
-    return None
+    traces = any_at(lambda folder: find_traces(folder)[0], path) if path.is_dir() else ()
+    pages = (path / REPORT_HTML, *(trace.parent / REPORT_HTML for trace in traces[:1]))
+    return next((page for page in pages if page.is_file()), None)
 
 
 def _covers(page: Path, record: Path) -> bool:

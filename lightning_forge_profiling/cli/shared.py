@@ -9,14 +9,14 @@ import shutil
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, combinations, product
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Self, TextIO, TypeVar
 
-from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.safe_files import write_whole
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from lightning_forge_profiling.record.reader import RunRecord
+
+_T = TypeVar("_T")
 
 
 class Progress:
@@ -165,6 +167,14 @@ def _is_replaced(path: Path) -> bool:
     return path.is_file() or not path.exists()
 
 
+def any_at(find: Callable[[Path], Sequence[_T]], path: Path) -> Sequence[_T]:
+    """What there is at a path; nothing if it cannot be read."""
+    try:
+        return find(path)
+    except ForgeProfilingError:
+        return ()
+
+
 def find_record(path: Path) -> tuple[Path, str]:
     """Folder of the newest record at a path, and its name for messages."""
     from lightning_forge_profiling.record.reader import records_at  # noqa: PLC0415  (loads msgspec)
@@ -178,8 +188,6 @@ def warn_of_problems(record: "RunRecord") -> None:
     if record.problems:
         warn("; ".join(record.problems))
 
-
-_T = TypeVar("_T")
 
 _LAST_PORT = 65_535
 _SHORTEST_S = 0.1

@@ -19,6 +19,7 @@ from lightning_forge_profiling.diagnosis.ledger_costs import ONCE, LedgerCosts, 
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_advice
 from lightning_forge_profiling.diagnosis.loader import explain_run_transfer, explain_run_wait
 from lightning_forge_profiling.diagnosis.rule import (
+    COMPUTE,
     NAMED_FROM_PCT,
     REGION_OF,
     RuleContext,
@@ -65,7 +66,6 @@ _PAIR: Final = 2
 # turns do not differ so much
 _STRAGGLES_BELOW: Final = 0.25
 
-_COMPUTES: Final = frozenset({"forward", "backward", "optimizer"})
 _LOW_CLOCK: Final = 0.9  # clocks of equal GPUs differ by a few percent, as each keeps its own power limit
 _STARVED_PCT: Final = 50.0  # of the steps
 
@@ -161,16 +161,19 @@ def not_measured(works: Collection[RankWork]) -> str:
     return because if 100 * most_ms >= NAMED_FROM_PCT * fmean(work.step_ms for work in works) else ""
 
 
-class _Excess(NamedTuple):
-    """What the last rank takes longer than the others, and the whole that it is a part of, in milliseconds per step."""
+class _Late(NamedTuple):
+    """The rank that the others wait for, and what it takes longer than they, in milliseconds per step."""
 
+    last: RankWork
+    others: Sequence[RankWork]
     own_ms: float
     others_own_ms: float
     waits_ms: float
+    error_ms: float  # of the waits
     leaf: str
     leaf_ms: float
     others_leaf_ms: float
-    of: Literal["step", "run"]
+    of: Literal["step", "run"]  # what the waits are a part of
     whole_ms: float
     steps: int
 
@@ -178,122 +181,114 @@ class _Excess(NamedTuple):
         """Milliseconds per step as a time of the step, or of the whole fit."""
         return in_s(ms * self.steps / 1e3) if self.of == "run" else in_ms(ms)
 
+    @property
+    def cause(self) -> str:
+        """The leaf in which the rank takes longer, with what makes it longer there as far as that is known."""
+        leaf, last = self.leaf, self.last
+        waited = None if last.cpu is None else last.cpu.regions.get(leaf)
+        if waited is not None and waited.waits_pct / 100 * self.leaf_ms >= _MOST_OF_IT * (
+            self.leaf_ms - self.others_leaf_ms
+        ):
+            return f"{leaf}, in which it waits for a core"
+        if not last.on_device or leaf not in COMPUTE:
+            return leaf
+        mhz = [work.sm_mhz for work in self.others if work.sm_mhz]
+        if last.sm_mhz and mhz and last.sm_mhz < _LOW_CLOCK * median(mhz):
+            return f"{leaf}, at {last.sm_mhz:.0f} MHz where the others' GPUs run at {median(mhz):.0f}"
+        if last.starved_pct is None:
+            return leaf
+        return f"{leaf} on the {'host' if last.starved_pct >= _STARVED_PCT else 'GPU'}"
 
-def _excess(last: RankWork, others: Sequence[RankWork], run: RunEvidence | None) -> _Excess:
-    leaves = dict.fromkeys(leaf for work in (last, *others) for leaf in work.leaves_ms)
-    each = [
-        (leaf, last.own_ms(leaf), median(work.own_ms(leaf) for work in others))
-        for leaf in leaves
-        if leaf not in last.unmeasured
-    ]
-    leaf, leaf_ms, others_leaf_ms = max(each, key=lambda times: times[1] - times[2])
-    own_ms, others_own_ms = last.own_ms(), median(work.own_ms() for work in others)
-    waits_ms = min(own_ms - others_own_ms, median(sum(work.waits_ms.values()) for work in others))
-    steps, whole_ms = last.steps, fmean(work.step_ms for work in (last, *others))
-    of: Literal["step", "run"] = "step"
-    if run is not None:
-        steps = max(run.timing.all_steps or run.timing.steps, 1)
-    if run is not None and leaf in last.outside and run.ledger is not None:
-        of, whole_ms = "run", 1e3 * LedgerCosts(run, run.ledger).whole_s / steps
-    return _Excess(own_ms, others_own_ms, waits_ms, leaf, leaf_ms, others_leaf_ms, of, whole_ms, steps)
 
-
-def _last(works: Sequence[RankWork], run: RunEvidence | None = None) -> tuple[RankWork, _Excess, float] | None:
-    """The rank that the others wait for, what it takes longer, and that figure's error; None if there is none."""
+def _late(works: Sequence[RankWork], run: RunEvidence | None = None) -> _Late | None:
+    """The rank that the others wait for longer than the figure's error; None if there is none."""
     if len(works) < _PAIR or any(work.exposed_ms is None for work in works):
         return None
     last = max(works, key=RankWork.own_ms)
     others = [work for work in works if work is not last]
+    leaf, leaf_ms, others_leaf_ms = max(
+        (
+            (leaf, last.own_ms(leaf), median(work.own_ms(leaf) for work in others))
+            for leaf in dict.fromkeys(leaf for work in (last, *others) for leaf in work.leaves_ms)
+            if leaf not in last.unmeasured
+        ),
+        key=lambda times: times[1] - times[2],
+    )
+    own_ms, others_own_ms = last.own_ms(), median(work.own_ms() for work in others)
+    waits_ms = min(own_ms - others_own_ms, median(sum(work.waits_ms.values()) for work in others))
     error_ms = (last.error_ms**2 + median(work.error_ms for work in others) ** 2) ** 0.5
-    excess = _excess(last, others, run)
-    waits_ms, whole_ms = excess.waits_ms, excess.whole_ms
+    of: Literal["step", "run"] = "step"
+    whole_ms, steps = fmean(work.step_ms for work in works), last.steps
+    if run is not None:
+        steps = max(run.timing.all_steps or run.timing.steps, 1)
+        if leaf in last.outside and run.ledger is not None:
+            of, whole_ms = "run", 1e3 * LedgerCosts(run, run.ledger).whole_s / steps
     if whole_ms <= 0 or 100 * waits_ms < NAMED_FROM_PCT * whole_ms or waits_ms <= error_ms:
         return None
-    return last, excess, error_ms
+    return _Late(
+        last, others, own_ms, others_own_ms, waits_ms, error_ms, leaf, leaf_ms, others_leaf_ms, of, whole_ms, steps
+    )
 
 
 def late_rank(works: Sequence[RankWork]) -> LateRank | None:
     """The rank that the others wait for, with the cause, of ranks as `with_waits` gives them; None if there is none."""
-    found = _last(works)
-    if found is None:
-        return None
-    last, excess, _ = found
-    others = [work for work in works if work.rank != last.rank]
-    return LateRank(rank=last.rank, cause=_cause(excess, last, others), ms=excess.waits_ms)
-
-
-def _cause(excess: _Excess, last: RankWork, others: Sequence[RankWork]) -> str:
-    """The leaf in which a rank takes longer, with what makes it longer there as far as that is known."""
-    leaf, more_ms = excess.leaf, excess.leaf_ms - excess.others_leaf_ms
-    waited = None if last.cpu is None else last.cpu.regions.get(leaf)
-    if waited is not None and waited.waits_pct / 100 * excess.leaf_ms >= _MOST_OF_IT * more_ms:
-        return f"{leaf}, in which it waits for a core"
-    if not last.on_device or leaf not in _COMPUTES:
-        return leaf
-    mhz = [work.sm_mhz for work in others if work.sm_mhz]
-    if last.sm_mhz and mhz and last.sm_mhz < _LOW_CLOCK * median(mhz):
-        return f"{leaf}, at {last.sm_mhz:.0f} MHz where the others' GPUs run at {median(mhz):.0f}"
-    if last.starved_pct is None:
-        return leaf
-    return f"{leaf} on the {'host' if last.starved_pct >= _STARVED_PCT else 'GPU'}"
+    found = _late(works)
+    return None if found is None else LateRank(rank=found.last.rank, cause=found.cause, ms=found.waits_ms)
 
 
 def straggler(run: RunEvidence) -> Finding | None:
     """The rank that the others wait for, with the part of its step in which it takes longer."""
-    found = _last(run.ranks.works, run)
+    found = _late(run.ranks.works, run)
     if found is None:
         return None
-    last, excess, error_ms = found
-    others = [work for work in run.ranks.works if work is not last]
-    waits_ms, whole_ms = excess.waits_ms, excess.whole_ms
-    late_ms = excess.own_ms - excess.others_own_ms
-    late = [work.rank for work in others if work.own_ms() - excess.others_own_ms >= _AS_LATE * late_ms]
-    saves: Saving | None
-    if excess.of == "run":
-        seconds, whole_s = (ms * excess.steps / 1e3 for ms in (waits_ms, whole_ms))
-        saves = saving_of_fit(seconds, whole_s, excess.steps, at_most=bool(late))
+    last, waits_ms, whole_ms, error_ms = found.last, found.waits_ms, found.whole_ms, found.error_ms
+    least_ms = found.others_own_ms + _AS_LATE * (found.own_ms - found.others_own_ms)
+    also = [work.rank for work in found.others if work.own_ms() >= least_ms]
+    if found.of == "run":
+        seconds, whole_s = (ms * found.steps / 1e3 for ms in (waits_ms, whole_ms))
+        saves: Saving | None = saving_of_fit(seconds, whole_s, found.steps, at_most=bool(also))
     else:
-        saves = saving(waits_ms, whole_ms, at_most=bool(late))
+        saves = saving(waits_ms, whole_ms, at_most=bool(also))
     host = {"host": last.host} if len({work.host for work in run.ranks.works}) > 1 else {}
     return Finding(
         code=STRAGGLER,
         share_pct=min(100 * waits_ms / whole_ms, 100.0),
-        of=excess.of,
+        of=found.of,
         rank=last.rank,
         source="run",
-        title=_title(last, late, excess, host.get("host", ""), cause := _cause(excess, last, others)),
+        title=_title(found, also, host.get("host", "")),
         evidence={
-            "leaf": excess.leaf,
-            "cause": cause,
-            "leaf_ms_per_step": round(excess.leaf_ms, 3),
-            "others_leaf_ms_per_step": round(excess.others_leaf_ms, 3),
-            "own_ms_per_step": round(excess.own_ms, 3),
-            "others_own_ms_per_step": round(excess.others_own_ms, 3),
+            "leaf": found.leaf,
+            "cause": found.cause,
+            "leaf_ms_per_step": round(found.leaf_ms, 3),
+            "others_leaf_ms_per_step": round(found.others_leaf_ms, 3),
+            "own_ms_per_step": round(found.own_ms, 3),
+            "others_own_ms_per_step": round(found.others_own_ms, 3),
             "others_wait_ms_per_step": round(waits_ms, 3),
             "step_ms": round(fmean(work.step_ms for work in run.ranks.works), 3),
             **host,
         },
-        advice=_advice(excess.leaf, last, run),
+        advice=_advice(found.leaf, last, run),
         low_pct=max(100 * (waits_ms - error_ms) / whole_ms, 0.0) if error_ms else None,
         high_pct=min(100 * (waits_ms + error_ms) / whole_ms, 100.0) if error_ms else None,
         saves=saves,
     )
 
 
-def _title(last: RankWork, late: Sequence[int], excess: _Excess, host: str, cause: str) -> str:
-    words = excess.words
-    who = f"ranks {', '.join(map(str, sorted([*late, last.rank])))}" if late else f"rank {last.rank}"
-    whole, a_step = f"of each {words(excess.whole_ms)} step", " a step"
-    if excess.of == "run":
-        whole, a_step = f"of the fit's {words(excess.whole_ms)}", ""
-    what, own_ms, others_ms = f"its {cause}{',' * (', ' in cause)}", excess.leaf_ms, excess.others_leaf_ms
-    if own_ms - others_ms < _MOST_OF_IT * (excess.own_ms - excess.others_own_ms):
-        what, own_ms, others_ms = f"its own work, most of it in {cause},", excess.own_ms, excess.others_own_ms
+def _title(found: _Late, also: Sequence[int], host: str) -> str:
+    last, words, cause = found.last, found.words, found.cause
+    who = f"ranks {', '.join(map(str, sorted([*also, last.rank])))}" if also else f"rank {last.rank}"
+    whole, a_step = f"of each {words(found.whole_ms)} step", " a step"
+    if found.of == "run":
+        whole, a_step = f"of the fit's {words(found.whole_ms)}", ""
+    what, own_ms, others_ms = f"its {cause}{',' * (', ' in cause)}", found.leaf_ms, found.others_leaf_ms
+    if own_ms - others_ms < _MOST_OF_IT * (found.own_ms - found.others_own_ms):
+        what, own_ms, others_ms = f"its own work, most of it in {cause},", found.own_ms, found.others_own_ms
     title = (
-        f"the other ranks wait {words(excess.waits_ms)} {whole} for {who}{f' on {host}' if host else ''}: {what} takes "
+        f"the other ranks wait {words(found.waits_ms)} {whole} for {who}{f' on {host}' if host else ''}: {what} takes "
         f"{words(own_ms)}{a_step}, the others' {words(others_ms)}"
     )
-    line = next(iter(last.lines.get(excess.leaf, ())), None)
+    line = next(iter(last.lines.get(found.leaf, ())), None)
     if line is None or line.pct < LEAST_PCT:
         return title
     return f"{title}; {line.pct:.0f} % of that in {line.file}:{line.line} {line.function}"

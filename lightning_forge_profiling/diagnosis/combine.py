@@ -6,7 +6,6 @@ two disagree. Without a GPU the run decides about waiting; operators and Python 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from msgspec.structs import replace
@@ -24,7 +23,7 @@ from lightning_forge_profiling.diagnosis.findings import (
 )
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts, hooks_ms, in_steps_pct
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_findings
-from lightning_forge_profiling.diagnosis.live_step import cpu_findings, gpu_findings, recorded_steps
+from lightning_forge_profiling.diagnosis.live_step import LiveRun, RecordedSteps, cpu_findings, gpu_findings
 from lightning_forge_profiling.diagnosis.machine_rules import before_all, memory_findings
 from lightning_forge_profiling.diagnosis.ranks import (
     STRAGGLER,
@@ -73,27 +72,6 @@ _UNKNOWN_STEPS: Final = 3
 _PAIR: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """A run, its times without what its ranks do to each other, and the rank that the others wait for."""
-
-    all: RunEvidence
-    own: RunEvidence
-    straggler: Finding | None
-
-    @property
-    def late_ms(self) -> float:
-        """How long the other ranks wait for the straggler, per step."""
-        return 0.0 if self.straggler is None else self.straggler.share_pct * self.all.timing.step_ms.mean / 100
-
-    @property
-    def ranks_ms(self) -> float:
-        """What the own times lack of the step."""
-        return sum(
-            self.all.timing.regions[name].device_ms - own.device_ms for name, own in self.own.timing.regions.items()
-        )
-
-
 def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis:
     """Findings and verdict from the trace, the run, or both."""
     if evidence is None:
@@ -103,13 +81,14 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     works = with_waits(evidence.ranks.works)
     compared = replace(evidence, ranks=replace(evidence.ranks, works=works))
     late = straggler(compared) if compared.timing.steps >= MIN_STEPS else None
-    run = _Run(compared, own_times(compared, late), late)
+    run = LiveRun(compared, own_times(compared, late), late)
     if analysis is not None and evidence.timing.steps < MIN_STEPS:
         combined = replace(analysis, run=run.all)
     else:
         findings, differences = _to_live_step(analysis, run)
         others = (*ledger_findings(run.own), *memory_findings(run.all))
-        ranked = _ranked(_merge(findings, others, run), run)
+        merged = beside_straggler(_merged(findings, others, run.own), run.all, late)
+        ranked = _ranked(merged if late is None else [*merged, late], run)
         combined = naming_missing(before_all(_with_verdict(ranked, differences, analysis, run), run.all))
     combined = without_verdict_of_hang(combined)
     return replace(
@@ -169,7 +148,7 @@ def without_run(analysis: Analysis) -> Analysis:
     )
 
 
-def _without_late_hosts(analysis: Analysis, run: _Run) -> tuple[Finding, ...]:
+def _without_late_hosts(analysis: Analysis, run: LiveRun) -> tuple[Finding, ...]:
     """The trace's findings without what the ranks' own clocks decide: which host is late in live steps."""
     # recording slows every rank's host, each by another amount, so that in a trace another rank may be the late one.
     findings, late = analysis.findings, run.straggler
@@ -192,13 +171,13 @@ def _without_late_hosts(analysis: Analysis, run: _Run) -> tuple[Finding, ...]:
     return findings
 
 
-def _to_live_step(analysis: Analysis | None, run: _Run) -> tuple[list[Finding], list[str]]:
+def _to_live_step(analysis: Analysis | None, run: LiveRun) -> tuple[list[Finding], list[str]]:
     """The causes in the step as shares of the live step, and where trace and run differ."""
     live = {finding.code: finding for finding in run_findings(run.own)}
     if analysis is None or not analysis.ranks:
         return list(live.values()), []
     recorded = _without_late_hosts(analysis, run)
-    steps = recorded_steps(analysis, run.own, late_ms=run.late_ms, ranks_ms=run.ranks_ms)
+    steps = RecordedSteps(analysis, run)
     if steps.rank.gpu.busy_ms_per_step:
         return gpu_findings(recorded, live, steps)
     if any(rank.gpu.busy_ms_per_step for rank in analysis.ranks):  # the run is of a rank without one
@@ -207,32 +186,24 @@ def _to_live_step(analysis: Analysis | None, run: _Run) -> tuple[list[Finding], 
     return cpu_findings(recorded, live, steps)
 
 
-def _merge(findings: Sequence[Finding], ledger: Sequence[Finding], run: _Run) -> list[Finding]:
-    """Findings of the step and of the ledger, and the straggler, which has some of their time."""
-    merged = beside_straggler(merge_findings(findings, ledger, run.own), run.all, run.straggler)
-    return merged if run.straggler is None else [*merged, run.straggler]
-
-
-def merge_findings(findings: Sequence[Finding], ledger: Sequence[Finding], run: RunEvidence) -> list[Finding]:
+def _merged(findings: Sequence[Finding], ledger: Sequence[Finding], run: RunEvidence) -> list[Finding]:
     """Findings of the step and of the ledger without those whose time another one explains better."""
-    hidden = set()
+    hidden, step_ms = set(), run.timing.step_ms.mean
     collecting_ms = sum(finding.saves.ms_per_step for finding in ledger if finding.code == "gc-bound" and finding.saves)
-    between_pct = max((finding.share_pct for finding in findings if finding.code == "between-regions"), default=0.0)
-    if collecting_ms > run.timing.step_ms.mean * between_pct / 100 / 2:  # which region it was in is not known
-        hidden.add("between-regions")
-    python_pct = max((finding.share_pct for finding in findings if finding.code == "python-bound"), default=0.0)
-    if collecting_ms > run.timing.step_ms.mean * python_pct / 100 / 2:
-        hidden.add("python-bound")
+    for code in ("between-regions", "python-bound"):  # in which of the regions collections are is not known
+        pct = max((finding.share_pct for finding in findings if finding.code == code), default=0.0)
+        if collecting_ms > step_ms * pct / 100 / 2:
+            hidden.add(code)
     if any(finding.code == "worker-restarts" for finding in findings):
         hidden.add("loader-startup")
-    in_update_pct = 100 * hooks_ms(run, "optimizer") / run.timing.step_ms.mean if run.timing.step_ms.mean > 0 else 0.0
+    in_update_pct = 100 * hooks_ms(run, "optimizer") / step_ms if step_ms > 0 else 0.0
     updates = [finding for finding in findings if finding.code == "slow-optimizer" and finding.source == "trace"]
     if any(finding.share_pct < 2 * in_update_pct for finding in updates):  # its region contains the hooks
         hidden.add("slow-optimizer")
     return [finding for finding in (*findings, *ledger) if finding.code not in hidden]
 
 
-def _ranked(findings: Sequence[Finding], run: _Run) -> tuple[Finding, ...]:
+def _ranked(findings: Sequence[Finding], run: LiveRun) -> tuple[Finding, ...]:
     """The findings, with intervals and lines: first those that may be the verdict, by what their fixes gain."""
     known = with_lines(with_intervals(findings, run.all), run.all)
     ranked = by_gain(known, in_steps_pct=in_steps_pct(run.all))
@@ -240,7 +211,7 @@ def _ranked(findings: Sequence[Finding], run: _Run) -> tuple[Finding, ...]:
 
 
 def _with_verdict(
-    ranked: tuple[Finding, ...], differences: Sequence[str], analysis: Analysis | None, run: _Run
+    ranked: tuple[Finding, ...], differences: Sequence[str], analysis: Analysis | None, run: LiveRun
 ) -> Analysis:
     if analysis is None:
         return _of_run(ranked, run)
@@ -267,7 +238,7 @@ def _unknown_pct(run: RunEvidence) -> float:
     return 100 * max(run.timing.unknown_ms - known_ms, 0.0) / run.timing.step_ms.mean
 
 
-def _of_run(ranked: tuple[Finding, ...], run: _Run) -> Analysis:
+def _of_run(ranked: tuple[Finding, ...], run: LiveRun) -> Analysis:
     """The analysis without a trace: what a CPU computes is a finding beside others."""
     steps, certain = run.all.timing.steps, [finding for finding in ranked if is_certain(finding)]
     findings = ranked

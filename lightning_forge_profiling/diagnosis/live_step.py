@@ -44,15 +44,52 @@ _ROUNDING: Final = 1 + 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedSteps:
-    """The recorded steps of the lowest rank beside the live steps of the run, in milliseconds."""
+class LiveRun:
+    """A run, its times without what its ranks do to each other, and the rank that the others wait for."""
 
-    rank: RankSummary
-    run: RunEvidence  # its own times
-    busy_ms: float  # how much of the mean recorded step the GPU was busy, the mean over the ranks
-    work_ms: float  # the same without waiting for other ranks, which depends on the hosts
-    late_ms: float  # how long ranks wait for a late one in a live step
-    ranks_ms: float  # what the own times lack of the live step: this rank waits for others, or they for it
+    all: RunEvidence
+    own: RunEvidence
+    straggler: Finding | None
+
+    @property
+    def late_ms(self) -> float:
+        """How long the other ranks wait for the straggler, per step."""
+        return 0.0 if self.straggler is None else self.straggler.share_pct * self.all.timing.step_ms.mean / 100
+
+    @property
+    def ranks_ms(self) -> float:
+        """What the own times lack of the step: this rank waits for others, or they for it."""
+        regions = self.all.timing.regions
+        return sum(regions[name].device_ms - own.device_ms for name, own in self.own.timing.regions.items())
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSteps:
+    """The recorded steps of an analysis of at least one rank beside the live steps of the run, in milliseconds."""
+
+    analysis: Analysis
+    live: LiveRun
+
+    @property
+    def rank(self) -> RankSummary:
+        """The lowest rank, which the run's figures are of."""
+        return min(self.analysis.ranks, key=lambda rank: rank.rank)
+
+    @property
+    def run(self) -> RunEvidence:
+        """The run's own times."""
+        return self.live.own
+
+    @property
+    def idle_ms(self) -> tuple[float, float]:
+        """How much of the mean step the GPU idles, recorded and at most live: the mean over the ranks."""
+        of_all = self.analysis.spread or spread(self.analysis.ranks, ())
+        busy, comm = of_all["busy"], of_all["comm"]
+        # waiting for other ranks depends on their hosts. Exposed communication of the rank that has least of it is the
+        # communication itself, and what others have more is waiting.
+        work_ms = busy.mean - comm.mean + comm.min
+        live_ms = self.run.timing.step_ms.mean - work_ms - self.live.late_ms
+        return self.rank.step_ms.mean - busy.mean, max(live_ms, 0.0)
 
     @property
     def slowed(self) -> bool:
@@ -100,22 +137,6 @@ class RecordedSteps:
         )
 
 
-def recorded_steps(analysis: Analysis, run: RunEvidence, *, late_ms: float, ranks_ms: float) -> RecordedSteps:
-    """The recorded steps of an analysis of at least one rank."""
-    of_all = analysis.spread or spread(analysis.ranks, ())
-    busy, comm = of_all["busy"], of_all["comm"]
-    return RecordedSteps(
-        min(analysis.ranks, key=lambda rank: rank.rank),
-        run,
-        busy_ms=busy.mean,
-        # without waiting for other ranks: exposed communication of the rank that has least of it is the communication
-        # itself, and what others have more is waiting
-        work_ms=busy.mean - comm.mean + comm.min,
-        late_ms=late_ms,
-        ranks_ms=ranks_ms,
-    )
-
-
 # -- with a GPU ------------------------------------------------------------------------------------------------------
 
 
@@ -124,7 +145,7 @@ def gpu_findings(
 ) -> tuple[list[Finding], list[str]]:
     """The trace's causes at their share of the live step, with those that only the run shows; where the two differ."""
     differences, traced = steps.difference, list(recorded)
-    if differences or steps.late_ms:  # a late host's own GPU is idle too, which is no second cause
+    if differences or steps.live.late_ms:  # a late host's own GPU is idle too, which is no second cause
         converted = [_of_live_step(finding, steps) for finding in recorded]
         traced = [finding for finding in converted if finding.share_pct >= NAMED_FROM_PCT]
         differences += [
@@ -174,7 +195,7 @@ def _of_live_step(finding: Finding, steps: RecordedSteps) -> Finding:
 def _live_wait(finding: Finding, share: float, saves_ms: float, steps: RecordedSteps) -> tuple[float, str, float]:
     """Share, words and saving of a wait for the host, without what recording added to it."""
     recorded_ms, live_ms = steps.rank.step_ms.mean, steps.run.timing.step_ms.mean
-    idle_recorded_ms, idle_live_ms = recorded_ms - steps.busy_ms, max(live_ms - steps.work_ms - steps.late_ms, 0.0)
+    idle_recorded_ms, idle_live_ms = steps.idle_ms
     if finding.code == "slow-optimizer" and "optimizer" in steps.run.timing.regions:  # which the run has timed
         share = share_pct(steps.run, "optimizer")
         words = f"the optimizer takes {of_step(share * live_ms / 100, live_ms)}"
@@ -305,7 +326,7 @@ def _operators_and_python(recorded: Sequence[Finding], steps: RecordedSteps) -> 
     apart_ms = (
         hooks_ms(run, "transfer", "forward", "backward", "optimizer", "other")
         + blocked_ms(own, *COMPUTE)
-        + steps.ranks_ms
+        + steps.live.ranks_ms
     )
     if not steps.difference and not update_differs and 100 * apart_ms < NAMED_FROM_PCT * live_ms:
         known = RuleContext(rank, run=run)

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.compute import CPU_WORK, computing_is_known
 from lightning_forge_profiling.diagnosis.findings import (
-    cpu_work,
     find_causes,
     rank_causes,
     rules_of_thumb,
@@ -242,8 +241,9 @@ def _of_run(ranked: tuple[Finding, ...], run: LiveRun) -> Analysis:
     """The analysis without a trace: what a CPU computes is a finding beside others."""
     steps, certain = run.all.timing.steps, [finding for finding in ranked if is_certain(finding)]
     findings = ranked
-    if certain:
-        findings = _ranked([*ranked, *beside_straggler(cpu_work(run.own), run.all, run.straggler)], run)
+    if certain and not run.all.timing.on_device:  # what a step computes, without the waits and what those name
+        work = run_findings(run.own, (CPU_WORK,))
+        findings = _ranked([*ranked, *beside_straggler(work, run.all, run.straggler)], run)
     verdict, text = decide(findings, gpu=run.all.timing.on_device, steps=steps)
     if verdict == CPU_WORK.code and not (run.all.timing.on_device or computing_is_known(run.own)):
         [title] = [finding.title for finding in findings if finding.code == verdict]

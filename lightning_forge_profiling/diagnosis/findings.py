@@ -5,8 +5,7 @@ name fewer causes than those of a trace, and say which ones they cannot distingu
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -116,17 +115,8 @@ def _at_the_others_pace(
     return saving(most_ms, context.rank.step_ms.mean, at_most=True)
 
 
-def run_findings(run: RunEvidence) -> tuple[Finding, ...]:
+def run_findings(run: RunEvidence, rules: Sequence[Rule[RunEvidence]] = RUN_RULES) -> tuple[Finding, ...]:
     """What costs at least `NAMED_FROM_PCT` of a step. No two findings count the same time, those of hooks included."""
-    return _of_run(RUN_RULES, run)
-
-
-def cpu_work(run: RunEvidence) -> tuple[Finding, ...]:
-    """What a step on the CPU computes, as a finding beside others: without the waits, and without what those name."""
-    return () if run.timing.on_device else _of_run((compute.CPU_WORK,), run)
-
-
-def _of_run(rules: Sequence[Rule[RunEvidence]], run: RunEvidence) -> tuple[Finding, ...]:
     step_ms = run.timing.step_ms.mean
     if run.timing.steps < MIN_STEPS or step_ms <= 0:
         return ()
@@ -157,14 +147,10 @@ def _run_finding(rule: Rule[RunEvidence], run: RunEvidence, share_pct: float) ->
 _MANY_ITEMS: Final = 20  # Lightning and its progress bar read a few a step
 
 
-def _pct(rank: RankSummary, ms_per_step: float) -> float:
-    return 100 * ms_per_step / rank.step_ms.mean if rank.step_ms.mean else 0.0
-
-
 def _copy_pct(rank: RankSummary) -> float:
     """Share of the step that `aten::copy_` spends in kernels, so not in copies to the GPU."""
     spent_ms = sum(operator.self_device_ms_per_step for operator in rank.operators if operator.name == "aten::copy_")
-    return _pct(rank, max(spent_ms - sum(copy.ms_per_step for copy in rank.copies), 0.0))
+    return RuleContext(rank).pct(max(spent_ms - sum(copy.ms_per_step for copy in rank.copies), 0.0))
 
 
 def _other_pct(rank: RankSummary) -> float:
@@ -174,12 +160,11 @@ def _other_pct(rank: RankSummary) -> float:
 
 
 def _item_pct(rank: RankSummary) -> float:
-    many = rank.cpu is not None and rank.cpu.item_calls_per_step >= _MANY_ITEMS
-    return _pct(rank, rank.cpu.item_ms_per_step) if many and rank.cpu is not None else 0.0
+    context = RuleContext(rank)
+    return context.pct(context.cpu.item_ms_per_step) if context.cpu.item_calls_per_step >= _MANY_ITEMS else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Thumb:
+class _Thumb(NamedTuple):
     """A rule of thumb: the figure of a rank, above which it is worth a look, and the words for it."""
 
     code: str
@@ -199,7 +184,7 @@ _OF_RANKS: Final = (
     ),
     _Thumb(
         "comm-heavy",
-        lambda rank: _pct(rank, rank.comm.ms_per_step),
+        lambda rank: RuleContext(rank).pct(rank.comm.ms_per_step),
         20,
         "communication runs for {:.0f} % of the step, hidden or not",
     ),
@@ -244,10 +229,10 @@ _OF_RANKS: Final = (
 def rules_of_thumb(ranks: Iterable[RankSummary]) -> tuple[Hint, ...]:
     """The rules that apply, once each: on the rank where their figure is greatest."""
     ranks, hints = tuple(ranks), []
-    for rule in _OF_RANKS:
-        rank = max(ranks, key=rule.figure, default=None)
-        if rank is not None and rule.figure(rank) > rule.above:
-            hints.append(Hint(code=rule.code, rank=rank.rank, text=rule.text.format(rule.figure(rank), rank=rank)))
+    for code, figure, above, text in _OF_RANKS:
+        rank = max(ranks, key=figure, default=None)
+        if rank is not None and figure(rank) > above:
+            hints.append(Hint(code=code, rank=rank.rank, text=text.format(figure(rank), rank=rank)))
     return tuple(hints)
 
 
@@ -345,8 +330,7 @@ _MEANS: Final = {
 
 def telemetry_hints(summary: TelemetrySummary, *, steps: int | None = None) -> tuple[Hint, ...]:
     """The hints that apply: none from few samples, or about a few calls of `cudaMalloc` in all."""
-    sensors = _sensors(summary) if summary.samples >= _MIN_SAMPLES else ()
-    return (*sensors, *_memory(summary, steps))
+    return (*(_sensors(summary) if summary.samples >= _MIN_SAMPLES else ()), *_memory(summary, steps))
 
 
 def _sensors(summary: TelemetrySummary) -> Iterator[Hint]:

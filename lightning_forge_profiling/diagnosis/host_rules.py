@@ -339,17 +339,16 @@ def _explain_between_regions(run: RunEvidence) -> Explanation:
 # -- the module's code waits in a run --------------------------------------------------------------------------------
 
 
-def _waits_ms(name: str, run: RunEvidence) -> float:
-    return blocked_ms(run, name)
+def _blocked(name: str) -> Rule[RunEvidence]:
+    def explain(run: RunEvidence) -> Explanation:
+        waits_ms = blocked_ms(run, name)
+        return Explanation(
+            f"{name} waits {of_step(waits_ms, run.timing.step_ms.mean)} without using a core",
+            {"blocked_ms_per_step": waits_ms, f"{name}_ms_per_step": region(run, name).device_ms},
+            WAITS,
+        )
 
-
-def _explain_blocked(name: str, run: RunEvidence) -> Explanation:
-    waits_ms = blocked_ms(run, name)
-    return Explanation(
-        f"{name} waits {of_step(waits_ms, run.timing.step_ms.mean)} without using a core",
-        {"blocked_ms_per_step": waits_ms, f"{name}_ms_per_step": region(run, name).device_ms},
-        WAITS,
-    )
+    return Rule(f"blocked-{name}", lambda run: blocked_ms(run, name), explain)
 
 
 GPU_RULES: Final = (
@@ -361,6 +360,6 @@ GPU_RULES: Final = (
 CPU_RULES: Final = (Rule("python-bound", lambda context: context.cpu.python_ms_per_step, _explain_python),)
 RUN_RULES: Final = (
     Rule("between-regions", _between_regions_ms, _explain_between_regions),  # of which a trace has no mark
-    *(Rule(f"blocked-{name}", partial(_waits_ms, name), partial(_explain_blocked, name)) for name in COMPUTE),
+    *map(_blocked, COMPUTE),
     Rule("launch-bound", _launching_in_run_ms, _explain_launching_in_run, _host_paced_ms),
 )

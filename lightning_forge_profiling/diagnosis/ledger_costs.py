@@ -162,8 +162,10 @@ class LedgerCosts:
             return self.per_step_ms(part) * self.steps / 1e3, count
         if not self.is_trial:
             return seconds, count
+        if part_kind(part) in ONCE:
+            return 0.0, 0
         if count <= 1:  # of a longer run it would be as much, but for what comes each epoch
-            at_the_end = part.endswith(_AT_THE_END) and part != "teardown" and seconds >= NOTICED_S
+            at_the_end = part.endswith(_AT_THE_END) and seconds >= NOTICED_S
             return (seconds, count) if part in _EACH_EPOCH or "_epoch_" in part or at_the_end else (0.0, 0)
         first_s = self._sum(self.ledger.first_s, part)
         later_s = seconds - first_s

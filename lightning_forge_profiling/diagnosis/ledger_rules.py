@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
@@ -38,15 +37,10 @@ from lightning_forge_profiling.schema import Finding, Recompilation, RunEvidence
 _SHORT_VALIDATION_S: Final = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerRule:
-    """What is said of one kind of leaf: the code of its finding, and the words for a leaf."""
-
-    code: str
-    explain: Callable[[LedgerCosts, str], Explanation]
+Explain = Callable[[LedgerCosts, str], Explanation]  # the words for a leaf
 
 
-def _takes(subject: str, events: str, advice: str, on_gpu: str = "") -> Callable[[LedgerCosts, str], Explanation]:
+def _takes(subject: str, events: str, advice: str, on_gpu: str = "") -> Explain:
     """Words for a leaf, of which the subject may have the name; `on_gpu` is advice for a run on one."""
 
     def explain(run: LedgerCosts, part: str) -> Explanation:
@@ -169,20 +163,15 @@ def _against(found: Recompilation) -> str:
     )
 
 
-def _startup_s(run: LedgerCosts) -> float:
-    startup = sum(s for name, s in run.ledger.parts.items() if name.startswith("startup/"))
-    return 0.0 if run.is_trial or run.of == "step" else startup
-
-
-def _startup(run: LedgerCosts, _: str) -> Explanation:
-    parts = {part: s for part, s in run.ledger.parts.items() if part.startswith("startup/")}
-    before_s, largest = sum(parts.get(part, 0.0) for part in BEFORE_FIT), max(parts, key=parts.__getitem__)
+def _startup(run: LedgerCosts, part: str) -> Explanation:
+    parts = {name: s for name, s in run.ledger.parts.items() if name.startswith("startup/")}
+    before_s, largest = sum(parts.get(name, 0.0) for name in BEFORE_FIT), max(parts, key=parts.__getitem__)
     what, advice = next(
-        (said for part, said in _STARTUP.items() if largest.startswith(part)),
+        (said for name, said in _STARTUP.items() if largest.startswith(name)),
         (largest.removeprefix("startup/"), "Do less there, or cache its result on disk."),
     )
     return Explanation(
-        f"{in_s(_startup_s(run))} pass until the first step has ended, {in_s(before_s)} of them before the fit; the "
+        f"{in_s(run.seconds(part))} pass until the first step has ended, {in_s(before_s)} of them before the fit; the "
         f"longest is {what}, {in_s(parts[largest])}",
         {"part": largest},
         advice,
@@ -234,13 +223,13 @@ _FUNCTION: Final = (
     "first tensor's shape, or the DataLoader's batch size; flops_per_batch may be a number."
 )
 
-# what is said of a leaf, by itself or else by its kind
-LEDGER_RULES: Final = {
-    "checkpoint": LedgerRule("checkpoint-bound", _checkpoint),
-    "validation": LedgerRule("validation-bound", _validation),
-    **{function_part(name): LedgerRule("slow-hook", _takes("{}", "calls", _FUNCTION)) for name in COUNTING},
-    "callback": LedgerRule("slow-callback", _takes("callback {}", "calls", _HOOK, _HOOK_ON_GPU)),
-    "module/lr_scheduler_step": LedgerRule(
+# the code of its finding and what is said of a leaf, by itself or else by its kind
+LEDGER_RULES: Final[dict[str, tuple[str, Explain]]] = {
+    "checkpoint": ("checkpoint-bound", _checkpoint),
+    "validation": ("validation-bound", _validation),
+    **{function_part(name): ("slow-hook", _takes("{}", "calls", _FUNCTION)) for name in COUNTING},
+    "callback": ("slow-callback", _takes("callback {}", "calls", _HOOK, _HOOK_ON_GPU)),
+    "module/lr_scheduler_step": (
         "slow-hook",
         _takes(
             "the learning-rate scheduler's step (lr_scheduler_step)",
@@ -248,9 +237,9 @@ LEDGER_RULES: Final = {
             "Make the scheduler's step() cheaper, or call it less often (interval, frequency in configure_optimizers).",
         ),
     ),
-    "module": LedgerRule("slow-hook", _takes("the module's {}", "calls", _HOOK, _HOOK_ON_GPU)),
-    "datamodule": LedgerRule("slow-hook", _takes("the data module's {}", "calls", _HOOK, _HOOK_ON_GPU)),
-    SELF_LOG: LedgerRule(
+    "module": ("slow-hook", _takes("the module's {}", "calls", _HOOK, _HOOK_ON_GPU)),
+    "datamodule": ("slow-hook", _takes("the data module's {}", "calls", _HOOK, _HOOK_ON_GPU)),
+    SELF_LOG: (
         "slow-logger",
         _takes(
             "self.log",
@@ -259,7 +248,7 @@ LEDGER_RULES: Final = {
             "Collect values in a tensor and log them with on_step=False, on_epoch=True at the end of an epoch.",
         ),
     ),
-    EPOCH_METRICS: LedgerRule(
+    EPOCH_METRICS: (
         "slow-logger",
         _takes(
             "computing the logged metrics at an epoch's end",
@@ -268,11 +257,11 @@ LEDGER_RULES: Final = {
             "them every few epochs.",
         ),
     ),
-    "logger": LedgerRule("slow-logger", _logger),
-    "data_loader": LedgerRule("loader-startup", _loader),
-    "compile": LedgerRule("compile-bound", _compile),
-    "gc": LedgerRule("gc-bound", _garbage),
-    "startup": LedgerRule("startup-bound", _startup),
+    "logger": ("slow-logger", _logger),
+    "data_loader": ("loader-startup", _loader),
+    "compile": ("compile-bound", _compile),
+    "gc": ("gc-bound", _garbage),
+    "startup": ("startup-bound", _startup),
 }
 
 
@@ -283,7 +272,7 @@ def ledger_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
     of_fit, of_step = (LedgerCosts(evidence, evidence.ledger, of) for of in ("run", "step"))
     parts = ["startup", *(part for part in of_fit.leaves() if part_kind(part) != "startup")]
     named = ((_rule_of(part), _first_named(part, of_fit, of_step), part) for part in parts)
-    return tuple(_finding(rule, costs, part) for rule, costs, part in named if rule and costs)
+    return tuple(_finding(*rule, costs, part) for rule, costs, part in named if rule and costs)
 
 
 def ledger_advice(part: str, evidence: RunEvidence) -> str:
@@ -291,20 +280,16 @@ def ledger_advice(part: str, evidence: RunEvidence) -> str:
     rule = _rule_of(part)
     if rule is None or evidence.ledger is None:
         return ""
-    return rule.explain(LedgerCosts(evidence, evidence.ledger), part).advice
+    return rule[1](LedgerCosts(evidence, evidence.ledger), part).advice
 
 
-def _rule_of(part: str) -> LedgerRule | None:
+def _rule_of(part: str) -> tuple[str, Explain] | None:
     return LEDGER_RULES.get(part) or LEDGER_RULES.get(part.partition("/")[0])
 
 
 def _first_named(part: str, *bases: LedgerCosts) -> LedgerCosts | None:
     """The first basis on which a leaf costs enough."""
-    return next((run for run in bases if 100 * _cost_s(run, part) >= NAMED_FROM_PCT * _whole(run, part)[1] > 0), None)
-
-
-def _cost_s(run: LedgerCosts, part: str) -> float:
-    return _startup_s(run) if part == "startup" else run.seconds(part)
+    return next((run for run in bases if 100 * run.seconds(part) >= NAMED_FROM_PCT * _whole(run, part)[1] > 0), None)
 
 
 def _whole(run: LedgerCosts, part: str) -> tuple[str, float]:
@@ -312,10 +297,10 @@ def _whole(run: LedgerCosts, part: str) -> tuple[str, float]:
     return ("run", run.ledger.wall_s) if part == "startup" else ("fit", run.whole_s)
 
 
-def _finding(rule: LedgerRule, run: LedgerCosts, part: str) -> Finding:
-    seconds, explained, evidence = _cost_s(run, part), rule.explain(run, part), run.evidence
+def _finding(code: str, explain: Explain, run: LedgerCosts, part: str) -> Finding:
+    seconds, explained, evidence = run.seconds(part), explain(run, part), run.evidence
     whole, whole_s = _whole(run, part)
-    at_most = rule.code != "slow-logger"  # a log entry less also saves Lightning's and the callbacks' work for it
+    at_most = code != "slow-logger"  # a log entry less also saves Lightning's and the callbacks' work for it
     numbers: Evidence
     saves: Saving | None
     if run.of == "step":
@@ -326,7 +311,7 @@ def _finding(rule: LedgerRule, run: LedgerCosts, part: str) -> Finding:
         numbers = {"seconds": round(seconds, 3), f"{whole}_s": round(whole_s, 3)}
         saves = saving_of_fit(seconds, whole_s, run.steps, at_most=at_most, whole=whole)
     return Finding(
-        code=rule.code,
+        code=code,
         share_pct=100 * seconds / whole_s,
         of=run.of,
         rank=evidence.ranks.rank if evidence.ranks.world_size > 1 else None,

@@ -34,7 +34,7 @@ from lightning_forge_profiling.diagnosis.ranks import (
     straggler,
     with_waits,
 )
-from lightning_forge_profiling.diagnosis.rule import COMPUTE, MIN_STEPS, in_s, share_pct
+from lightning_forge_profiling.diagnosis.rule import COMPUTE, MIN_STEPS, in_s
 from lightning_forge_profiling.diagnosis.verdict import (
     by_gain,
     decide,
@@ -245,12 +245,12 @@ def _of_run(ranked: tuple[Finding, ...], run: LiveRun) -> Analysis:
         work = run_findings(run.own, (CPU_WORK,))
         findings = _ranked([*ranked, *beside_straggler(work, run.all, run.straggler)], run)
     verdict, text = decide(findings, gpu=run.all.timing.on_device, steps=steps)
-    if verdict == CPU_WORK.code and not (run.all.timing.on_device or computing_is_known(run.own)):
+    if verdict == CPU_WORK.code and not (run.all.timing.on_device or computing_is_known(run.times)):
         [title] = [finding.title for finding in findings if finding.code == verdict]
         text = f"No verdict: {title}. CPU times do not show which: a longer run or a recorded window may."
         verdict = NO_VERDICT
     small = all(finding.of == "step" and finding.share_pct < _SMALL_PCT for finding in certain)
-    computing_pct = share_pct(run.own, *COMPUTE)
+    computing_pct = run.times.share_pct(*COMPUTE)
     if certain and small and not run.all.timing.on_device and computing_pct > _MOSTLY_PCT:
         findings, verdict = ranked, NOTHING_STANDS_OUT
         text = (

@@ -13,13 +13,9 @@ from lightning_forge_profiling.diagnosis.rule import (
     Explanation,
     Rule,
     RuleContext,
-    backward_is_heavy,
+    RunTimes,
     in_ms,
-    of_step,
-    region,
     unpredicted,
-    waits_are_known,
-    works_ms,
 )
 from lightning_forge_profiling.flops.peaks import find_peak
 from lightning_forge_profiling.schema import OTHERS, CpuTime, CpuUse, Region, RunEvidence
@@ -151,39 +147,36 @@ def _unfused_cpu_advice(kind: str, threads: int | None, run: RunEvidence | None,
 # -- an optimizer's update in a run ------------------------------------------------------------------------------------
 
 
-def slow_update_ms(run: RunEvidence) -> float:
+def slow_update_ms(run: RunTimes) -> float:
     """What the update takes of each step; 0 for as much as a fused one may take."""
-    update_ms = works_ms(run, "optimizer")
-    return update_ms if 100 * update_ms >= NAMED_FROM["slow-optimizer", "run"] * run.timing.step_ms.mean else 0.0
+    update_ms = run.works_ms("optimizer")
+    return update_ms if 100 * update_ms >= NAMED_FROM["slow-optimizer", "run"] * run.step_ms else 0.0
 
 
-def explain_run_update(run: RunEvidence) -> Explanation:
+def explain_run_update(run: RunTimes) -> Explanation:
     """The words for a run with a slow update."""
-    optimizer = region(run, "optimizer")
+    optimizer = run.region("optimizer")
     return Explanation(
-        "the optimizer's update, with clipping and zero_grad, takes "
-        f"{of_step(slow_update_ms(run), run.timing.step_ms.mean)}",
+        f"the optimizer's update, with clipping and zero_grad, takes {run.of_step(slow_update_ms(run))}",
         {"optimizer_ms_per_step": optimizer.device_ms, "optimizer_host_ms_per_step": optimizer.host_ms},
         *_run_advice(run),
     )
 
 
-def _run_advice(run: RunEvidence) -> tuple[str, str]:
-    often = f"a larger batch, or a larger accumulate_grad_batches{accumulating(run.settings.loader)}"
-    if _is_manual(run):
+def _run_advice(run: RunTimes) -> tuple[str, str]:
+    optimizer = run.evidence.settings.optimizer
+    often = f"a larger batch, or a larger accumulate_grad_batches{accumulating(run.evidence.settings.loader)}"
+    if _is_manual(run.evidence):
         often = "a larger batch, or step() after several backward passes"
-    if run.settings.optimizer is not None and run.settings.optimizer.fused:
+    if optimizer is not None and optimizer.fused:
         return f"It is fused already: update less often ({often}).", ""
-    kind, threads = (
-        "" if run.settings.optimizer is None else run.settings.optimizer.kind,
-        None if run.machine.cpu is None else run.machine.cpu.threads,
-    )
-    if run.timing.on_device:
+    kind = "" if optimizer is None else optimizer.kind
+    if run.evidence.timing.on_device:
         return (
             "Give the optimizer fused=True, which replaces many kernels with a few; if it is fused already, update "
             f"less often: {often}."
         ), _fused(kind)
-    return _unfused_cpu_advice(kind, threads, run, often)
+    return _unfused_cpu_advice(kind, None if run.cpu is None else run.cpu.threads, run.evidence, often)
 
 
 # -- recorded communication --------------------------------------------------------------------------------------------
@@ -385,28 +378,26 @@ def _measured(numbers: str) -> str:
 _RARELY_PCT: Final = 20.0
 
 
-def _work_ms(run: RunEvidence) -> dict[str, float]:
+def _work_ms(run: RunTimes) -> dict[str, float]:
     """By region without a finding of its own what it computes: all of it but known waits."""
-    return {name: works_ms(run, name) for name in COMPUTE if name != "optimizer" or not slow_update_ms(run)}
+    return {name: run.works_ms(name) for name in COMPUTE if name != "optimizer" or not slow_update_ms(run)}
 
 
-def _gpu_work_ms(run: RunEvidence) -> float:
-    starved_pct, gpu = run.timing.gpu_starved_pct, run.machine.telemetry
+def _gpu_work_ms(run: RunTimes) -> float:
+    starved_pct, gpu = run.evidence.timing.gpu_starved_pct, run.evidence.machine.telemetry
     # where every step calls cudaMalloc, the GPU may have waited for it; only a trace shows how long
     allocates = gpu is not None and (gpu.device_allocs_per_step or 0.0) >= 1
-    gpu_is_behind = run.timing.on_device and starved_pct is not None and starved_pct <= _RARELY_PCT
-    return sum(_work_ms(run).values()) if gpu_is_behind and not backward_is_heavy(run) and not allocates else 0.0
+    gpu_is_behind = run.evidence.timing.on_device and starved_pct is not None and starved_pct <= _RARELY_PCT
+    return sum(_work_ms(run).values()) if gpu_is_behind and not run.backward_is_heavy and not allocates else 0.0
 
 
-def _explain_gpu_work(run: RunEvidence) -> Explanation:
+def _explain_gpu_work(run: RunTimes) -> Explanation:
     work_ms, regions = _gpu_work_ms(run), ", ".join(_work_ms(run))
-    communication = (
-        f" (communication of the {run.ranks.world_size} processes included)" if run.ranks.world_size > 1 else ""
-    )
+    many, starved_pct = run.evidence.ranks.world_size, run.evidence.timing.gpu_starved_pct
+    communication = f" (communication of the {many} processes included)" if many > 1 else ""
     return Explanation(
-        f"the run is GPU-bound: {of_step(work_ms, run.timing.step_ms.mean)} are work that the host had queued ahead in "
-        f"{regions}{communication}; the GPU had caught up with it at {run.timing.gpu_starved_pct:.0f} % of the batch "
-        "ends",
+        f"the run is GPU-bound: {run.of_step(work_ms)} are work that the host had queued ahead in "
+        f"{regions}{communication}; the GPU had caught up with it at {starved_pct:.0f} % of the batch ends",
         {"gpu_paced_ms_per_step": work_ms},
         'Make the work cheaper: Trainer(precision="bf16-mixed"), torch.compile, fused attention. A recorded '
         "window (ForgeProfilerCallback) shows which kernels take the time.",
@@ -417,20 +408,20 @@ def _explain_gpu_work(run: RunEvidence) -> Explanation:
 _COMPUTES: Final = 0.5  # regions compute if their thread uses or wants a core for so much of their time
 
 
-def computing_is_known(run: RunEvidence) -> bool:
+def computing_is_known(run: RunTimes) -> bool:
     """Whether CPU times show that what may be computing on the CPU, or waiting, mostly computes."""
-    work_ms, cpu = _work_ms(run), {} if run.machine.cpu is None else run.machine.cpu.regions
+    work_ms, cpu = _work_ms(run), {} if run.cpu is None else run.cpu.regions
     on_core = {name: (one.used_pct + one.waits_pct) / 100 for name, one in cpu.items()}
     on_core_ms = sum(ms * on_core.get(name, 0.0) for name, ms in work_ms.items())
-    return waits_are_known(run) or on_core_ms >= _COMPUTES * sum(work_ms.values())
+    return run.waits_are_known or on_core_ms >= _COMPUTES * sum(work_ms.values())
 
 
-def _explain_cpu_work(run: RunEvidence) -> Explanation:
+def _explain_cpu_work(run: RunTimes) -> Explanation:
     by_region = _work_ms(run)
     each = ", ".join(f"{name} {in_ms(ms)}" for name, ms in by_region.items())
-    what = "computing" if waits_are_known(run) else "computing, or waiting in it,"
+    what = "computing" if run.waits_are_known else "computing, or waiting in it,"
     return Explanation(
-        f"{what} takes {of_step(sum(by_region.values()), run.timing.step_ms.mean)} on the CPU: {each}",
+        f"{what} takes {run.of_step(sum(by_region.values()))} on the CPU: {each}",
         {f"{name}_computes_ms_per_step": ms for name, ms in by_region.items()},
         "A recorded window (ForgeProfilerCallback) shows which operators take it. Cheaper: torch.compile, a smaller "
         "model, or a GPU if its operations are large.",
@@ -449,7 +440,7 @@ CPU_RULES: Final = (
 )
 RUN_RULES: Final = (
     # a fused update takes little, and on a GPU the host is ahead again for the next step
-    Rule("slow-optimizer", slow_update_ms, explain_run_update, at_most=lambda run: not run.timing.on_device),
+    Rule("slow-optimizer", slow_update_ms, explain_run_update, at_most=lambda run: not run.evidence.timing.on_device),
     Rule("compute-bound", _gpu_work_ms, _explain_gpu_work, unpredicted),
 )
 # of a run, beside other findings

@@ -18,11 +18,10 @@ from lightning_forge_profiling.diagnosis.rule import (
     REGION_OF,
     Rule,
     RuleContext,
+    RunTimes,
     as_finding,
-    backward_is_heavy,
     in_ms,
     in_s,
-    region,
     replayed_saving,
     saving,
 )
@@ -115,19 +114,20 @@ def _at_the_others_pace(
     return saving(most_ms, context.rank.step_ms.mean, at_most=True)
 
 
-def run_findings(run: RunEvidence, rules: Sequence[Rule[RunEvidence]] = RUN_RULES) -> tuple[Finding, ...]:
+def run_findings(run: RunEvidence, rules: Sequence[Rule[RunTimes]] = RUN_RULES) -> tuple[Finding, ...]:
     """What costs at least `NAMED_FROM_PCT` of a step. No two findings count the same time, those of hooks included."""
     step_ms = run.timing.step_ms.mean
     if run.timing.steps < MIN_STEPS or step_ms <= 0:
         return ()
-    run = self_times(run)
-    costs = [(rule, 100 * rule.cost(run) / step_ms) for rule in rules]
-    return tuple(_run_finding(rule, run, share_pct) for rule, share_pct in costs if share_pct >= NAMED_FROM_PCT)
+    times = self_times(run)
+    costs = [(rule, 100 * rule.cost(times) / step_ms) for rule in rules]
+    return tuple(_run_finding(rule, times, share_pct) for rule, share_pct in costs if share_pct >= NAMED_FROM_PCT)
 
 
-def _run_finding(rule: Rule[RunEvidence], run: RunEvidence, share_pct: float) -> Finding:
+def _run_finding(rule: Rule[RunTimes], of_run: RunTimes, share_pct: float) -> Finding:
+    run = of_run.evidence
     step, rank = run.timing.step_ms, run.ranks.rank if run.ranks.world_size > 1 else None
-    finding = as_finding(rule, run, step_ms=step.mean, share_pct=share_pct, source="run", rank=rank)
+    finding = as_finding(rule, of_run, step_ms=step.mean, share_pct=share_pct, source="run", rank=rank)
     numbers = {**finding.evidence, "step_ms": step.mean, "median_step_ms": step.p50, "steps": run.timing.steps}
     if run.timing.gpu_starved_pct is not None:
         numbers["gpu_starved_pct"] = run.timing.gpu_starved_pct
@@ -135,7 +135,7 @@ def _run_finding(rule: Rule[RunEvidence], run: RunEvidence, share_pct: float) ->
         saved, steps = (in_s(ms * run.timing.steps / 1e3) for ms in (finding.saves.ms_per_step, step.mean))
         text = f"That saves about {saved} of the {steps} that the steps take ({finding.saves.pct:.0f} %)."
         finding = replace(finding, saves=replace(finding.saves, text=text))
-    times = run.timing.regions.get(REGION_OF.get(finding.code, ""))
+    times = of_run.regions.get(REGION_OF.get(finding.code, ""))
     if times is not None and times.p50_ms is not None and times.p50_ms < times.device_ms / 2:
         finding = replace(finding, title=f"{finding.title}; {in_ms(times.p50_ms)} in the median step")
     rounded = {name: value if isinstance(value, str) else round(value, 3) for name, value in numbers.items()}
@@ -420,8 +420,8 @@ def _of_steps(run: RunEvidence) -> Iterator[Hint]:
             "uneven-steps",
             f"Steps are uneven: mean {in_ms(step.mean)}, median {in_ms(step.p50)}, longest {in_ms(step.max)}.",
         )
-    if backward_is_heavy(run):
-        times = region(run, "backward").device_ms / max(region(run, "forward").device_ms, 1e-3)
+    if (measured := RunTimes.of(run)).backward_is_heavy:
+        times = measured.region("backward").device_ms / max(measured.region("forward").device_ms, 1e-3)
         yield _hint(
             "backward-heavy",
             f"Backward takes {times:.1f} times as long as forward, where twice is usual. With {run.ranks.world_size} "

@@ -20,15 +20,12 @@ from lightning_forge_profiling.diagnosis.rule import (
     Explanation,
     Rule,
     RuleContext,
-    blocked_ms,
-    host_sets_the_pace,
+    RunTimes,
     in_ms,
-    of_step,
-    region,
     unpredicted,
 )
 from lightning_forge_profiling.diagnosis.verdict import in_function
-from lightning_forge_profiling.schema import IdlePart, RunEvidence
+from lightning_forge_profiling.schema import IdlePart
 
 # -- recorded calls that hold the host up ----------------------------------------------------------------------------
 
@@ -267,35 +264,35 @@ _FELL_BEHIND: Final = 1.05
 _LAST_KERNELS_MS: Final = 0.02
 
 
-def _host_paced(run: RunEvidence) -> list[str]:
+def _host_paced(run: RunTimes) -> list[str]:
     """The regions that the GPU finished about when the host did."""
     own = {"other": _between_regions_ms(run), "optimizer": slow_update_ms(run)}  # by region with a finding of its own
     paced = []
     for name in (*COMPUTE, "other"):
-        times = region(run, name)
+        times = run.region(name)
         if times.device_ms <= _FELL_BEHIND * times.host_ms + _LAST_KERNELS_MS and not own.get(name):
             paced.append(name)
     return paced
 
 
-def _host_paced_ms(run: RunEvidence) -> float:
-    return sum(region(run, name).device_ms for name in _host_paced(run))
+def _host_paced_ms(run: RunTimes) -> float:
+    return sum(run.region(name).device_ms for name in _host_paced(run))
 
 
-def _launching_in_run_ms(run: RunEvidence) -> float:
-    if run.timing.gpu_starved_pct is None or not run.timing.on_device or not host_sets_the_pace(run):
-        return 0.0
-    return _host_paced_ms(run) * run.timing.gpu_starved_pct / 100
+def _launching_in_run_ms(run: RunTimes) -> float:
+    starved_pct = run.evidence.timing.gpu_starved_pct
+    waits = run.evidence.timing.on_device and starved_pct is not None and run.host_sets_the_pace
+    return _host_paced_ms(run) * (starved_pct or 0.0) / 100 if waits else 0.0
 
 
-def _explain_launching_in_run(run: RunEvidence) -> Explanation:
+def _explain_launching_in_run(run: RunTimes) -> Explanation:
     paced, paced_ms = _host_paced(run), _host_paced_ms(run)
     return Explanation(
-        f"the host sets the pace in {of_step(paced_ms, run.timing.step_ms.mean)} ({', '.join(paced)}): the GPU had "
-        f"caught up with it at {run.timing.gpu_starved_pct:.0f} % of the batch ends",
+        f"the host sets the pace in {run.of_step(paced_ms)} ({', '.join(paced)}): the GPU had caught up with it "
+        f"at {run.evidence.timing.gpu_starved_pct:.0f} % of the batch ends",
         {
             "host_paced_ms_per_step": paced_ms,
-            **{f"{name}_host_ms_per_step": region(run, name).host_ms for name in paced},
+            **{f"{name}_host_ms_per_step": run.region(name).host_ms for name in paced},
         },
         'Launch less: a larger batch, torch.compile(mode="reduce-overhead") or CUDA graphs, if the model has none yet. '
         "Calls that wait for the GPU (.item(), .cpu(), printing a tensor) and cudaMalloc look the same here; a "
@@ -307,27 +304,25 @@ def _explain_launching_in_run(run: RunEvidence) -> Explanation:
 # -- callbacks and the loop itself in a run ----------------------------------------------------------------------------
 
 
-def _outside_regions_ms(run: RunEvidence) -> float:
+def _outside_regions_ms(run: RunTimes) -> float:
     """Time between regions without what timing takes, which costs a GPU that is behind nothing."""
-    timing_ms = 0.0 if run.timing.overhead_us is None or not host_sets_the_pace(run) else run.timing.overhead_us / 1e3
-    return max(region(run, "other").device_ms - timing_ms, 0.0)
+    timing_ms = (run.evidence.timing.overhead_us or 0.0) / 1e3 if run.host_sets_the_pace else 0.0
+    return max(run.region("other").device_ms - timing_ms, 0.0)
 
 
-def _between_regions_ms(run: RunEvidence) -> float:
+def _between_regions_ms(run: RunTimes) -> float:
     """The same where it is a cause: what was not timed by itself, as forward may be, is in `other` too."""
-    all_regions_timed = run.timing.regions.keys() >= {"data", "transfer", *COMPUTE}
+    all_regions_timed = run.evidence.timing.regions.keys() >= {"data", "transfer", *COMPUTE}
     ms = _outside_regions_ms(run)
-    return (
-        ms if all_regions_timed and 100 * ms >= NAMED_FROM["between-regions", "run"] * run.timing.step_ms.mean else 0.0
-    )
+    return ms if all_regions_timed and 100 * ms >= NAMED_FROM["between-regions", "run"] * run.step_ms else 0.0
 
 
-def _explain_between_regions(run: RunEvidence) -> Explanation:
-    ms, host_ms = _outside_regions_ms(run), region(run, "other").host_ms
-    on_host = f" ({in_ms(host_ms)} on the host)" if run.timing.on_device else ""
+def _explain_between_regions(run: RunTimes) -> Explanation:
+    ms, host_ms = _outside_regions_ms(run), run.region("other").host_ms
+    on_host = f" ({in_ms(host_ms)} on the host)" if run.evidence.timing.on_device else ""
     return Explanation(
-        f"{of_step(ms, run.timing.step_ms.mean)}{on_host} is neither loading nor computing: callbacks, loggers, the "
-        "progress bar, learning-rate schedulers and the loop itself",
+        f"{run.of_step(ms)}{on_host} is neither loading nor computing: callbacks, loggers, the progress bar, "
+        "learning-rate schedulers and the loop itself",
         {"between_regions_ms_per_step": ms, "between_regions_host_ms_per_step": host_ms},
         "The ledger of a fit shows the time of each hook: make the longest cheaper, or call it every few steps; in a "
         "loop without a Trainer, `with region(NAME):` times a part of it. For "
@@ -339,16 +334,16 @@ def _explain_between_regions(run: RunEvidence) -> Explanation:
 # -- the module's code waits in a run --------------------------------------------------------------------------------
 
 
-def _blocked(name: str) -> Rule[RunEvidence]:
-    def explain(run: RunEvidence) -> Explanation:
-        waits_ms = blocked_ms(run, name)
+def _blocked(name: str) -> Rule[RunTimes]:
+    def explain(run: RunTimes) -> Explanation:
+        waits_ms = run.blocked_ms(name)
         return Explanation(
-            f"{name} waits {of_step(waits_ms, run.timing.step_ms.mean)} without using a core",
-            {"blocked_ms_per_step": waits_ms, f"{name}_ms_per_step": region(run, name).device_ms},
+            f"{name} waits {run.of_step(waits_ms)} without using a core",
+            {"blocked_ms_per_step": waits_ms, f"{name}_ms_per_step": run.region(name).device_ms},
             WAITS,
         )
 
-    return Rule(f"blocked-{name}", lambda run: blocked_ms(run, name), explain)
+    return Rule(f"blocked-{name}", lambda run: run.blocked_ms(name), explain)
 
 
 GPU_RULES: Final = (

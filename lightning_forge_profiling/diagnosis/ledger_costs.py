@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
     Evidence,
-    host_sets_the_pace,
+    RunTimes,
     in_ms,
     in_s,
     of_step,
@@ -208,36 +208,30 @@ def in_steps_pct(evidence: RunEvidence) -> float:
     return min(100 * steps_s / run.whole_s, 100.0)
 
 
-def self_times(evidence: RunEvidence) -> RunEvidence:
-    """The evidence with all hooks and loggers taken out of its regions, named or not, so that no time counts twice."""
+def self_times(evidence: RunEvidence) -> RunTimes:
+    """The run's times without all hooks and loggers in its regions, named or not, so that no time counts twice."""
     # hooks and garbage collections are measured in every step, regions are estimated from the split ones. So what those
     # leave of the mean step is the most that the regions have together, where the GPU hides none of it. That also takes
     # a collection, which may come anywhere, and self.log in training_step out of the regions.
+    measured = RunTimes.of(evidence)
     if evidence.ledger is None:
-        return evidence
+        return measured
     costs = LedgerCosts(evidence, evidence.ledger)
     hooks_ms = {name: costs.inside_ms(name) for name in REGIONS}
     own = {
         name: shorter(times, hooks_ms[name], hooks_ms[name])
-        for name, times in evidence.timing.regions.items()
+        for name, times in measured.regions.items()
         if name in REGIONS
     }
-    left_ms, sum_ms = (
-        max(evidence.timing.step_ms.mean - costs.apart_ms, 0.0),
-        sum(times.device_ms for times in own.values()),
-    )
-    if host_sets_the_pace(evidence) and sum_ms > left_ms:
+    left_ms, sum_ms = max(measured.step_ms - costs.apart_ms, 0.0), sum(times.device_ms for times in own.values())
+    if measured.host_sets_the_pace and sum_ms > left_ms:
         scale = left_ms / sum_ms
         own = {
             name: replace(times, device_ms=times.device_ms * scale, host_ms=times.host_ms * scale)
             for name, times in own.items()
         }
-    cpu = evidence.machine.cpu and _own_waits(evidence.machine.cpu, evidence, own, hooks_ms)
-    return replace(
-        evidence,
-        timing=replace(evidence.timing, regions={**evidence.timing.regions, **own}),
-        machine=replace(evidence.machine, cpu=cpu),
-    )
+    cpu = measured.cpu and _own_waits(measured.cpu, evidence, own, hooks_ms)
+    return RunTimes(evidence, {**measured.regions, **own}, cpu)
 
 
 def _own_waits(

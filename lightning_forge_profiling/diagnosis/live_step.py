@@ -20,13 +20,11 @@ from lightning_forge_profiling.diagnosis.rule import (
     NAMED_FROM_PCT,
     REGION_OF,
     RuleContext,
+    RunTimes,
     as_finding,
-    blocked_ms,
     of_step,
     replayed_saving,
     saving,
-    share_pct,
-    works_ms,
 )
 from lightning_forge_profiling.schema import Analysis, Finding, RankSummary, RunEvidence
 
@@ -50,6 +48,11 @@ class LiveRun:
     all: RunEvidence
     own: RunEvidence
     straggler: Finding | None
+
+    @property
+    def times(self) -> RunTimes:
+        """The times without what its ranks do to each other."""
+        return RunTimes.of(self.own)
 
     @property
     def late_ms(self) -> float:
@@ -126,14 +129,14 @@ class RecordedSteps:
 
     def disagreement(self, code: str, recorded: Sequence[Finding], converted_pct: float | None = None) -> str:
         """Sentence on a share that differs between trace and run."""
-        run, region = self.run, REGION_OF[code]
+        run, in_run = self.run, self.live.times.share_pct(REGION_OF[code])
         pct = f"{recorded[0].share_pct:.0f}" if recorded else f"under {NAMED_FROM_PCT:.0f}"
         of_live = f" ({converted_pct:.0f} % of a live one)" if converted_pct is not None else ""
         averaged = " (mean of the ranks)" if run.ranks.world_size > 1 and recorded else ""
         of_first = " on rank 0" if run.ranks.world_size > 1 else ""
         return (
             f"{code}: {pct} % of the recorded steps{averaged}{of_live}, "
-            f"{share_pct(run, region):.0f} % of the run's {run.timing.steps} steps{of_first}"
+            f"{in_run:.0f} % of the run's {run.timing.steps} steps{of_first}"
         )
 
 
@@ -197,7 +200,7 @@ def _live_wait(finding: Finding, share: float, saves_ms: float, steps: RecordedS
     recorded_ms, live_ms = steps.rank.step_ms.mean, steps.run.timing.step_ms.mean
     idle_recorded_ms, idle_live_ms = steps.idle_ms
     if finding.code == "slow-optimizer" and "optimizer" in steps.run.timing.regions:  # which the run has timed
-        share = share_pct(steps.run, "optimizer")
+        share = steps.live.times.share_pct("optimizer")
         words = f"the optimizer takes {of_step(share * live_ms / 100, live_ms)}"
     else:
         share = min(share * idle_live_ms / idle_recorded_ms if idle_recorded_ms > 0 else 0.0, share)
@@ -236,7 +239,7 @@ def _measured(
         return of_trace, []
     # the run's figures are of the lowest rank; and of what is no finding, the trace may still have a little
     shares = [finding.share_pct for finding in steps.own(traced, code)]
-    in_trace, in_run = max(shares, default=NAMED_FROM_PCT), share_pct(steps.run, REGION_OF[code])
+    in_trace, in_run = max(shares, default=NAMED_FROM_PCT), steps.live.times.share_pct(REGION_OF[code])
     more = in_run > in_trace + DIFFER_BY_PCT
     # copies outside of the region are in the trace alone, and no sign that the two differ
     less = in_run < in_trace - DIFFER_BY_PCT and code == "input-bound"
@@ -305,7 +308,7 @@ def cpu_findings(
         # the trace's advice knows the loader
         of_run["input-bound"] = with_advice_of(of_run["input-bound"], waits[0])
     in_trace = max((finding.share_pct for finding in waits), default=NAMED_FROM_PCT)
-    if abs(share_pct(run, "data") - in_trace) > DIFFER_BY_PCT:
+    if abs(steps.live.times.share_pct("data") - in_trace) > DIFFER_BY_PCT:
         differences = [*differences, steps.disagreement("input-bound", waits)]
     return [*of_run.values(), *others], differences
 
@@ -320,12 +323,12 @@ def _operators_and_python(recorded: Sequence[Finding], steps: RecordedSteps) -> 
     update_differs = (
         update is not None
         and "optimizer" in run.timing.regions
-        and abs(update.share_pct - share_pct(run, "optimizer")) > DIFFER_BY_PCT
+        and abs(update.share_pct - steps.live.times.share_pct("optimizer")) > DIFFER_BY_PCT
     )
     # what is no operator's and not Python's between them: hooks, known waits, waits for other ranks
     apart_ms = (
         hooks_ms(run, "transfer", "forward", "backward", "optimizer", "other")
-        + blocked_ms(own, *COMPUTE)
+        + own.blocked_ms(*COMPUTE)
         + steps.live.ranks_ms
     )
     if not steps.difference and not update_differs and 100 * apart_ms < NAMED_FROM_PCT * live_ms:
@@ -347,15 +350,15 @@ def _operators_and_python(recorded: Sequence[Finding], steps: RecordedSteps) -> 
     return findings, [steps.disagreement("slow-optimizer", [update])]
 
 
-def _live_cpu(rank: RankSummary, own: RunEvidence, apart_ms: float) -> RuleContext:
+def _live_cpu(rank: RankSummary, own: RunTimes, apart_ms: float) -> RuleContext:
     """CPU times of a live step: loader and update as in the run, the rest bounds the others."""
-    cpu, live_ms = RuleContext(rank).cpu, own.timing.step_ms.mean
-    regions_ms = {name: region.device_ms for name, region in own.timing.regions.items()}
+    cpu, live_ms, run = RuleContext(rank).cpu, own.step_ms, own.evidence
+    regions_ms = {name: region.device_ms for name, region in own.regions.items()}
     data_ms = regions_ms.get("data", cpu.data_ms_per_step)
-    update_ms = works_ms(own, "optimizer") if "optimizer" in regions_ms else cpu.optimizer_ms_per_step
+    update_ms = own.works_ms("optimizer") if "optimizer" in regions_ms else cpu.optimizer_ms_per_step
     added_ms = max(rank.step_ms.mean - live_ms, 0.0)
     # assumes that recording slows only Python, of which waits for other ranks are no part
-    mine = (work for work in own.ranks.works if work.rank == own.ranks.rank)
+    mine = (work for work in run.ranks.works if work.rank == run.ranks.rank)
     waits_ms = sum(ms for work in mine for leaf, ms in work.waits_ms.items() if leaf not in work.outside)
     python_ms = max(cpu.python_ms_per_step - added_ms - max(apart_ms - waits_ms, 0.0), 0.0)
     operators_ms = live_ms - apart_ms - data_ms - update_ms - max(python_ms, regions_ms.get("other", 0.0))
@@ -369,4 +372,4 @@ def _live_cpu(rank: RankSummary, own: RunEvidence, apart_ms: float) -> RuleConte
         python_ms_per_step=min(python_ms, live_ms),
         costliest_ms_per_step={name: ms * scale for name, ms in cpu.costliest_ms_per_step.items()},
     )
-    return RuleContext(replace(rank, step_ms=own.timing.step_ms, cpu=live), live=True, run=own)
+    return RuleContext(replace(rank, step_ms=run.timing.step_ms, cpu=live), live=True, run=run)

@@ -14,13 +14,13 @@ from lightning_forge_profiling.diagnosis.rule import (
     Explanation,
     Rule,
     RuleContext,
+    RunTimes,
     in_ms,
     in_s,
     of_step,
-    region,
 )
 from lightning_forge_profiling.flops.peaks import bus_gb_per_s
-from lightning_forge_profiling.schema import OTHERS, CpuUse, Finding, LoaderSettings, RunEvidence
+from lightning_forge_profiling.schema import OTHERS, CpuUse, Finding, LoaderSettings
 
 # a DataLoader's worker needs 0.5 ms to hand a batch of one tensor over, however cheap it is to make (torch 2.13, two
 # cores, `python -m benchmarks.handover`): where a batch takes little longer to make, workers gain little
@@ -88,14 +88,14 @@ def _traced_wait(context: RuleContext) -> LoaderWait:
     )
 
 
-def _run_wait(run: RunEvidence) -> LoaderWait:
-    data = region(run, "data")
+def _run_wait(run: RunTimes) -> LoaderWait:
+    data = run.region("data")
     return LoaderWait(
         host_ms=data.host_ms,
         exposed_ms=data.device_ms,
-        step_ms=run.timing.step_ms.mean,
-        on_gpu=run.timing.on_device,
-        cpu=run.machine.cpu,
+        step_ms=run.step_ms,
+        on_gpu=run.evidence.timing.on_device,
+        cpu=run.cpu,
     )
 
 
@@ -105,10 +105,10 @@ def _explain_traced_wait(context: RuleContext) -> Explanation:
     return _explain_wait(wait, f"{hidden_pct:.0f} %", context.rank.loader)
 
 
-def explain_run_wait(run: RunEvidence) -> Explanation:
+def explain_run_wait(run: RunTimes) -> Explanation:
     """The words for a run that waits for its loader."""
     wait = _run_wait(run)
-    return _explain_wait(wait, in_ms(max(wait.host_ms - wait.exposed_ms, 0.0)), run.settings.loader)
+    return _explain_wait(wait, in_ms(max(wait.host_ms - wait.exposed_ms, 0.0)), run.evidence.settings.loader)
 
 
 def _explain_wait(wait: LoaderWait, hidden: str, settings: LoaderSettings | None) -> Explanation:
@@ -130,16 +130,16 @@ def with_advice_of(finding: Finding, other: Finding) -> Finding:
     return replace(finding, advice=other.advice, fix=other.fix, evidence=evidence)
 
 
-def _explain_restarts(run: RunEvidence) -> Explanation:
-    restarts = run.timing.worker_restarts
+def _explain_restarts(run: RunTimes) -> Explanation:
+    restarts, all_steps = run.evidence.timing.worker_restarts, run.evidence.timing.steps
     if restarts is None:
         raise ValueError("a run without restarts")
-    each_ms = restarts.host_ms * run.timing.steps / restarts.count
-    exposed, steps = (in_s(ms * run.timing.steps / 1e3) for ms in (restarts.device_ms, run.timing.step_ms.mean))
+    each_ms = restarts.host_ms * all_steps / restarts.count
+    exposed, steps = (in_s(ms * all_steps / 1e3) for ms in (restarts.device_ms, run.step_ms))
     workers, new = (f"{restarts.workers} workers", "new ones") if restarts.workers > 1 else ("worker", "a new one")
     return Explanation(
         f"the DataLoader ends its {workers} and starts {new} each epoch: {in_ms(each_ms)} each time until the first "
-        f"batch, {exposed} of the {steps} that {run.timing.steps} steps take",
+        f"batch, {exposed} of the {steps} that {all_steps} steps take",
         {
             "restarts": restarts.count,
             "workers": restarts.workers,
@@ -189,19 +189,19 @@ def _explain_traced_copies(context: RuleContext) -> Explanation:
     )
 
 
-def explain_run_transfer(run: RunEvidence) -> Explanation:
+def explain_run_transfer(run: RunTimes) -> Explanation:
     """The words for a run that moves its batches slowly."""
-    transfer = region(run, "transfer")
+    transfer, settings = run.region("transfer"), run.evidence.settings.loader
     less = "less: uint8 or bf16 instead of float32 with the conversion on the GPU"
-    how, fix = "blocking, as from pageable memory", _pin_memory_fix(run.settings.loader)
-    advice = f"{pin_memory_advice(run.settings.loader)}, and copy {less}."
+    how, fix = "blocking, as from pageable memory", _pin_memory_fix(settings)
+    advice = f"{pin_memory_advice(settings)}, and copy {less}."
     if transfer.host_ms < transfer.device_ms / 2:
         how, advice, fix = "non-blocking, as from pinned memory", f"Copy {less}, no unused fields.", ""
     evidence: Evidence = {"transfer_ms_per_step": transfer.device_ms, "transfer_host_ms_per_step": transfer.host_ms}
     return Explanation(
-        f"moving the batch to the GPU takes {of_step(transfer.device_ms, run.timing.step_ms.mean)} "
+        f"moving the batch to the GPU takes {run.of_step(transfer.device_ms)} "
         f"({in_ms(transfer.host_ms)} on the host: {how})",
-        evidence | loader_evidence(run.settings.loader),
+        evidence | loader_evidence(settings),
         advice,
         fix,
     )
@@ -223,7 +223,7 @@ GPU_RULES: Final = (
 # only the run shows it: epochs end in few windows, and one restart there would count too much
 WORKER_RESTARTS: Final = Rule(
     "worker-restarts",
-    lambda run: 0.0 if run.timing.worker_restarts is None else run.timing.worker_restarts.device_ms,
+    lambda run: 0.0 if run.evidence.timing.worker_restarts is None else run.evidence.timing.worker_restarts.device_ms,
     _explain_restarts,
     at_most=lambda _: False,
 )
@@ -232,11 +232,15 @@ RUN_RULES: Final = (
         "input-bound",
         lambda run: _run_wait(run).exposed_ms,
         explain_run_wait,
-        lambda run: _workers_save_ms(_run_wait(run), run.settings.loader),
-        at_most=lambda run: only_bounded(_run_wait(run), run.settings.loader),
+        lambda run: _workers_save_ms(_run_wait(run), run.evidence.settings.loader),
+        at_most=lambda run: only_bounded(_run_wait(run), run.evidence.settings.loader),
     ),
     WORKER_RESTARTS,
-    Rule("transfer-bound", lambda run: region(run, "transfer").device_ms * run.timing.on_device, explain_run_transfer),
+    Rule(
+        "transfer-bound",
+        lambda run: run.region("transfer").device_ms * run.evidence.timing.on_device,
+        explain_run_transfer,
+    ),
 )
 
 

@@ -23,6 +23,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     NAMED_FROM_PCT,
     REGION_OF,
     RuleContext,
+    RunTimes,
     in_ms,
     in_s,
     of_step,
@@ -86,7 +87,7 @@ def rank_work(evidence: RunEvidence, *, host: str, waits: Waits | None = None) -
     waits, own = waits or Waits(), self_times(evidence)
     exposed_ms = waits.exposed_ms
     outside: dict[str, float] = {}
-    leaves = {name: region.device_ms for name, region in own.timing.regions.items() if name in REGIONS}
+    leaves = {name: region.device_ms for name, region in own.regions.items() if name in REGIONS}
     if exposed_ms and SIGTERM_LEAF in exposed_ms and "other" in leaves:
         leaves[SIGTERM_LEAF] = min(exposed_ms[SIGTERM_LEAF], leaves["other"])
         leaves["other"] -= leaves[SIGTERM_LEAF]
@@ -97,17 +98,17 @@ def rank_work(evidence: RunEvidence, *, host: str, waits: Waits | None = None) -
         leaves |= {part: run.exposed_ms(part) for part in parts if part in inside}
         leaves = _without_garbage(leaves, evidence.timing.step_ms.mean)
         outside = {part: 1e3 * run.seconds(part) / run.steps for part in parts if part not in inside}
-    error = own.timing.intervals.get(OWN_WORK)
+    error = evidence.timing.intervals.get(OWN_WORK)
     return RankWork(
         rank=evidence.ranks.rank,
         host=host,
         steps=evidence.timing.steps,
         step_ms=evidence.timing.step_ms.mean,
-        error_ms=0.0 if error is None else round((error.high_pct - error.low_pct) * own.timing.step_ms.mean / 200, 6),
+        error_ms=0.0 if error is None else round((error.high_pct - error.low_pct) * own.step_ms / 200, 6),
         on_device=evidence.timing.on_device,
         leaves_ms={name: round(ms, 6) for name, ms in (leaves | outside).items()},
         outside=tuple(outside),
-        cpu=own.machine.cpu,
+        cpu=own.cpu,
         exposed_ms=None if exposed_ms is None else {name: round(ms, 6) for name, ms in exposed_ms.items()},
         unmeasured=waits.unmeasured,
         unmeasured_because=waits.because,
@@ -307,13 +308,7 @@ def _advice(leaf: str, last: RankWork, run: RunEvidence) -> str:
     if explain is None or (leaf == "transfer" and not run.timing.on_device):
         return f"{compare_advice(last.rank)}{starved}"
     regions = {name: RunRegion(device_ms=last.own_ms(name), host_ms=last.own_ms(name)) for name in REGIONS}
-    of_last = replace(
-        run,
-        timing=replace(run.timing, regions=regions),
-        machine=replace(run.machine, cpu=last.cpu),
-        ranks=replace(run.ranks, rank=last.rank),
-    )
-    return f"{explain(of_last).advice} {compare_advice(last.rank)}{starved}"
+    return f"{explain(RunTimes(run, regions, last.cpu)).advice} {compare_advice(last.rank)}{starved}"
 
 
 def compare_advice(rank: int) -> str:

@@ -4,7 +4,7 @@ To add one, write a function for its cost and one for its words into the file of
 `host_rules`, `compute`), and add a `Rule` of both to that file's tuple; less than a cause goes to `hints.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from lightning_forge_profiling.schema import (
     CpuTime,
+    CpuUse,
     Finding,
     RankSummary,
     Replay,
@@ -87,11 +88,6 @@ class Rule(Generic[Context]):
     saves_ms: Callable[[Context], float | None] | None = None
     # whether that is a bound, and not the expected value; always by default
     at_most: Callable[[Context], bool] = lambda _: True
-
-
-def host_sets_the_pace(run: RunEvidence) -> bool:
-    """Whether a step takes what the host takes for it: there is no GPU, or it mostly waits."""
-    return not run.timing.on_device or (run.timing.gpu_starved_pct or 0.0) >= _MOSTLY_PCT
 
 
 def unpredicted(_: object) -> None:
@@ -287,14 +283,6 @@ _NO_REGION: Final = RunRegion(device_ms=0.0, host_ms=0.0)
 _BACKWARD_TO_FORWARD: Final = 3.0
 
 
-def region(run: RunEvidence, name: str) -> RunRegion:
-    """A region's times per step. Worker restarts are no part of `data` here."""
-    times, restarts = run.timing.regions.get(name, _NO_REGION), run.timing.worker_restarts
-    if name != "data" or restarts is None:
-        return times
-    return shorter(times, restarts.device_ms, restarts.host_ms)
-
-
 def shorter(times: RunRegion, device_ms: float, host_ms: float, p50_ms: float = 0.0) -> RunRegion:
     """A region without a part of its times."""
     return replace(
@@ -305,44 +293,71 @@ def shorter(times: RunRegion, device_ms: float, host_ms: float, p50_ms: float = 
     )
 
 
-def waits_are_known(run: RunEvidence) -> bool:
-    """Whether a wait in the module's code is known from its time without a core."""
-    # where another thread of the process waits for a core, no thread may use one; several ranks wait for each other,
-    # and on a GPU the training thread waits for autograd's.
-    cpu = run.machine.cpu
-    if cpu is None or run.timing.on_device or run.ranks.world_size > 1:
-        return False
-    return cpu.contended is False or cpu.threads == 1
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """A run with times of its regions and use of the cores: measured ones, or without what has its own findings."""
 
+    evidence: RunEvidence
+    regions: Mapping[str, RunRegion]
+    cpu: CpuUse | None
 
-def blocked_ms(run: RunEvidence, *regions: str) -> float:
-    """Milliseconds per step in which the module's own code waits, of evidence as `self_times` gives it."""
-    if run.machine.cpu is None or not waits_are_known(run):
-        return 0.0
-    return sum(run.machine.cpu.blocked_pct(name) * region(run, name).device_ms / 100 for name in regions)
+    @classmethod
+    def of(cls, run: RunEvidence) -> "RunTimes":
+        """The measured times of a run."""
+        return cls(run, run.timing.regions, run.machine.cpu)
 
+    @property
+    def step_ms(self) -> float:
+        """The mean step."""
+        return self.evidence.timing.step_ms.mean
 
-def works_ms(run: RunEvidence, name: str) -> float:
-    """Milliseconds per step in which a region computes, the wait for a core that computing takes included."""
-    left_ms = max(region(run, name).device_ms - blocked_ms(run, name), 0.0)
-    if run.machine.cpu is None or name not in run.machine.cpu.regions or not waits_are_known(run):
-        return left_ms
-    cpu = run.machine.cpu.regions[name]
-    on_core = cpu.used_pct + cpu.waits_pct
-    if not on_core or not cpu.blocked_pct:
-        return left_ms
-    # on a busy machine a thread waits for a core also where it woke up: those waits go with what it waited for
-    computing = cpu.used_pct / (cpu.used_pct + cpu.blocked_pct)
-    return left_ms * (cpu.used_pct + cpu.waits_pct * computing) / on_core
+    def of_step(self, ms: float) -> str:
+        """A time beside the mean step's."""
+        return of_step(ms, self.step_ms)
 
+    @property
+    def host_sets_the_pace(self) -> bool:
+        """Whether a step takes what the host takes for it: there is no GPU, or it mostly waits."""
+        timing = self.evidence.timing
+        return not timing.on_device or (timing.gpu_starved_pct or 0.0) >= _MOSTLY_PCT
 
-def share_pct(run: RunEvidence, *regions: str) -> float:
-    """What the device times of some regions are of the step, in percent."""
-    total = sum(region(run, name).device_ms for name in regions)
-    return 100 * total / run.timing.step_ms.mean if run.timing.step_ms.mean > 0 else 0.0
+    def region(self, name: str) -> RunRegion:
+        """A region's times per step. Worker restarts are no part of `data` here."""
+        times, restarts = self.regions.get(name, _NO_REGION), self.evidence.timing.worker_restarts
+        return times if name != "data" or restarts is None else shorter(times, restarts.device_ms, restarts.host_ms)
 
+    def share_pct(self, *regions: str) -> float:
+        """What the device times of some regions are of the step, in percent."""
+        return 100 * sum(self.region(name).device_ms for name in regions) / self.step_ms if self.step_ms > 0 else 0.0
 
-def backward_is_heavy(run: RunEvidence) -> bool:
-    """Whether backward in several processes takes more than its computation explains."""
-    forward, backward = (region(run, name).device_ms for name in ("forward", "backward"))
-    return run.timing.on_device and run.ranks.world_size > 1 and backward > _BACKWARD_TO_FORWARD * forward
+    @property
+    def waits_are_known(self) -> bool:
+        """Whether a wait in the module's code is known from its time without a core."""
+        # where another thread of the process waits for a core, no thread may use one; several ranks wait for each
+        # other, and on a GPU the training thread waits for autograd's.
+        if self.cpu is None or self.evidence.timing.on_device or self.evidence.ranks.world_size > 1:
+            return False
+        return self.cpu.contended is False or self.cpu.threads == 1
+
+    def blocked_ms(self, *regions: str) -> float:
+        """Milliseconds per step in which the module's own code waits, of times as `self_times` gives them."""
+        if self.cpu is None or not self.waits_are_known:
+            return 0.0
+        return sum(self.cpu.blocked_pct(name) * self.region(name).device_ms / 100 for name in regions)
+
+    def works_ms(self, name: str) -> float:
+        """Milliseconds per step in which a region computes, the wait for a core that computing takes included."""
+        left_ms = max(self.region(name).device_ms - self.blocked_ms(name), 0.0)
+        cpu = self.cpu.regions.get(name) if self.cpu is not None and self.waits_are_known else None
+        if cpu is None or not cpu.used_pct + cpu.waits_pct or not cpu.blocked_pct:
+            return left_ms
+        # on a busy machine a thread waits for a core also where it woke up: those waits go with what it waited for
+        computing = cpu.used_pct / (cpu.used_pct + cpu.blocked_pct)
+        return left_ms * (cpu.used_pct + cpu.waits_pct * computing) / (cpu.used_pct + cpu.waits_pct)
+
+    @property
+    def backward_is_heavy(self) -> bool:
+        """Whether backward in several processes takes more than its computation explains."""
+        forward, backward = (self.region(name).device_ms for name in ("forward", "backward"))
+        many = self.evidence.timing.on_device and self.evidence.ranks.world_size > 1
+        return many and backward > _BACKWARD_TO_FORWARD * forward

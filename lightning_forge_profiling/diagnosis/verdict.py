@@ -14,8 +14,8 @@ from lightning_forge_profiling.diagnosis.rule import (
     NAMED_FROM_PCT,
     REGION_OF,
     WAITS,
+    RunTimes,
     in_ms,
-    region,
 )
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.schema import (
@@ -216,11 +216,11 @@ def _with_line(finding: Finding, run: RunEvidence) -> Finding:
         line = run.lines[WORKER_LINES][0]
         words = f"a worker spends {line.pct:.0f} % of its time on batches in {_name(line)}"
         return _at_line(finding, words, _name(line), line.pct)
-    part = finding.evidence.get("part")
+    part, times = finding.evidence.get("part"), RunTimes.of(run)
     if isinstance(part, str):
         weights = {part: 1.0}
     else:
-        weights = {name: region(run, name).host_ms for name in _REGIONS.get(finding.code, ())}
+        weights = {name: times.region(name).host_ms for name in _REGIONS.get(finding.code, ())}
     spent: defaultdict[str, float] = defaultdict(float)
     waiting: defaultdict[str, float] = defaultdict(float)
     for name, weight in weights.items():

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import groupby
 from string import ascii_letters
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 # Characters of the template arguments to keep: the first one or two show what a generic kernel computes.
 _ARGUMENTS_LENGTH: Final = 400
@@ -27,23 +27,17 @@ _LITERAL_OR_LENGTH: Final = re.compile(r"L[a-zA-Z]n?\d+E|[ST][0-9A-Z]*_|(\d{1,4}
 _NAMELESS: Final = ("_GLOBAL__N_", "_INTERNAL_")  # how GCC and Clang, and nvcc, spell an anonymous namespace
 
 
-class SplitName(NamedTuple):
-    """Base name and template arguments of a kernel."""
-
-    base: str  # the qualified name, without return type, anonymous namespaces, template arguments and parameters
-    arguments: str  # the beginning of its template arguments; "" without
-
-
 def base_name(name: str) -> str:
-    """A kernel's qualified name without return type, template arguments and parameters."""
-    return split_name(name).base
+    """A kernel's qualified name without return type, anonymous namespaces, template arguments and parameters."""
+    return split_name(name)[0]
 
 
-def split_name(name: str) -> SplitName:
-    """Split a kernel's name into base name and template arguments."""
+def split_name(name: str) -> tuple[str, str]:
+    """A kernel's base name and the beginning of its template arguments, "" without."""
     text = cut(name, _LONGEST).partition(" [clone ")[0].removesuffix(".kd")  # what ROCm's compiler and GCC append
-    split = _split_mangled(text) if text.startswith("_Z") else _split_signature(_ANONYMOUS.sub("", text))
-    return split if split.base else SplitName(text, split.arguments)
+    mangled = text.startswith("_Z")
+    base, arguments = _split_mangled(text) if mangled else _split_signature(_ANONYMOUS.sub("", text))
+    return base or text, arguments
 
 
 def words(text: str) -> str:
@@ -56,7 +50,7 @@ def cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[:length].rstrip(ascii_letters)
 
 
-def _split_signature(text: str) -> SplitName:
+def _split_signature(text: str) -> tuple[str, str]:
     outside: list[str] = []  # the text that is in no brackets
     open_brackets: list[str] = []
     outside_from = 0
@@ -89,7 +83,7 @@ def _split_signature(text: str) -> SplitName:
     else:
         outside.append(text[outside_from:])
     base = "".join(outside).strip()
-    return SplitName(base.rpartition(" ")[2] if is_function else base, cut(arguments, _ARGUMENTS_LENGTH))
+    return base.rpartition(" ")[2] if is_function else base, cut(arguments, _ARGUMENTS_LENGTH)
 
 
 def _close(open_brackets: list[str], bracket: str) -> None:
@@ -103,7 +97,7 @@ def _ends_name(text: str, at: int) -> bool:
     return before != "operator" and (before[-1:] in ("_", ">", " ") or before[-1:].isalnum())
 
 
-def _split_mangled(text: str) -> SplitName:
+def _split_mangled(text: str) -> tuple[str, str]:
     at = 3 if text.startswith("_ZN") else 2
     names: list[str] = []
     while length := _IDENTIFIER_LENGTH.match(text, at):
@@ -116,7 +110,7 @@ def _split_mangled(text: str) -> SplitName:
         if match[1]:
             at += int(match[1])
             arguments.append(text[match.end() : at])
-    return SplitName("::".join(name for name in names if not name.startswith(_NAMELESS)), " ".join(arguments))
+    return "::".join(name for name in names if not name.startswith(_NAMELESS)), " ".join(arguments)
 
 
 # The category of each kind. `routing` sends tokens to experts and back; `indexing` is gather, scatter, sort, scan;

@@ -120,6 +120,7 @@ _NODE: Final = re.compile(r"\w+Backward\d*|torch::autograd::(?:AccumulateGrad|Co
 
 
 def _marked(recording: Recording) -> tuple[Ints, dict[str, Intervals]]:
+    """The regions of a trace that the callbacks marked: work belongs to the innermost mark."""
     trace = recording.trace
     spans = region_marks(trace)
     names = [trace.names[name].removeprefix(MARK_PREFIX) for name in spans.name.tolist()]
@@ -137,6 +138,12 @@ def _marked(recording: Recording) -> tuple[Ints, dict[str, Intervals]]:
 
 
 def _inferred(recording: Recording) -> tuple[Ints, dict[str, Intervals]]:
+    """The regions of a trace without marks.
+
+    `backward` is the work of autograd's engine, `optimizer` that of `Optimizer.step`, `data` that of the data loader,
+    `forward` that of operators that autograd records (before PyTorch 1.10: that begin before backward), `other` the
+    rest.
+    """
     trace, links, nesting = recording.trace, recording.links, recording.nesting
     operators = trace.operators
     engine = named(trace, operators, _ENGINE)

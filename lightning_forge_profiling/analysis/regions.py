@@ -29,13 +29,7 @@ _MOST_USER_REGIONS: Final = 64
 
 
 def region_table(recording: Recording, idle: IdleTime) -> tuple[Region, ...]:
-    """The built-in regions, then the custom ones.
-
-    In a trace that the callbacks marked, work belongs to the innermost mark. In others the regions are inferred:
-    `backward` is the work of autograd's engine, `optimizer` that of `Optimizer.step`, `data` that of the data loader,
-    `forward` that of operators that autograd records (before PyTorch 1.10: that begin before backward), `other` the
-    rest.
-    """
+    """The built-in regions, then the custom ones."""
     trace, annotations = recording.trace, recording.trace.annotations
     region = partial(_region, recording, idle, trace.calls.start[named(trace, trace.calls, LAUNCHES)])
     built_in = []

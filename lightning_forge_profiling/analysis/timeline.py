@@ -67,21 +67,8 @@ def critical_path(recording: Recording, graph: Graph) -> CriticalPath:
         pieces.append((call_end[call - 1] if call > 0 else first, until, HOST))
         work = awaited[call - 1] if call > 0 else -1
         call = -1 if work < 0 else call
-    pieces.reverse()
-    start, end, work_rows = (
-        (np.array(column, np.int64) for column in zip(*pieces, strict=True)) if pieces else 3 * [_NONE]
-    )
-    return CriticalPath(start, np.maximum(end, start), work_rows)
-
-
-_NONE: Final = np.zeros(0, np.int64)
-
-
-def by_region(recording: Recording, path: CriticalPath) -> list[tuple[str, Intervals]]:
-    """The path's time on the host by built-in region."""
-    host = path.work == HOST
-    spans = Intervals.of(path.start[host], path.end[host])
-    return [(name, spans & region) for name, region in recording.on_host.items()]
+    start, end, of_work = np.array(pieces[::-1], np.int64).reshape(-1, 3).T
+    return CriticalPath(start, np.maximum(end, start), of_work)
 
 
 MOST_SPANS: Final = 20_000  # about 600 kB of HTML
@@ -182,7 +169,9 @@ def _pieces(recording: Recording, path: CriticalPath, most: int) -> tuple[Spans,
     start, end = path.start[first], np.maximum.reduceat(path.end, first) if len(first) else path.end
     of_gpu = gpu[first]
     columns = [(start[of_gpu], end[of_gpu], name[longest][of_gpu], kind[first][of_gpu])]
-    for region, spans in by_region(recording, path):
+    host = Intervals.of(path.start[~gpu], path.end[~gpu])
+    for region, in_region in recording.on_host.items():
+        spans = host & in_region
         number = len(recording.trace.names) + REGIONS.index(region)
         columns.append(
             (spans.start, spans.end, np.full(len(spans), number), np.full(len(spans), _KINDS.index("region")))

@@ -18,14 +18,13 @@ from lightning_forge_profiling.bench.device import (
     gpu_effects,
 )
 from lightning_forge_profiling.bench.methods import (
-    Events,
     Graph,
     HostClock,
     Kernels,
     NoGpuWorkError,
+    OneCall,
     Sampler,
     Saturated,
-    Wall,
 )
 from lightning_forge_profiling.bench.result import BenchmarkResult
 from lightning_forge_profiling.bench.sampling import (
@@ -106,8 +105,8 @@ def _on_gpu(
         "kernels": lambda: kernels,
         "graph": lambda: Graph(call, timer, effects),
         "saturated": lambda: Saturated(call, timer, effects, flush_l2=flush_l2),
-        "events": lambda: Events(call, timer, flush_l2=flush_l2),
-        "wall": lambda: Wall(call, timer, flush_l2=flush_l2),
+        "events": lambda: OneCall("events", call, timer.event_us, flush_l2=flush_l2),
+        "wall": lambda: OneCall("wall", call, timer.wall_us, flush_l2=flush_l2),
         "cpu": lambda: HostClock(call, timer.clock_ns),
     }
     method, warnings = options.method, []

@@ -188,6 +188,20 @@ class EventTimer:
         self._end.synchronize()
         return EventTiming(self._start.elapsed_time(self._end) * 1e3, saturated)
 
+    def event_us(self, run: Callable[[], object], *, flush_l2: bool) -> float:
+        """How long `run` takes from an idle GPU, in microseconds; the GPU's waits for the host are included."""
+        return self.between(run, flush_l2=flush_l2).us
+
+    def wall_us(self, run: Callable[[], object], *, flush_l2: bool) -> float:
+        """The same with the wait for its end, by the host's clock."""
+        if flush_l2:
+            self.gpu.flush_l2()
+        self.gpu.synchronize()
+        began = self.clock_ns()
+        run()
+        self.gpu.synchronize()
+        return (self.clock_ns() - began) / 1e3
+
     def enqueue_us(self, run: Callable[[], object]) -> float:
         """How long `run` keeps the host busy if the GPU is idle, in microseconds."""
         self.gpu.synchronize()

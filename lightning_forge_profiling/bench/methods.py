@@ -74,39 +74,17 @@ class HostClock(Sampler):
             self.calls *= 2
 
 
-class Wall(Sampler):
-    """The host clock around one call and a synchronization, from an idle GPU."""
+class OneCall(Sampler):
+    """One call a sample, from an idle GPU, timed by the host's clock ("wall") or by two events ("events")."""
 
-    method = "wall"
-
-    def __init__(self, call: TimedCall, timer: EventTimer, *, flush_l2: bool) -> None:
+    def __init__(self, method: str, call: TimedCall, time_us: Callable[..., float], *, flush_l2: bool) -> None:
         super().__init__(call, flush_l2=flush_l2)
-        self._gpu = timer.gpu
-        self._clock_ns = timer.clock_ns
+        self.method = method
+        self._time_us = time_us
 
     def __call__(self) -> Sequence[float]:
         """One sample."""
-        if self.flush_l2:
-            self._gpu.flush_l2()
-        self._gpu.synchronize()
-        began = self._clock_ns()
-        self._call.call()
-        self._gpu.synchronize()
-        return [(self._clock_ns() - began) / 1e3]
-
-
-class Events(Sampler):
-    """Two events around one call on an idle GPU. The GPU's waits for the host are included."""
-
-    method = "events"
-
-    def __init__(self, call: TimedCall, timer: EventTimer, *, flush_l2: bool) -> None:
-        super().__init__(call, flush_l2=flush_l2)
-        self._timer = timer
-
-    def __call__(self) -> Sequence[float]:
-        """One sample."""
-        return [self._timer.between(self._call.call, flush_l2=self.flush_l2).us]
+        return [self._time_us(self._call.call, flush_l2=self.flush_l2)]
 
 
 class Saturated(Sampler):

@@ -22,7 +22,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lightning_forge_profiling.diagnosis.rank_status import ranks_status
 from lightning_forge_profiling.ranks.channel import StoreClient
-from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, later, write_heard
+from lightning_forge_profiling.record.files import decode_pulse, encode_pulse, later, write_heard
 from lightning_forge_profiling.schema import Heard, Pulse, RankWork
 
 RUN, PROCESSES, OF_HOST = "f" * 16, 2, 8

@@ -18,8 +18,8 @@ import torch
 
 from lightning_forge_profiling import CUDATimerCollection
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name
-from lightning_forge_profiling.record.lines import Begin, End, IntervalLine, encode_line
-from lightning_forge_profiling.schema import LoaderSettings, StepCounters
+from lightning_forge_profiling.record.files import encode_line
+from lightning_forge_profiling.schema import Begin, End, IntervalLine, LoaderSettings, StepCounters
 from lightning_forge_profiling.timing.counters import KINDS, bucket, count_step
 from lightning_forge_profiling.timing.steps import StepTiming, StepWork
 

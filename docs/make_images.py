@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.terminal_theme import DIMMED_MONOKAI
 from rich.text import Text
 
-from lightning_forge_profiling.record.lines import End
 from lightning_forge_profiling.record.reader import RunRecord, read_run, records_at
 from lightning_forge_profiling.report.live_view import print_frame
 from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.schema import End
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 IMAGES = CHECKOUT / "docs" / "images"

@@ -7,14 +7,20 @@ import numpy as np
 
 from lightning_forge_profiling.diagnosis.rule import saving
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name
-from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, Line, State, encode_line
+from lightning_forge_profiling.record.files import encode_line
 from lightning_forge_profiling.schema import (
     Analysis,
+    Begin,
     Distribution,
+    End,
+    EventLine,
     Finding,
+    IntervalLine,
+    Line,
     LoaderSettings,
     RunLedger,
     RunReport,
+    State,
     StepCounters,
     StepGroup,
 )

@@ -14,16 +14,21 @@ from msgspec.structs import replace
 from lightning_forge_profiling.callbacks.run_report import analysis_of, run_evidence
 from lightning_forge_profiling.diagnosis.ranks import Waits, rank_work
 from lightning_forge_profiling.names import WHOLE, record_name
-from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, Line, State, encode_line
-from lightning_forge_profiling.record.pulses import write_heard
+from lightning_forge_profiling.record.files import encode_line, write_heard
 from lightning_forge_profiling.schema import (
+    Begin,
+    End,
+    EventLine,
     Heard,
+    IntervalLine,
+    Line,
     Pulse,
     RankWork,
     RunLedger,
     RunMachine,
     RunRanks,
     RunReport,
+    State,
     StepCounters,
     StepGroup,
     TelemetrySummary,

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from lightning_forge_profiling.ranks.agreement import Follower, Leader, Slowness, slow_ranks
-from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse
+from lightning_forge_profiling.record.files import decode_pulse, encode_pulse
 from lightning_forge_profiling.schema import (
     LateRank,
     Pulse,

@@ -19,9 +19,9 @@ from lightning_forge_profiling.comparison.ratio import Ratio, ratio_of, runs_nee
 from lightning_forge_profiling.comparison.source import record_source, unsteadiness
 from lightning_forge_profiling.diagnosis.bootstrap import BlockBootstrap, Estimate, block_length, resampled
 from lightning_forge_profiling.names import record_name
-from lightning_forge_profiling.record.lines import IntervalLine, encode_line
+from lightning_forge_profiling.record.files import encode_line
 from lightning_forge_profiling.record.reader import read_run
-from lightning_forge_profiling.schema import StepGroup
+from lightning_forge_profiling.schema import IntervalLine, StepGroup
 from lightning_forge_profiling.timing.counters import BUCKET_RATIO, bucket
 from tests.compared_runs import PER_ROW, SHARES, step_times, write_record
 from tests.record_builder import times_of, with_times

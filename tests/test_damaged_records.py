@@ -18,8 +18,9 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback, region
 from lightning_forge_profiling.cli.main import main
-from lightning_forge_profiling.record.lines import Begin, EventLine, decode_line, encode_line
+from lightning_forge_profiling.record.files import decode_line, encode_line
 from lightning_forge_profiling.record.reader import RecordError, read_run
+from lightning_forge_profiling.schema import Begin, EventLine
 from tests.models import Classifier, Fails, loader, quiet_trainer
 from tests.outcomes import HANGS_S, script
 from tests.record_builder import MadeRun
@@ -260,7 +261,7 @@ def test_totals_are_kept_of_one_rank_and_lines_of_the_others_are_few(tmp_path):
 ROTATES = """
 import sys
 from pathlib import Path
-from lightning_forge_profiling.record.lines import Begin, EventLine
+from lightning_forge_profiling.record.files import Begin, EventLine
 from lightning_forge_profiling.record.writer import Segments
 begin = Begin(run="a1", rank=0, world_size=1, at=0.0, versions={}, host="", device="cpu", settings={})
 files, step = Segments(Path(sys.argv[1]), begin, segment_bytes=5000), 0

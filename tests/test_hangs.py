@@ -32,7 +32,7 @@ from lightning_forge_profiling.host import ThreadCounts, thread_counts, wait_cha
 from lightning_forge_profiling.ranks import standing
 from lightning_forge_profiling.ranks.stacks import StacksFile, called, innermost, lines_of, parse_dump
 from lightning_forge_profiling.ranks.standing import Look, Stillness, collectives_of, patient_part
-from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, read_heard
+from lightning_forge_profiling.record.files import decode_pulse, encode_pulse, read_heard
 from lightning_forge_profiling.record.reader import read_run, records_at
 from lightning_forge_profiling.report.live_view import print_frame
 from lightning_forge_profiling.report.screen import Screen

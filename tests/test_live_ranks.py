@@ -18,15 +18,24 @@ from lightning_forge_profiling.callbacks.fit_log import rank_metrics
 from lightning_forge_profiling.callbacks.rank_watch import RankWatch
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.names import RANKS_JSON, pulse_name
-from lightning_forge_profiling.record.lines import End, EventLine, encode_line
-from lightning_forge_profiling.record.pulses import HeardFiles, write_heard, write_pulse
+from lightning_forge_profiling.record.files import HeardFiles, encode_line, write_heard, write_pulse
 from lightning_forge_profiling.record.reader import Follower, read_run
 from lightning_forge_profiling.report import ranks as report_ranks
 from lightning_forge_profiling.report.live_view import View, print_frame
 from lightning_forge_profiling.report.page import record_of
 from lightning_forge_profiling.report.run_page import run_page
 from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.schema import Hang, Heard, LateRank, RanksStatus, RankStatus, SilentRank, Standing
+from lightning_forge_profiling.schema import (
+    End,
+    EventLine,
+    Hang,
+    Heard,
+    LateRank,
+    RanksStatus,
+    RankStatus,
+    SilentRank,
+    Standing,
+)
 from tests.browser import wait_until
 from tests.models import Classifier, loader, quiet_trainer
 from tests.outcomes import HANGS_S, SCRIPTS, logged, unwrapped

@@ -17,7 +17,7 @@ from torch.distributed import TCPStore
 from lightning_forge_profiling.diagnosis.rank_status import ranks_status
 from lightning_forge_profiling.names import RANKS_JSON, pulse_name
 from lightning_forge_profiling.ranks.channel import Channel, HostFolder, StoreClient, group_store, open_channel
-from lightning_forge_profiling.record.pulses import later, read_heard, write_heard, write_pulse
+from lightning_forge_profiling.record.files import later, read_heard, write_heard, write_pulse
 from lightning_forge_profiling.schema import Heard, Pulse, SilentRank
 from tests.outcomes import HANGS_S, SCRIPTS
 from tests.ports import free_port

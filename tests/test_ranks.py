@@ -16,9 +16,8 @@ from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.ranks import rank_work, straggler, with_waits
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.record.pulses import write_heard
-from lightning_forge_profiling.record.ranks import read_works
-from lightning_forge_profiling.record.reader import read_run
+from lightning_forge_profiling.record.files import write_heard
+from lightning_forge_profiling.record.reader import read_run, read_works
 from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.report.run_table import run_table
 from lightning_forge_profiling.report.run_wording import rank_notes

@@ -25,11 +25,10 @@ from lightning_forge_profiling.callbacks.run_report import run_report
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.cli.analyze import schema_json
 from lightning_forge_profiling.cli.main import main
-from lightning_forge_profiling.record.lines import Begin, EventLine, State
-from lightning_forge_profiling.record.origin import command_line, git_commit
 from lightning_forge_profiling.record.reader import read_rank, read_run
-from lightning_forge_profiling.record.writer import RecordWriter, Segments
+from lightning_forge_profiling.record.writer import RecordWriter, Segments, command_line, git_commit
 from lightning_forge_profiling.report.run_end import print_end
+from lightning_forge_profiling.schema import Begin, EventLine, State
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.counters import bucket, is_split, percentile_ms, step_total_ms, total
 from lightning_forge_profiling.timing.estimate import rates_of

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from lightning_forge_profiling.record.lines import decode_line
+from lightning_forge_profiling.record.files import decode_line
 from lightning_forge_profiling.record.reader import read_rank, read_run
 from tests.outcomes import HANGS_S, SCRIPTS, script, two_ranks
 

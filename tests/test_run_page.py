@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from lightning_forge_profiling.names import MFU, SUMMARY_JSON
-from lightning_forge_profiling.record.lines import End, EventLine, IntervalLine, State, encode_line
+from lightning_forge_profiling.record.files import encode_line
 from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.report.page import block_of, record_of, timelines_of, write_reports
 from lightning_forge_profiling.report.run_page import run_page, run_view, write_run_page
-from lightning_forge_profiling.schema import TraceReport
+from lightning_forge_profiling.schema import End, EventLine, IntervalLine, State, TraceReport
 from tests.record_builder import MadeRun, with_times
 from tests.sample_timeline import sample_timeline
 from tests.samples import sample_analysis

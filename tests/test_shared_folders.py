@@ -19,7 +19,7 @@ from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory import MemorySnapshot
 from lightning_forge_profiling.profiler import ProfilingConfig, build_profiler, print_profiler_summary
-from lightning_forge_profiling.record.ranks import read_works
+from lightning_forge_profiling.record.reader import read_works
 from lightning_forge_profiling.schema import RankWork
 from tests.models import Classifier, loader
 from tests.outcomes import REPORTS, read_trace, recorded_steps, summary_of

@@ -9,8 +9,9 @@ import time
 
 import pytest
 
-from lightning_forge_profiling.record.lines import IntervalLine, encode_line
+from lightning_forge_profiling.record.files import encode_line
 from lightning_forge_profiling.record.reader import records_at
+from lightning_forge_profiling.schema import IntervalLine
 from tests.outcomes import unwrapped
 from tests.record_builder import MadeRun
 from tests.terminals import CODES, terminal

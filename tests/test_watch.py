@@ -9,10 +9,11 @@ import time
 import msgspec
 import pytest
 
-from lightning_forge_profiling.record.lines import Begin, End, IntervalLine, encode_line
+from lightning_forge_profiling.record.files import encode_line
 from lightning_forge_profiling.record.reader import Follower, RecordError, read_run
 from lightning_forge_profiling.report.live_view import print_frame
 from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.schema import Begin, End, IntervalLine
 from tests.outcomes import HANGS_S, unwrapped
 from tests.record_builder import MadeRun, made_pulse, times_of, with_times, write_ranks
 from tests.terminals import CODES, frames, terminal

@@ -20,8 +20,7 @@ from lightning_forge_profiling.guard import Guarded, guarded_end
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import RANKS_S, exit_timeout_s
 from lightning_forge_profiling.ranks.hangs import HangWatch
-from lightning_forge_profiling.record.ranks import read_works
-from lightning_forge_profiling.record.reader import RecordError
+from lightning_forge_profiling.record.reader import RecordError, read_works
 from lightning_forge_profiling.report.run_page import write_run_page
 from lightning_forge_profiling.schema import CpuUse, RanksStatus, RankWork, RunReport, TraceReport
 

@@ -26,8 +26,18 @@ from lightning_forge_profiling.ranks.agreement import Follower, Leader, Slowness
 from lightning_forge_profiling.ranks.channel import Channel, open_channel
 from lightning_forge_profiling.ranks.hangs import HangWatch
 from lightning_forge_profiling.ranks.standing import Progress
-from lightning_forge_profiling.record.pulses import decode_pulse, encode_pulse, later, write_heard, write_pulse
-from lightning_forge_profiling.record.windows import decode_plan, encode_plan, read_plan, take_request, write_plan
+from lightning_forge_profiling.record.files import (
+    decode_plan,
+    decode_pulse,
+    encode_plan,
+    encode_pulse,
+    later,
+    read_plan,
+    take_request,
+    write_heard,
+    write_plan,
+    write_pulse,
+)
 from lightning_forge_profiling.report.ranks import straggler_words
 from lightning_forge_profiling.schema import (
     Ended,

@@ -25,11 +25,20 @@ from lightning_forge_profiling.names import RECORD_FOLDER, REGIONS
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import ctrl_c_ends
 from lightning_forge_profiling.profiler.config import numbered_folders
-from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, State
-from lightning_forge_profiling.record.origin import command_line, git_commit, record_of_checkpoint
-from lightning_forge_profiling.record.writer import RecordWriter, Segments
+from lightning_forge_profiling.record.writer import (
+    RecordWriter,
+    Segments,
+    command_line,
+    git_commit,
+    record_of_checkpoint,
+)
 from lightning_forge_profiling.schema import (
+    Begin,
+    End,
+    EventLine,
+    IntervalLine,
     RunReport,
+    State,
     StepCounters,
     StepGroup,
     TelemetrySeries,

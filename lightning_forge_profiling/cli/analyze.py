@@ -41,11 +41,10 @@ from lightning_forge_profiling.kineto.files import (
 )
 from lightning_forge_profiling.names import plugin_name, rank_summary_path
 from lightning_forge_profiling.pipeline import AnalysisResult
-from lightning_forge_profiling.record.lines import Line
 from lightning_forge_profiling.report.analysis_text import print_analysis
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.page import report_page
-from lightning_forge_profiling.schema import Analysis
+from lightning_forge_profiling.schema import Analysis, Line
 
 _CUT_OFF = 65  # EX_DATAERR of sysexits.h
 _TOP_ON_TERMINAL = 8

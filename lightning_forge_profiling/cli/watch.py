@@ -20,8 +20,8 @@ from typing import Any, Final, TextIO
 from lightning_forge_profiling.cli.shared import Progress, find_record, say, warn_of_problems, wraps, write_as_json
 from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.names import REPORT_HTML, trace_name
+from lightning_forge_profiling.record.files import read_plan, withdraw_request, write_request
 from lightning_forge_profiling.record.reader import Follower, RecordError, RunRecord, read_run
-from lightning_forge_profiling.record.windows import read_plan, withdraw_request, write_request
 from lightning_forge_profiling.report.live_view import View, print_frame, print_summary, run_summary
 from lightning_forge_profiling.report.ranks import ranks_of
 from lightning_forge_profiling.report.run_status import RunStatus, status_of

@@ -14,14 +14,15 @@ from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, BlockBo
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.names import REGIONS, STARTUP
-from lightning_forge_profiling.record.lines import Begin, IntervalLine
 from lightning_forge_profiling.record.reader import RankRecord, RecordError, RunRecord
 from lightning_forge_profiling.report.run_status import mean_metrics
 from lightning_forge_profiling.schema import (
     CATEGORIES,
     NO_VERDICT,
     Analysis,
+    Begin,
     Finding,
+    IntervalLine,
     Kernel,
     Kind,
     LoaderSettings,

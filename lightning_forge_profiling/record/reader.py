@@ -1,4 +1,4 @@
-"""Reads records: one rank's with its rotated segments, or those of all ranks of a run."""
+"""Reads records: one rank's with its rotated segments, those of all ranks of a run, or the latest of each."""
 
 import os
 from collections import Counter, deque
@@ -10,16 +10,26 @@ from io import BytesIO
 from itertools import chain, compress, count
 from pathlib import Path
 from statistics import median
+from time import monotonic, sleep
 from typing import BinaryIO, Final, TypeVar
 
 from msgspec import structs
 
 from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name, record_part, segment_name
-from lightning_forge_profiling.record.lines import Begin, End, EventLine, IntervalLine, Line, State, decode_line
-from lightning_forge_profiling.record.pulses import HeardFiles
+from lightning_forge_profiling.record.files import HeardFiles, decode_line, read_heard
 from lightning_forge_profiling.safe_files import open_regular, read_at_most
-from lightning_forge_profiling.schema import Heard, RankWork, TelemetrySummary
+from lightning_forge_profiling.schema import (
+    Begin,
+    End,
+    EventLine,
+    Heard,
+    IntervalLine,
+    Line,
+    RankWork,
+    State,
+    TelemetrySummary,
+)
 
 _TOTALS: Final = b'{"line":"state"'  # as the writer begins such a line
 _MOST_BYTES: Final = 16 << 20  # of a segment, and so of a line. A segment of a run has 1 MB and one line.
@@ -124,8 +134,7 @@ class RankLines:
             End: deque(maxlen=last),
         }
         self._problems: list[str] = []
-        self._work: RankWork | None = None
-        self._energy: RankEnergy | None = None
+        self._of_totals: tuple[RankWork | None, RankEnergy | None] = None, None
         self._bad = self._number = 0
         self._first_bad, self._rest = "", b""
 
@@ -205,16 +214,15 @@ class RankLines:
         if rank >= ranks or (part is not None and part[0] != rank):
             raise RecordError(f"{self.path} cannot be read as a record: it is of rank {rank} of {ranks}")
         state = next((line for _, line in reversed(self._lines[State]) if isinstance(line, State)), None)
-        work = work_of(state, rank) if state is not None else self._work
-        self._work = work
-        self._energy = energy = energy_of(state) if state is not None else self._energy
+        if state is not None:
+            self._of_totals = work_of(state, rank), energy_of(state)
         if not totals:
             self._lines[State].clear()
         begin, kept = self._begin, [line for _, line in sorted(chain(*self._lines.values()))]
         if kept and (set_s := getattr(kept[-1], "set_s", 0.0)):  # then the clock of who reads this was set, too
             begin = structs.replace(begin, at=begin.at + set_s)
             kept = [structs.replace(line, at=line.at + set_s) for line in kept]
-        return RankRecord(self.path, begin, tuple(kept), tuple(problems), work, energy)
+        return RankRecord(self.path, begin, tuple(kept), tuple(problems), *self._of_totals)
 
 
 def work_of(state: State | None, rank: int) -> RankWork | None:
@@ -396,3 +404,62 @@ class Follower:
                 self._ranks[path] = RankLines(path, KEPT if self._ranks else _INTERVALS)
         ranks = sorted(self._ranks.values(), key=lambda lines: record_part(lines.path.name) or ())
         return run_of(self._folder, ranks, at_rest=False, heard=self._heard)
+
+
+_TAIL_BYTES: Final = 1 << 17  # of the end of a record, which has the latest totals: a line of them takes some 10 kB
+
+_PERIOD_S: Final = 0.02
+_READING_S: Final = 1.0  # of many ranks those are read that can be in this time, whatever the timeout
+
+
+def read_works(
+    folder: Path, mine: RankWork, world_size: int, run: str, steps: int, *, timeout_s: float
+) -> tuple[RankWork, ...]:
+    """The work of the other ranks: by their latest totals, and by their latest pulses of those without any here."""
+    deadline = monotonic() + timeout_s
+    works: dict[int, tuple[RankWork, dict[int, float]]] = {}
+    left = [rank for rank in range(world_size) if rank != mine.rank]
+    while left:
+        for rank in [*left]:
+            if monotonic() > deadline + _READING_S:
+                left.clear()
+                break
+            lines = _latest_lines(folder / record_name(rank), rank, run)
+            state = latest(State, lines or ())
+            work = work_of(state, rank)
+            if work is not None:
+                works[rank] = work, ends(lines or ())
+            if lines is None or latest(End, lines) is not None or (state is not None and state.step >= steps):
+                left.remove(rank)
+        if not left or monotonic() >= deadline:
+            break
+        sleep(_PERIOD_S)
+    for rank, one in read_heard(folder, run).items():
+        if rank < world_size and rank != mine.rank and one.pulse.work is not None:
+            works.setdefault(rank, (one.pulse.work, {}))
+    elsewhere = any(work.host != mine.host for work, _ in works.values())
+    first_ended_at = ends(_latest_lines(folder / record_name(mine.rank), mine.rank, run) or ()) if elsewhere else {}
+    return tuple(
+        work if work.host == mine.host else with_clock(work, ended_at, first_ended_at)
+        for _, (work, ended_at) in sorted(works.items())
+    )
+
+
+def _latest_lines(path: Path, rank: int, run: str) -> list[Line] | None:
+    """The latest lines of a rank, none if they cannot be read; None without a file."""
+    try:
+        with open_regular(path) as file:
+            begin = decode_line(file.readline(_TAIL_BYTES))
+            if not isinstance(begin, Begin) or (begin.run, begin.rank) != (run, rank):
+                return []
+            file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, file.tell()))
+            texts = read_at_most(file, _TAIL_BYTES).splitlines()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError):
+        return []
+    lines: list[Line] = []
+    for text in texts:
+        with suppress(ValueError, RecursionError):  # it may have been cut, or is being written
+            lines.append(decode_line(text))
+    return lines

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from lightning_forge_profiling.names import MFU, per_second
-from lightning_forge_profiling.record.lines import EventLine, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.report import run_status
 from lightning_forge_profiling.report.ranks import (
@@ -21,7 +20,7 @@ from lightning_forge_profiling.report.run_table import print_run, region_row, ru
 from lightning_forge_profiling.report.run_wording import rate_words
 from lightning_forge_profiling.report.screen import NAMES_WIDTH, Column, Line, Screen, Table, Text
 from lightning_forge_profiling.report.wording import digits
-from lightning_forge_profiling.schema import Analysis, RanksStatus, RankStatus, Rates
+from lightning_forge_profiling.schema import Analysis, EventLine, IntervalLine, RanksStatus, RankStatus, Rates, State
 from lightning_forge_profiling.timing.counters import percentile_ms, step_total_ms
 
 _STYLES: Final[Mapping[run_status.Outcome, str]] = {

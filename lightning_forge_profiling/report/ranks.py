@@ -11,7 +11,7 @@ from msgspec import structs
 from lightning_forge_profiling.diagnosis.rank_status import ranks_status, summed_up
 from lightning_forge_profiling.diagnosis.ranks import STRAGGLER, not_measured
 from lightning_forge_profiling.diagnosis.rule import in_ms
-from lightning_forge_profiling.record.pulses import MOST_RANKS
+from lightning_forge_profiling.record.files import MOST_RANKS
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.report.run_status import duration, rank_status, status_of, totals
 from lightning_forge_profiling.report.screen import Column, Line, Table, Text, table_of

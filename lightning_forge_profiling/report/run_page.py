@@ -11,7 +11,6 @@ from msgspec import structs
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.json_layout import read_summary
 from lightning_forge_profiling.names import MFU, REPORT_HTML, SUMMARY_JSON, TFLOPS, per_second
-from lightning_forge_profiling.record.lines import End, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord, read_run
 from lightning_forge_profiling.report import run_status
 from lightning_forge_profiling.report.live_view import latest_regions, setting_words
@@ -27,7 +26,16 @@ from lightning_forge_profiling.report.ranks import (
 from lightning_forge_profiling.report.run_table import RunTable, run_table
 from lightning_forge_profiling.report.screen import Line
 from lightning_forge_profiling.safe_files import read_regular, write_whole
-from lightning_forge_profiling.schema import Analysis, RankStatus, RunReport, Timeline, TraceReport
+from lightning_forge_profiling.schema import (
+    Analysis,
+    End,
+    IntervalLine,
+    RankStatus,
+    RunReport,
+    State,
+    Timeline,
+    TraceReport,
+)
 
 _PROBLEMS: Final = frozenset({"exception", "slow-step", "recompilation", "hang", "straggler", "memory-growth"})
 _MOST_EVENTS: Final = 2000

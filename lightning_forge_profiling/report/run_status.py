@@ -14,9 +14,8 @@ from msgspec import structs
 from lightning_forge_profiling.diagnosis.combine import THE_RUN, combine, without_verdict_of_hang
 from lightning_forge_profiling.diagnosis.rank_status import find_hang
 from lightning_forge_profiling.names import HANG
-from lightning_forge_profiling.record.lines import Begin, EventLine, IntervalLine, State
 from lightning_forge_profiling.record.reader import RankEnergy, RankRecord, RecordError, RunRecord, read_run
-from lightning_forge_profiling.schema import Heard, Rates
+from lightning_forge_profiling.schema import Begin, EventLine, Heard, IntervalLine, Rates, State
 from lightning_forge_profiling.timing import estimate
 from lightning_forge_profiling.timing.counters import is_split, merged, percentile_ms, step_total_ms, summed, total
 

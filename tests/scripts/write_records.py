@@ -7,9 +7,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from lightning_forge_profiling.record.lines import Begin, IntervalLine, State
 from lightning_forge_profiling.record.writer import RecordWriter, Segments
-from lightning_forge_profiling.schema import RunReport, StepCounters, StepGroup
+from lightning_forge_profiling.schema import Begin, IntervalLine, RunReport, State, StepCounters, StepGroup
 from lightning_forge_profiling.timing.run_totals import RunTotals
 
 BEGIN = Begin(run="a1", rank=0, world_size=1, at=0.0, versions={"torch": "2"}, host="h", device="cpu", settings={})

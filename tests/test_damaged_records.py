@@ -261,7 +261,7 @@ def test_totals_are_kept_of_one_rank_and_lines_of_the_others_are_few(tmp_path):
 ROTATES = """
 import sys
 from pathlib import Path
-from lightning_forge_profiling.record.files import Begin, EventLine
+from lightning_forge_profiling.schema import Begin, EventLine
 from lightning_forge_profiling.record.writer import Segments
 begin = Begin(run="a1", rank=0, world_size=1, at=0.0, versions={}, host="", device="cpu", settings={})
 files, step = Segments(Path(sys.argv[1]), begin, segment_bytes=5000), 0

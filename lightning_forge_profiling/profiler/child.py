@@ -1,4 +1,4 @@
-"""Starts the child process that compresses, copies and analyses a trace beside the training, and waits for it."""
+"""A trace on its way to the disk: written by the training, then compressed, copied and analysed by a child process."""
 
 import contextlib
 import os
@@ -6,13 +6,19 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from lightning_forge_profiling.profiler.config import plugin_path, trace_path, window_folder
+from msgspec.structs import replace
+from torch.profiler.profiler import _KinetoProfile
+
+from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON
+from lightning_forge_profiling.profiler.config import ProfilingConfig, claim, plugin_path, trace_path, window_folder
+from lightning_forge_profiling.safe_files import discard_with_folders, name_for_kineto, open_regular
+from lightning_forge_profiling.schema import TraceReport
 
 PATIENCE_S: Final = 4.0
 # for the other ranks' last lines: ranks end together, but the disk of another node may show them later, or never
@@ -148,3 +154,78 @@ class FinishingChild:
         if not self._process.returncode:
             return ""
         return stderr.decode(errors="replace").strip() or f"the process ended with code {self._process.returncode}"
+
+
+def export_trace(profiler: _KinetoProfile, raw: Path) -> None:
+    """Write the trace of a profiler."""
+    with name_for_kineto(raw) as name:
+        profiler.export_chrome_trace(name)
+    with contextlib.suppress(FileNotFoundError), open_regular(raw) as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(file.tell() - 64, 0))
+        if file.read().rstrip().endswith(b"}"):
+            return
+    raise OSError(f"the trace could not be written whole to {window_folder(raw)} (is the disk full?)")
+
+
+class TraceOutput:
+    """Where the trace of this rank goes, and the child process that finishes it there."""
+
+    def __init__(
+        self,
+        config: ProfilingConfig,
+        folders: Iterable[Path],
+        rank: int,
+        ranks: Iterable[int],
+        find_here: Callable[[Sequence[int]], Sequence[int]],
+        *,
+        now: bool,
+        record: Path | None,
+    ) -> None:
+        self.rank = rank
+        self.here = self._ranks = tuple(ranks)  # those that write to the same folder
+        self.child: FinishingChild | None = None
+        self.analyzes = config.analyze and rank == self.here[0]
+        self._config, self._folders, self._find_here = config, folders, find_here
+        self._now, self._record = now, record
+
+    def write(self, profiler: _KinetoProfile, *, alone: bool) -> Path:
+        """Write the trace of a profiler and start the child process; returns where the trace will be."""
+        self.here = tuple(self._find_here(self._ranks))
+        raw = claim(self._folders, self.rank)
+        try:
+            export_trace(profiler, raw)
+            self.child = FinishingChild(
+                raw,
+                self.rank,
+                ranks=self._ranks,
+                here=self.here,
+                tensorboard=self._config.tensorboard,
+                analyze=self._config.analyze,
+                alone=alone,
+                now=self._now,
+                record=self._record,
+            )
+        except BaseException:
+            discard_with_folders(raw)
+            raise
+        return trace_path(window_folder(raw), self.rank)
+
+
+def finished(report: TraceReport, problem: str, *, analyzed: bool) -> TraceReport:
+    """The report once the child process has ended, with those of its files that exist."""
+
+    def there(path: Path | None) -> Path | None:
+        return path if path is not None and path.is_file() else None
+
+    path = there(report.path)
+    reports = path.parent if path is not None and analyzed else None
+    return replace(
+        report,
+        status="failed" if path is None else report.status,
+        message=problem or (f"{report.path} was removed" if path is None else report.message),
+        path=path,
+        plugin_path=there(report.plugin_path),  # another rank's child may publish it, or have yet to
+        summary_path=there(reports / SUMMARY_JSON) if reports else None,
+        report_path=there(reports / REPORT_HTML) if reports else None,
+    )

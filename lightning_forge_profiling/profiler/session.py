@@ -17,9 +17,9 @@ from torch.profiler import ProfilerActivity, record_function
 from torch.profiler.profiler import _KinetoProfile
 
 from lightning_forge_profiling.forks import OWNED
-from lightning_forge_profiling.names import KINETO_LOG_LEVEL, METADATA_KEY, OWN_KINETO_LEVEL, REPORT_HTML, SUMMARY_JSON
+from lightning_forge_profiling.names import KINETO_LOG_LEVEL, METADATA_KEY, OWN_KINETO_LEVEL
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.profiler.child import FinishingChild, exit_timeout_s
+from lightning_forge_profiling.profiler.child import TraceOutput, exit_timeout_s, finished
 from lightning_forge_profiling.profiler.collector import (
     RECORDING,
     Marks,
@@ -34,14 +34,11 @@ from lightning_forge_profiling.profiler.config import (
     Phase,
     ProfilingConfig,
     StepWindow,
-    claim,
     numbered_folders,
     plugin_path,
     required_local_folder,
     trace_path,
-    window_folder,
 )
-from lightning_forge_profiling.safe_files import discard_with_folders, name_for_kineto, open_regular
 from lightning_forge_profiling.schema import TraceReport
 
 
@@ -49,18 +46,6 @@ def _leave_kinetos_level() -> None:
     """Remove from the environment what `run` set for the start of the first profiler."""
     if os.environ.pop(OWN_KINETO_LEVEL, None):
         os.environ.pop(KINETO_LOG_LEVEL, None)
-
-
-def export_trace(profiler: _KinetoProfile, raw: Path) -> None:
-    """Write the trace of a profiler."""
-    with name_for_kineto(raw) as name:
-        profiler.export_chrome_trace(name)
-    with suppress(FileNotFoundError), open_regular(raw) as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(file.tell() - 64, 0))
-        if file.read().rstrip().endswith(b"}"):
-            return
-    raise OSError(f"the trace could not be written whole to {window_folder(raw)} (is the disk full?)")
 
 
 _INSTALLED: Final = re.compile(r".*[/\\](?:site|dist)-packages[/\\]", re.DOTALL)
@@ -96,25 +81,6 @@ def trace_metadata(
         # PyTorch writes it for distributed runs only. json.dumps puts the space that HTA's '"rank": N' needs.
         metadata["distributedInfo"] = json.dumps({"backend": "none", "rank": rank, "world_size": world_size})
     return metadata
-
-
-def finished(report: TraceReport, problem: str, *, analyzed: bool) -> TraceReport:
-    """The report once the child process has ended, with those of its files that exist."""
-
-    def there(path: Path | None) -> Path | None:
-        return path if path is not None and path.is_file() else None
-
-    path = there(report.path)
-    reports = path.parent if path is not None and analyzed else None
-    return replace(
-        report,
-        status="failed" if path is None else report.status,
-        message=problem or (f"{report.path} was removed" if path is None else report.message),
-        path=path,
-        plugin_path=there(report.plugin_path),  # another rank's child may publish it, or have yet to
-        summary_path=there(reports / SUMMARY_JSON) if reports else None,
-        report_path=there(reports / REPORT_HTML) if reports else None,
-    )
 
 
 _log = plain_logger(__name__)
@@ -159,21 +125,16 @@ class TraceSession:
     ) -> None:
         self._config = config
         self.window = window or config.window
-        self._folders = folders
-        self._rank = rank
+        self._output = TraceOutput(config, folders, rank, expected_ranks, here, now=now, record=record)
         self._world_size = world_size
-        self._expected_ranks = self._here = tuple(expected_ranks)
-        self._find_here = here
-        self._analyzes = config.analyze and rank == self._expected_ranks[0]
         self._activities = config.activities or (("cpu", accelerator) if accelerator else ("cpu",))
         self._on_device = accelerator is not None
-        self._next_step, self._now, self._record = first_step, now, record
+        self._next_step = first_step
         self._phase = Phase.WAIT
         self._profiler: _KinetoProfile | None = None
         self._has_lock = self._begun = False
         self._annotation: record_function | None = None
         self.marks = Marks()
-        self._child: FinishingChild | None = None
         self._report = TraceReport()
         self.about: Mapping[str, object] = {}  # what else the trace says of itself, as JSON
         OWNED.add(self)
@@ -183,7 +144,7 @@ class TraceSession:
         if self.running and self.recording:
             self.marks.leave_operators_out()
         self._release()
-        self._child, self._report = None, TraceReport("skipped")
+        self._output.child, self._report = None, TraceReport("skipped")
 
     @property
     def report(self) -> TraceReport:
@@ -207,13 +168,13 @@ class TraceSession:
     @property
     def lowest_rank(self) -> int:
         """The lowest of the ranks that write to this folder, which publishes the copies of all."""
-        return self._here[0]
+        return self._output.here[0]
 
     @property
     def lacks_ranks(self) -> bool:
         """Whether ranks that write to this folder have left no trace, in the time in which they were waited for."""
         path = self._report.path
-        return path is not None and not all(trace_path(path.parent, rank).exists() for rank in self._here)
+        return path is not None and not all(trace_path(path.parent, rank).exists() for rank in self._output.here)
 
     def start(self) -> Self:
         """Begin the first step."""
@@ -298,7 +259,7 @@ class TraceSession:
         Returns:
             The final report.
         """
-        child, self._child = self._child, None
+        child, self._output.child = self._output.child, None
         if child is None:
             return self._report
         report = self._report
@@ -309,7 +270,7 @@ class TraceSession:
         if problem:
             _log.warning("%s", problem)
         if problem is not None:
-            self._report = finished(report, problem, analyzed=self._analyzes)
+            self._report = finished(report, problem, analyzed=self._output.analyzes)
         return self._report
 
     def __enter__(self) -> Self:
@@ -394,33 +355,16 @@ class TraceSession:
             )
             return
         more = {**self.about, "libraries": installed_packages()} if config.with_stack else self.about
-        about = trace_metadata(self._rank, self._world_size, self.window, self._report.steps, more)
+        about = trace_metadata(self._output.rank, self._world_size, self.window, self._report.steps, more)
         for key, value in about.items():
             profiler.add_metadata_json(key, value)
         self._stop_profiler(profiler)
-        self._here = tuple(self._find_here(self._expected_ranks))
-        raw = claim(self._folders, self._rank)
-        try:
-            export_trace(profiler, raw)
-            self._child = FinishingChild(
-                raw,
-                self._rank,
-                ranks=self._expected_ranks,
-                here=self._here,
-                tensorboard=config.tensorboard,
-                analyze=config.analyze,
-                alone=alone,
-                now=self._now,
-                record=self._record,
-            )
-        except BaseException:
-            discard_with_folders(raw)
-            raise
+        path = self._output.write(profiler, alone=alone)
         self._report = replace(
             self._report,
             status="written",
-            path=trace_path(window_folder(raw), self._rank),
-            plugin_path=plugin_path(window_folder(raw), self._rank) if config.tensorboard else None,
+            path=path,
+            plugin_path=plugin_path(path.parent, self._output.rank) if config.tensorboard else None,
             stall_ms=(perf_counter() - began) * 1e3,
         )
 

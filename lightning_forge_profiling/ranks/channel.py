@@ -52,7 +52,7 @@ class StoreClient:
     """
 
     def __init__(self, store: "TCPStore", prefix: str, *, limit_s: float = _LIMIT_S) -> None:
-        self._kind, self._host, self._port = type(store), store.host, store.port
+        self._kind, self._server = type(store), (store.host, store.port)
         self._prefix, self._limit_s = prefix, limit_s
         self._writers = self._key("writers")  # names those that have a value: `get` of another key would wait for it
         self._announced = self._key("announced")
@@ -157,7 +157,7 @@ class StoreClient:
 
         def make() -> None:
             with suppress(Exception):
-                made.append(self._kind(self._host, self._port, timeout=limit, wait_for_workers=False))
+                made.append(self._kind(*self._server, timeout=limit, wait_for_workers=False))
             self._wake.set()
 
         # in a thread of its own: the constructor waits for the store's first answer without a limit
@@ -169,7 +169,7 @@ class StoreClient:
         self._wake.wait(self._limit_s)
         if not made:
             thread.join(1.1 * _CONNECT_S)  # before that it would try again
-        new = _connected_to(self._port, _sockets(), before)
+        new = _connected_to(self._server[1], _sockets(), before)
         if len(new) == 1 and made and not self._interrupted:
             self._use(made[0], new[0])
             return
@@ -177,7 +177,7 @@ class StoreClient:
             if len(new) == 1:  # of two one is another thread's, which must keep it
                 _shut_down(one)  # ends the constructor
             one.close()
-        raise ConnectionError(f"no connection to {self._host}:{self._port} that is surely this thread's")
+        raise ConnectionError(f"no connection to {self._server[0]}:{self._server[1]} that is surely this thread's")
 
     def _use(self, store: "TCPStore", own: socket.socket) -> None:
         if self._socket is not None:

@@ -23,7 +23,7 @@ from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
 from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.gpu.nvml import GpuReader, find_device
-from lightning_forge_profiling.profiler import session
+from lightning_forge_profiling.profiler import child
 from tests.fake_nvml import FakeBoard, FakeNvml
 from tests.models import busy, loader, quiet_trainer
 
@@ -101,7 +101,7 @@ class MeteredGpu(FakeNvml):
         return super().nvmlDeviceGetTotalEnergyConsumption(handle)
 
 
-def export_late(profiler, raw, *, export=session.export_trace):
+def export_late(profiler, raw, *, export=child.export_trace):
     for _ in range(25):
         slow("export")
     export(profiler, raw)
@@ -118,7 +118,7 @@ if __name__ == "__main__":
     folder = sys.argv[1]
     if "metered" in OPTIONS:
         FitLog._start_telemetry = start_metered
-    session.export_trace = export_late
+    child.export_trace = export_late
     window = [ForgeProfilerCallback(30, 33)] if "window" in OPTIONS else []
     saves = [ModelCheckpoint(folder, every_n_train_steps=20, save_top_k=-1)] if PLACE == "checkpoint" else []
     trainer = quiet_trainer(

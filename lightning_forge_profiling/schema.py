@@ -1,6 +1,7 @@
 """Every type that is stored or shown: of `summary.json`, the record, the ranks' messages and the pages.
 
-Names end in the unit. Percentages are of the step unless the name says otherwise.
+Names end in the unit. Percentages are of the step unless the name says otherwise. `gc=False` is for types of numbers
+and strings that are made often: garbage collections then have fewer objects to visit.
 """
 
 import sys
@@ -369,7 +370,7 @@ class WindowAnswer(msgspec.Struct, frozen=True, kw_only=True):
     text: _Text = ""
 
 
-class ShareInterval(msgspec.Struct, frozen=True, kw_only=True):
+class ShareInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A part's share of the step, in percent, with its 95 % interval by a bootstrap of blocks of consecutive steps.
 
     Attributes:
@@ -516,7 +517,7 @@ class OptimizerSettings(msgspec.Struct, frozen=True, kw_only=True):
 WORKER_LINES: Final = "data/worker"  # the part of the step that a loader worker's lines are listed under
 
 
-class SampledLine(msgspec.Struct, frozen=True, kw_only=True):
+class SampledLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A line of the user's code, with its share of the samples of one part of the step.
 
     Attributes:
@@ -736,7 +737,7 @@ class Flops(msgspec.Struct, frozen=True, kw_only=True):
         return 0.0 if self.model_per_step is None else 100 * (1 - self.model_per_step / self.per_step)
 
 
-class PythonCall(msgspec.Struct, frozen=True, kw_only=True):
+class PythonCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One function in the tree of calls, with all of its calls from the same stack.
 
     Attributes:
@@ -774,7 +775,7 @@ class UserFunction(msgspec.Struct, frozen=True, kw_only=True):
     calls_per_step: float
 
 
-class SpentIn(msgspec.Struct, frozen=True, kw_only=True):
+class SpentIn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Time of one kind, and the innermost function of the user that holds at least half of it.
 
     Attributes:
@@ -832,7 +833,7 @@ class Operator(msgspec.Struct, frozen=True, kw_only=True):
     input_shapes: tuple[str, ...]
 
 
-class Kernel(msgspec.Struct, frozen=True, kw_only=True):
+class Kernel(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One kernel.
 
     Attributes:
@@ -861,14 +862,14 @@ IDLE_CAUSES: Final = ("data", "launch", "allocator", "sync", "copy", "python", "
 """What the GPU waits for, see `RankSummary.idle`."""
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
+class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A time per step and its share of the step."""
 
     ms_per_step: float
     pct: float
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
+class Kind(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The kernels of one kind: `matmul`, `attention`, `elementwise`, ...
 
     Attributes:
@@ -884,7 +885,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     calls_per_step: float
 
 
-class Distribution(msgspec.Struct, frozen=True, kw_only=True):
+class Distribution(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Distribution of a time over the steps, in milliseconds.
 
     Attributes:
@@ -1010,7 +1011,7 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
     launches_per_step: float
 
 
-class IdlePart(msgspec.Struct, frozen=True, kw_only=True):
+class IdlePart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Idle time of the GPU during one activity of the host.
 
     Attributes:
@@ -1162,7 +1163,7 @@ class RankWait(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms_per_step: float
 
 
-class Collective(msgspec.Struct, frozen=True, kw_only=True):
+class Collective(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One kind of collective in one process group, matched over the ranks.
 
     Attributes:
@@ -1245,7 +1246,7 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class RunRegion(msgspec.Struct, frozen=True, kw_only=True):
+class RunRegion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Time of one region over the counted steps of a run.
 
     Attributes:
@@ -1416,7 +1417,7 @@ class WorkerRestarts(msgspec.Struct, frozen=True, kw_only=True):
     host_ms: float
 
 
-class Span(msgspec.Struct, frozen=True):
+class Span(msgspec.Struct, frozen=True, gc=False):
     """When a part of the ledger took place, with what ran inside it.
 
     Attributes:
@@ -2105,7 +2106,7 @@ class IntervalLine(_Timed, frozen=True, kw_only=True, tag="interval"):
         return self.counters.steps
 
 
-class EventLine(_Timed, frozen=True, kw_only=True, tag="event"):
+class EventLine(_Timed, frozen=True, kw_only=True, gc=False, tag="event"):
     """A single event, such as a checkpoint.
 
     Attributes:
@@ -2361,7 +2362,7 @@ class RanksStatus(msgspec.Struct, frozen=True, kw_only=True):
 UNKNOWN_RANK: Final = -1
 
 
-class CollectiveCall(msgspec.Struct, frozen=True):
+class CollectiveCall(msgspec.Struct, frozen=True, gc=False):
     """A collective as its communication kernel describes it.
 
     Attributes:

@@ -17,7 +17,7 @@ from lightning_forge_profiling.names import HANG
 from lightning_forge_profiling.record.reader import RankEnergy, RankRecord, RecordError, RunRecord, read_run
 from lightning_forge_profiling.schema import Begin, EventLine, Heard, IntervalLine, Rates, State
 from lightning_forge_profiling.timing import estimate
-from lightning_forge_profiling.timing.counters import is_split, merged, percentile_ms, step_total_ms, summed, total
+from lightning_forge_profiling.timing.counters import is_split, percentile_ms, step_total_ms, summed, total
 
 Outcome = Literal["running", "finished", "failed", "silent"]
 
@@ -85,7 +85,7 @@ def rank_status(rank: RankRecord, now: float, heard: Heard | None = None) -> Run
     if now - at <= max(_PATIENCE_S, _PATIENT * pause):
         return RunStatus("running", step, began, at, f"running: step {step:,}, last written {duration(now - at)} ago")
     known = [f"the longest pause between two lines was {span(pause)}"] if pause else []
-    if times_us := merged(interval.counters.steps_us for interval in rank.intervals):
+    if times_us := summed(interval.counters.steps_us for interval in rank.intervals):
         known.insert(0, f"the longest step took {span(percentile_ms(times_us, 100) / 1e3)}")
     before = f": so far {', '.join(known)}" if known else ""
     text = f"silent for {duration(now - at)}, step {step:,}{before}; {_SILENT}"
@@ -204,7 +204,7 @@ def mean_metrics(
 
 def spread_of(intervals: Iterable[IntervalLine]) -> tuple[float, float]:
     """Median and 95th percentile of the step times; 0 without a step."""
-    steps = merged(interval.counters.steps_us for interval in intervals)
+    steps = summed(interval.counters.steps_us for interval in intervals)
     return (percentile_ms(steps, 50), percentile_ms(steps, 95)) if steps else (0.0, 0.0)
 
 

@@ -1,7 +1,7 @@
 """Counters and histograms of steps: they only grow, and who reads them subtracts what was last seen."""
 
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import reduce
 from math import ceil, inf, log
@@ -15,6 +15,7 @@ from lightning_forge_profiling.schema import StepCounters, StepGroup
 from lightning_forge_profiling.timing.steps import StepTiming, StepWork
 
 _T = TypeVar("_T")
+_Number = TypeVar("_Number", int, float)
 
 # Steps of more than so many medians are counted apart: those of one such length say nothing about those of another,
 # and one of them among few split steps would else stand for a part of all.
@@ -209,12 +210,12 @@ def added(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one + other
 
 
-def summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Sums by name."""
-    total: dict[str, float] = {}
+def summed(parts: Iterable[Mapping[_T, _Number]]) -> dict[_T, _Number]:
+    """Sums by name, or by bucket of a histogram."""
+    total: dict[_T, _Number] = {}
     for part in parts:
         for name, amount in part.items():
-            total[name] = total.get(name, 0.0) + amount
+            total[name] = total.get(name, 0) + amount
     return total
 
 
@@ -275,14 +276,6 @@ def bucket(ms: float) -> int:
     # bucket b holds times t with `BUCKET_RATIO`^(b-1) < t <= `BUCKET_RATIO`^b in microseconds, 0 those up to 1 µs
     us = ms * 1e3
     return ceil(log(us) / _LOG_RATIO) if us > 1 else 0
-
-
-def merged(parts: Iterable[Mapping[int, int]]) -> dict[int, int]:
-    """Sum of histograms."""
-    total: Counter[int] = Counter()
-    for part in parts:
-        total.update(part)
-    return dict(total)
 
 
 def percentile_ms(counts: Mapping[int, int], percent: float) -> float:

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from benchmarks.workloads import SmallKernels, trainer
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.names import REGIONS
-from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
+from lightning_forge_profiling.timing.completed_steps import DEFAULT_SHARE, TimingBudget
 from lightning_forge_profiling.timing.run_totals import LeftOut, RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepTiming, StepWork
 

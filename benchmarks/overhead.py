@@ -43,7 +43,7 @@ from benchmarks import fresh
 from benchmarks.workloads import GPT, SmallKernels, random_tokens, trainer
 from lightning_forge_profiling import CUDATimerCollection, ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
-from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
+from lightning_forge_profiling.timing.completed_steps import DEFAULT_SHARE
 from lightning_forge_profiling.timing.events import event_source
 
 CONTENDERS = {

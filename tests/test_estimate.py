@@ -13,7 +13,7 @@ from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.report.live_view import latest_regions
 from lightning_forge_profiling.report.run_page import run_view
 from lightning_forge_profiling.schema import Begin, End, IntervalLine, RunReport, State
-from lightning_forge_profiling.timing.budget import DEFAULT_SHARE, TimingBudget
+from lightning_forge_profiling.timing.completed_steps import DEFAULT_SHARE, TimingBudget
 from lightning_forge_profiling.timing.counters import bucket
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepTiming, StepWork

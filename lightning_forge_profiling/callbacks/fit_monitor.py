@@ -22,8 +22,8 @@ from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.profiler.collector import nsight_ranges
 from lightning_forge_profiling.schema import LoopRates, Recompilation, TraceReport
-from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
+from lightning_forge_profiling.timing.completed_steps import TimingBudget
 from lightning_forge_profiling.timing.counters import bucket
 from lightning_forge_profiling.timing.garbage import count_collections_anew
 from lightning_forge_profiling.timing.ledger import LedgerClock

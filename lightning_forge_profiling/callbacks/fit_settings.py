@@ -13,7 +13,7 @@ from lightning_forge_profiling.gpu.memory import validate_snapshot_step
 from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.profiler.config import STEADY_STEPS, ProfilingConfig, StepWindow
-from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
+from lightning_forge_profiling.timing.completed_steps import DEFAULT_SHARE
 
 # compilation, autotuning and lazy initialization happen in the first step or two, the allocator's pools settle within a
 # few, and a loader with four workers has eight batches ready at the start that it will never have again

@@ -15,9 +15,14 @@ from lightning_forge_profiling.host import thread_counts
 from lightning_forge_profiling.names import FIRST_STEP, PROFILER, REGIONS, WHOLE
 from lightning_forge_profiling.ranks.standing import patient_part
 from lightning_forge_profiling.schema import RunSummary
-from lightning_forge_profiling.timing.budget import TimingBudget
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
-from lightning_forge_profiling.timing.completed_steps import DELIVER_ABOVE, DELIVER_NS, CompletedSteps, EndedStep
+from lightning_forge_profiling.timing.completed_steps import (
+    DELIVER_ABOVE,
+    DELIVER_NS,
+    CompletedSteps,
+    EndedStep,
+    TimingBudget,
+)
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.region import UserRegions
 from lightning_forge_profiling.timing.region_clock import RegionClock, WaitClock

@@ -18,7 +18,7 @@ from lightning_forge_profiling.flops.precision import MeasuredPeak
 from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
 from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.schema import LoopRates
-from lightning_forge_profiling.timing.budget import DEFAULT_SHARE
+from lightning_forge_profiling.timing.completed_steps import DEFAULT_SHARE
 from lightning_forge_profiling.timing.counters import added
 from lightning_forge_profiling.timing.ledger import LedgerClock
 

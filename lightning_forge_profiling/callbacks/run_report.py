@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from socket import gethostname
-from typing import Final, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -12,13 +12,7 @@ from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch
 from lightning_forge_profiling.callbacks.run_settings import loader_settings, optimizer_settings, restarted_workers
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.training import Training, WatchedWaits
-from lightning_forge_profiling.diagnosis.bootstrap import (
-    FEWEST_PIECES,
-    BlockBootstrap,
-    share_interval,
-    step_drift,
-    window_effect,
-)
+from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, share_intervals, step_drift, window_effect
 from lightning_forge_profiling.diagnosis.combine import combine, without_run
 from lightning_forge_profiling.diagnosis.ledger_costs import NOTICED_S
 from lightning_forge_profiling.diagnosis.ranks import rank_work
@@ -56,8 +50,6 @@ from lightning_forge_profiling.timing.rates import Compute
 from lightning_forge_profiling.timing.run_totals import RunTotals, region_times
 
 _log = plain_logger(__name__)
-
-_SMALL: Final = 0.01  # a smaller share is no cause, and its interval costs 0.1 ms
 
 
 def run_compute(compute: Compute) -> RunCompute:
@@ -107,7 +99,7 @@ def run_evidence(
     )
 
 
-def share_intervals(totals: RunTotals, parts: Marks[Mapping[str, int]] | None = None) -> dict[str, ShareInterval]:
+def run_intervals(totals: RunTotals, parts: Marks[Mapping[str, int]] | None = None) -> dict[str, ShareInterval]:
     """The share of each region and each part of the ledger with its interval, by name; not of those under 1 %."""
     parts = parts or Marks()
     every = max(totals.block_length, parts.every)
@@ -122,24 +114,13 @@ def share_intervals(totals: RunTotals, parts: Marks[Mapping[str, int]] | None = 
     regions = region_pieces(counters)
     regions_ms = {name: [one.get(name, 0.0) for one in regions] for name in REGIONS}
     regions_ms[OWN_WORK] = [own_ms(one) for one in regions]
-    return _intervals({**parts_ms, **regions_ms}, whole, steps)
+    return share_intervals({**parts_ms, **regions_ms}, whole, steps)
 
 
 def own_ms(region_ms: Mapping[str, float]) -> float:
     """Time of the built-in regions without measured waits for other ranks."""
     waits_ms = sum(ms for name, ms in region_ms.items() if name.startswith(WAIT_PREFIX))
     return sum(ms for name, ms in region_times(region_ms).items() if name in REGIONS) - waits_ms
-
-
-def _intervals(
-    parts: Mapping[str, Sequence[float]], whole: Sequence[float], steps: Sequence[int]
-) -> dict[str, ShareInterval]:
-    large = {name: part for name, part in parts.items() if sum(part) > _SMALL * sum(whole)}
-    if not large or len(whole) < FEWEST_PIECES:
-        return {}
-    bootstrap = BlockBootstrap(steps, whole)
-    intervals = {name: share_interval(part, whole, steps, bootstrap) for name, part in large.items()}
-    return {name: interval for name, interval in intervals.items() if interval is not None}
 
 
 def _slow_step(slow: TimedStep, parts: Mapping[str, float], clock: LedgerClock | None) -> SlowStep:
@@ -260,7 +241,7 @@ def run_report(
             timing=replace(
                 evidence.timing,
                 worker_restarts=_worker_restarts(run.steady, restarted_workers(training)),
-                intervals=share_intervals(step_timer.totals, monitor.ledger.marks()),
+                intervals=run_intervals(step_timer.totals, monitor.ledger.marks()),
             ),
             machine=RunMachine(
                 cpu=monitor.readings.cpu_use(facts.ranks_on_host),

@@ -25,6 +25,8 @@ _MOST_PIECES: Final = 256
 
 _VALUES_AT_ONCE: Final = 1_000_000  # 8 MB
 
+_SMALL: Final = 0.01  # a smaller share is no cause, and its interval costs 0.1 ms
+
 _TYPICAL_OF: Final = 8
 # blocks so long contain what happens in each eighth step, as bursts of up to eight loader workers
 _TYPICAL_STEPS: Final = 8
@@ -214,6 +216,18 @@ def share_interval(
     return ShareInterval(
         pct=100 * sum(part) / sum(whole), low_pct=100 * low, high_pct=100 * min(high, 1.0), typical_pct=typical
     )
+
+
+def share_intervals(
+    parts: Mapping[str, Sequence[float]], whole: Sequence[float], steps: Sequence[int]
+) -> dict[str, ShareInterval]:
+    """The shares of parts with their intervals, by name, from the same resamples; not of those under 1 %."""
+    large = {name: part for name, part in parts.items() if sum(part) > _SMALL * sum(whole)}
+    if not large or len(whole) < FEWEST_PIECES:
+        return {}
+    bootstrap = BlockBootstrap(steps, whole)
+    intervals = {name: share_interval(part, whole, steps, bootstrap) for name, part in large.items()}
+    return {name: interval for name, interval in intervals.items() if interval is not None}
 
 
 # -- drift at the start, and after a window ----------------------------------------------------------------------------

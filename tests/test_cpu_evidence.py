@@ -192,13 +192,13 @@ def test_a_loader_that_computes_has_no_more_workers_than_cores(make_trainer, wor
 )
 def test_workers_are_advised_by_what_they_need_of_the_idle_cores(workers, busy_pct, idle, advised):
     cpu = use(used=1, idle=idle, loader_busy_pct=busy_pct)
-    wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=True, cpu=cpu)
     settings = LoaderSettings(kind="DataLoader", num_workers=workers, pin_memory=True, prefetch_factor=2, cores=8)
-    advice, _ = loader_advice(wait, settings)
+    wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=True, cpu=cpu, settings=settings)
+    advice, _ = loader_advice(wait)
     tried = [int(number) for number in re.findall(r"try num_workers=(\d+)", advice)]
     assert tried == ([advised] if isinstance(advised, int) else [])
     if advised != "measure":
-        assert workers_to_try(wait, settings) == advised
+        assert workers_to_try(wait) == advised
     assert (COMMAND in advice) == (advised == "measure")
     assert ("Make a sample cheaper" in advice) == (advised is None)
 
@@ -221,8 +221,9 @@ def test_no_more_is_predicted_than_the_workers_that_are_advised_can_save(workers
 
 def test_without_a_free_core_workers_that_wait_are_advised_beside_a_single_training_thread():
     cpu = use(used=1, idle=0.0, threads=1, loader_busy_pct=3)
-    wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=False, cpu=cpu)
-    advice, _ = loader_advice(wait, LoaderSettings(kind="DataLoader", num_workers=2, cores=2))
+    settings = LoaderSettings(kind="DataLoader", num_workers=2, cores=2)
+    wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=False, cpu=cpu, settings=settings)
+    advice, _ = loader_advice(wait)
     assert "so there may be more workers than cores: try num_workers=4." in advice
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import warnings
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -104,7 +105,8 @@ def test_an_iterable_dataset_is_said_to_share_its_samples_out(make_trainer):
     analysis = trained(make_trainer, DataLoader(slow, 4))
     assert analysis.run.settings.loader.iterable
     wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=False)
-    assert "IterableDataset must split its samples" in loader_advice(wait, analysis.run.settings.loader)[0]
+    known = replace(wait, settings=analysis.run.settings.loader)
+    assert "IterableDataset must split its samples" in loader_advice(known)[0]
 
 
 def test_what_is_no_torch_dataloader_gets_other_advice(make_trainer):
@@ -188,8 +190,8 @@ SETTINGS = [
 @pytest.mark.parametrize("wait", WAITS, ids=str)
 def test_nothing_is_advised_that_is_set_or_that_the_cores_do_not_allow(wait):
     for settings in SETTINGS:
-        advice, _ = loader_advice(wait, settings)
-        tried = workers_to_try(wait, settings)
+        advice, _ = loader_advice(replace(wait, settings=settings))
+        tried = workers_to_try(replace(wait, settings=settings))
         assert workers_advised(advice) == ([] if tried is None else [tried]), settings
         most = max(settings.cores // settings.ranks_on_host, 2 * settings.num_workers, 1)
         for workers in workers_advised(advice):
@@ -208,12 +210,12 @@ def test_nothing_is_advised_that_is_set_or_that_the_cores_do_not_allow(wait):
 def test_workers_that_keep_up_are_reckoned_from_those_there_are():
     wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=True)  # 8 ms without the wait
     settings = LoaderSettings(kind="DataLoader", num_workers=2, prefetch_factor=2, pin_memory=True, cores=16)
-    assert workers_advised(loader_advice(wait, settings)[0]) == [6]
+    assert workers_advised(loader_advice(replace(wait, settings=settings))[0]) == [6]
 
 
 def test_without_the_settings_the_words_are_right_for_all():
     wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=True)
-    advice, _ = loader_advice(wait, None)
+    advice, _ = loader_advice(wait)
     assert "more num_workers than now" in advice
     assert "all ranks on the host counted" in advice
     assert "forge-profiling compare A B" in advice
@@ -222,7 +224,8 @@ def test_without_the_settings_the_words_are_right_for_all():
 @pytest.mark.parametrize(("cores", "on_gpu", "bounded"), [(16, True, False), (2, True, True), (16, False, True)])
 def test_the_whole_wait_is_expected_to_go_only_where_workers_can_keep_up(cores, on_gpu, bounded):
     wait = LoaderWait(host_ms=25, exposed_ms=25, step_ms=30, on_gpu=on_gpu)  # five workers keep up
-    assert only_bounded(wait, LoaderSettings(kind="DataLoader", num_workers=0, cores=cores)) is bounded
+    settings = LoaderSettings(kind="DataLoader", num_workers=0, cores=cores)
+    assert only_bounded(replace(wait, settings=settings)) is bounded
 
 
 def test_memory_that_is_pinned_already_is_not_advised_to_be():
@@ -233,6 +236,8 @@ def test_memory_that_is_pinned_already_is_not_advised_to_be():
 
 def test_small_batches_are_made_larger_at_the_price_of_the_accumulation():
     wait = LoaderWait(host_ms=0.6, exposed_ms=0.6, step_ms=2, on_gpu=True)
-    advice, _ = loader_advice(wait, LoaderSettings(kind="DataLoader", num_workers=0, accumulate_grad_batches=4))
+    advice, _ = loader_advice(
+        replace(wait, settings=LoaderSettings(kind="DataLoader", num_workers=0, accumulate_grad_batches=4))
+    )
     assert "make batches larger or cheaper" in advice
     assert "accumulate_grad_batches=4" in advice

@@ -153,8 +153,7 @@ def slow_update_ms(run: RunTimes) -> float:
     return update_ms if 100 * update_ms >= NAMED_FROM["slow-optimizer", "run"] * run.step_ms else 0.0
 
 
-def explain_run_update(run: RunTimes) -> Explanation:
-    """The words for a run with a slow update."""
+def _explain_run_update(run: RunTimes) -> Explanation:
     optimizer = run.region("optimizer")
     return Explanation(
         f"the optimizer's update, with clipping and zero_grad, takes {run.of_step(slow_update_ms(run))}",
@@ -440,7 +439,7 @@ CPU_RULES: Final = (
 )
 RUN_RULES: Final = (
     # a fused update takes little, and on a GPU the host is ahead again for the next step
-    Rule("slow-optimizer", slow_update_ms, explain_run_update, at_most=lambda run: not run.evidence.timing.on_device),
+    Rule("slow-optimizer", slow_update_ms, _explain_run_update, at_most=lambda run: not run.evidence.timing.on_device),
     Rule("compute-bound", _gpu_work_ms, _explain_gpu_work, unpredicted),
 )
 # of a run, beside other findings

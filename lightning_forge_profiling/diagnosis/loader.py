@@ -1,6 +1,6 @@
 """Training waits for its next batch: `input-bound`, `worker-restarts` and `transfer-bound`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Final
@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from lightning_forge_profiling.diagnosis.rule import (
     MEASURE,
     PERSISTENT,
+    Context,
     Evidence,
     Explanation,
     Rule,
@@ -51,6 +52,8 @@ class LoaderWait:
     on_gpu: bool
     in_process: bool | None = None  # None if unknown
     pinned: bool = False  # whether batches are known to be in pinned memory
+    hidden: str = ""  # how much of the host's wait the GPU did not wait for
+    settings: LoaderSettings | None = None  # None if unknown
     cpu: CpuUse | None = None  # None if unknown, as from a trace alone
 
     def batch_ms(self, workers: int) -> float:
@@ -78,13 +81,17 @@ class LoaderWait:
 
 def _traced_wait(context: RuleContext) -> LoaderWait:
     rank, wait_ms = context.rank, context.rank.host.data_wait_ms_per_step
+    exposed_ms = rank.idle["data"].ms_per_step if context.on_gpu else wait_ms  # without a GPU nothing hides the wait
+    hidden_pct = 100 * max(1 - exposed_ms / max(wait_ms, exposed_ms, 1e-9), 0)
     return LoaderWait(
         host_ms=wait_ms,
-        exposed_ms=rank.idle["data"].ms_per_step if context.on_gpu else wait_ms,  # without a GPU nothing hides the wait
+        exposed_ms=exposed_ms,
         step_ms=rank.step_ms.mean,
         on_gpu=context.on_gpu,
         in_process=rank.host.data_loader == _SINGLE_PROCESS,
         pinned=any(copy.direction == "HtoD" and copy.memory == "pinned" for copy in rank.copies),
+        hidden=f"{hidden_pct:.0f} %",
+        settings=rank.loader,
     )
 
 
@@ -95,31 +102,21 @@ def _run_wait(run: RunTimes) -> LoaderWait:
         exposed_ms=data.device_ms,
         step_ms=run.step_ms,
         on_gpu=run.evidence.timing.on_device,
+        hidden=in_ms(max(data.host_ms - data.device_ms, 0.0)),
+        settings=run.evidence.settings.loader,
         cpu=run.cpu,
     )
 
 
-def _explain_traced_wait(context: RuleContext) -> Explanation:
-    wait = _traced_wait(context)
-    hidden_pct = 100 * max(1 - wait.exposed_ms / max(wait.host_ms, wait.exposed_ms), 0)
-    return _explain_wait(wait, f"{hidden_pct:.0f} %", context.rank.loader)
-
-
-def explain_run_wait(run: RunTimes) -> Explanation:
-    """The words for a run that waits for its loader."""
-    wait = _run_wait(run)
-    return _explain_wait(wait, in_ms(max(wait.host_ms - wait.exposed_ms, 0.0)), run.evidence.settings.loader)
-
-
-def _explain_wait(wait: LoaderWait, hidden: str, settings: LoaderSettings | None) -> Explanation:
+def _explain_wait(wait: LoaderWait) -> Explanation:
     takes = f"waits {of_step(wait.exposed_ms, wait.step_ms)} for the data loader"
     title = f"training {takes}"
     if wait.on_gpu:
-        title = f"the GPU {takes} (host wait {in_ms(wait.host_ms)}, {hidden} of it hidden)"
+        title = f"the GPU {takes} (host wait {in_ms(wait.host_ms)}, {wait.hidden} of it hidden)"
     evidence: Evidence = {"exposed_wait_ms_per_step": wait.exposed_ms, "host_wait_ms_per_step": wait.host_ms}
-    workers = workers_to_try(wait, settings)
+    workers = workers_to_try(wait)
     tried: Evidence = {} if workers is None else {TRY_WORKERS: workers}
-    return Explanation(title, evidence | loader_evidence(settings) | tried, *loader_advice(wait, settings))
+    return Explanation(title, evidence | loader_evidence(wait.settings) | tried, *loader_advice(wait))
 
 
 def with_advice_of(finding: Finding, other: Finding) -> Finding:
@@ -189,8 +186,7 @@ def _explain_traced_copies(context: RuleContext) -> Explanation:
     )
 
 
-def explain_run_transfer(run: RunTimes) -> Explanation:
-    """The words for a run that moves its batches slowly."""
+def _explain_run_transfer(run: RunTimes) -> Explanation:
     transfer, settings = run.region("transfer"), run.evidence.settings.loader
     less = "less: uint8 or bf16 instead of float32 with the conversion on the GPU"
     how, fix = "blocking, as from pageable memory", _pin_memory_fix(settings)
@@ -207,14 +203,17 @@ def explain_run_transfer(run: RunTimes) -> Explanation:
     )
 
 
-# with a GPU or without
-INPUT_IN_TRACE: Final = Rule(
-    "input-bound",
-    lambda context: _traced_wait(context).exposed_ms,
-    _explain_traced_wait,
-    lambda context: _workers_save_ms(_traced_wait(context), context.rank.loader),
-    at_most=lambda context: only_bounded(_traced_wait(context), context.rank.loader),
-)
+def _input_bound(wait_of: Callable[[Context], LoaderWait]) -> Rule[Context]:
+    return Rule(
+        "input-bound",
+        lambda source: wait_of(source).exposed_ms,
+        lambda source: _explain_wait(wait_of(source)),
+        lambda source: _workers_save_ms(wait_of(source)),
+        at_most=lambda source: only_bounded(wait_of(source)),
+    )
+
+
+INPUT_IN_TRACE: Final = _input_bound(_traced_wait)  # with a GPU or without
 GPU_RULES: Final = (
     INPUT_IN_TRACE,
     Rule("transfer-bound", _traced_copies_ms, _explain_traced_copies, _pinning_saves_ms),
@@ -228,18 +227,12 @@ WORKER_RESTARTS: Final = Rule(
     at_most=lambda _: False,
 )
 RUN_RULES: Final = (
-    Rule(
-        "input-bound",
-        lambda run: _run_wait(run).exposed_ms,
-        explain_run_wait,
-        lambda run: _workers_save_ms(_run_wait(run), run.evidence.settings.loader),
-        at_most=lambda run: only_bounded(_run_wait(run), run.evidence.settings.loader),
-    ),
+    _input_bound(_run_wait),
     WORKER_RESTARTS,
     Rule(
         "transfer-bound",
         lambda run: run.region("transfer").device_ms * run.evidence.timing.on_device,
-        explain_run_transfer,
+        _explain_run_transfer,
     ),
 )
 
@@ -247,8 +240,9 @@ RUN_RULES: Final = (
 # -- advice by the loader's settings and the machine's cores ---------------------------------------------------------
 
 
-def loader_advice(wait: LoaderWait, settings: LoaderSettings | None) -> tuple[str, str]:
+def loader_advice(wait: LoaderWait) -> tuple[str, str]:
     """What to change so that training waits less for its loader, and code for it: nothing that is set already."""
+    settings = wait.settings
     if wait.host_ms < _HANDED_OVER_MS:
         return _small_batches(wait, settings), ""
     if settings is None:
@@ -261,8 +255,9 @@ def loader_advice(wait: LoaderWait, settings: LoaderSettings | None) -> tuple[st
     return _workers(wait, settings, settings.num_workers)
 
 
-def workers_to_try(wait: LoaderWait, settings: LoaderSettings | None) -> int | None:
+def workers_to_try(wait: LoaderWait) -> int | None:
     """The number of workers to try or to measure; None if it is unknown, or another one than now would not gain."""
+    settings = wait.settings
     if wait.host_ms < _HANDED_OVER_MS:
         return None
     if settings is None:
@@ -278,21 +273,22 @@ def workers_to_try(wait: LoaderWait, settings: LoaderSettings | None) -> int | N
     return tried if tried > now else None
 
 
-def only_bounded(wait: LoaderWait, settings: LoaderSettings | None) -> bool:
+def only_bounded(wait: LoaderWait) -> bool:
     """Whether workers may leave a part of the wait: on a CPU, whose cores they take, and where they cannot keep up."""
     if not wait.on_gpu or wait.host_ms < _HANDED_OVER_MS:
         return True
-    if settings is None:
+    if wait.settings is None:
         return False
-    return settings.num_workers is None or wait.workers_to_keep_up(settings.num_workers) > settings.most_workers
+    now = wait.settings.num_workers
+    return now is None or wait.workers_to_keep_up(now) > wait.settings.most_workers
 
 
-def _workers_save_ms(wait: LoaderWait, settings: LoaderSettings | None) -> float:
+def _workers_save_ms(wait: LoaderWait) -> float:
     """What the workers to try save, which make batches side by side; all of the wait if there is other advice."""
-    tried = workers_to_try(wait, settings)
-    if tried is None or settings is None or settings.num_workers is None:
+    tried, now = workers_to_try(wait), None if wait.settings is None else wait.settings.num_workers
+    if tried is None or now is None:
         return wait.exposed_ms
-    return min(wait.exposed_ms, max(wait.step_ms - wait.batch_ms(settings.num_workers) / tried, 0.0))
+    return min(wait.exposed_ms, max(wait.step_ms - wait.batch_ms(now) / tried, 0.0))
 
 
 def loader_evidence(settings: LoaderSettings | None) -> Evidence:
@@ -368,7 +364,7 @@ def _without_settings(wait: LoaderWait) -> tuple[str, str]:
 
 def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> tuple[str, str]:
     """What the number of workers should be, by how busy they keep the cores, and code for it."""
-    cpu, cheaper, tried = wait.cpu, wait.cheaper, workers_to_try(wait, settings)
+    cpu, cheaper, tried = wait.cpu, wait.cheaper, workers_to_try(wait)
     state, also = _state(settings, now), [] if now else ["persistent_workers=True"]
     pin = wait.on_gpu and not settings.pin_memory
     if pin:

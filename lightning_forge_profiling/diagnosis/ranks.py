@@ -14,10 +14,9 @@ from typing import Final, Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.diagnosis.compute import explain_run_update
+from lightning_forge_profiling.diagnosis import compute, loader
 from lightning_forge_profiling.diagnosis.ledger_costs import ONCE, LedgerCosts, self_times
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_advice
-from lightning_forge_profiling.diagnosis.loader import explain_run_transfer, explain_run_wait
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
     NAMED_FROM_PCT,
@@ -71,6 +70,9 @@ _LOW_CLOCK: Final = 0.9  # clocks of equal GPUs differ by a few percent, as each
 _STARVED_PCT: Final = 50.0  # of the steps
 
 _AS_LATE: Final = 0.5  # ranks with at least this part of the slowest one's excess are late, too
+# by region the words of its rule
+_EXPLAIN: Final = {REGION_OF.get(rule.code, ""): rule.explain for rule in (*loader.RUN_RULES, *compute.RUN_RULES)}
+
 _MOST_OF_IT: Final = 0.5  # a leaf with a smaller part of a rank's excess is not its cause
 
 
@@ -304,7 +306,7 @@ def _advice(leaf: str, last: RankWork, run: RunEvidence) -> str:
         )
     if leaf not in REGIONS:
         return f"{ledger_advice(leaf, run)}{starved}"
-    explain = {"data": explain_run_wait, "optimizer": explain_run_update, "transfer": explain_run_transfer}.get(leaf)
+    explain = _EXPLAIN.get(leaf)
     if explain is None or (leaf == "transfer" and not run.timing.on_device):
         return f"{compare_advice(last.rank)}{starved}"
     regions = {name: RunRegion(device_ms=last.own_ms(name), host_ms=last.own_ms(name)) for name in REGIONS}

@@ -16,15 +16,14 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks import fit_log, fit_results, lightning_api
-from lightning_forge_profiling.callbacks import window_flops as peak
-from lightning_forge_profiling.callbacks.window_flops import recorded_compute
+from lightning_forge_profiling.callbacks import compute_rate as peak
+from lightning_forge_profiling.callbacks import fit_results, lightning_api
+from lightning_forge_profiling.callbacks.compute_rate import Peak, recorded_compute
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.flops.count import count_flops
 from lightning_forge_profiling.flops.precision import MeasuredPeak, fp32_runs_as_tf32
 from lightning_forge_profiling.report.run_wording import compute_lines
 from lightning_forge_profiling.schema import Flops, Kind, Rates, RunCompute
-from lightning_forge_profiling.timing.rates import Peak
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepWork
 from tests.fake_nvml import FakeBoard, FakeNvml
@@ -455,7 +454,7 @@ def test_nvml_is_asked_only_where_that_may_tell_a_device_and_somebody_counts(mon
 
 
 def test_a_run_that_counts_nothing_looks_up_no_peak(monkeypatch, make_trainer):
-    monkeypatch.setattr(fit_log, "run_peak", lambda *_, **__: pytest.fail("looked up"))
+    monkeypatch.setattr(peak, "run_peak", lambda *_, **__: pytest.fail("looked up"))
     callback = ThroughputCallback(warmup_steps=0)
     make_trainer(callback).fit(Classifier(), loader())
     assert callback.summary()["throughput/samples_per_sec"] > 0
@@ -469,7 +468,7 @@ def test_the_power_is_asked_for_where_somebody_counts(monkeypatch, make_trainer,
         asked.append(asks_power)
         return BF16
 
-    monkeypatch.setattr(fit_log, "run_peak", look_up)
+    monkeypatch.setattr(peak, "run_peak", look_up)
     flops = 1e9 if counts else None
     make_trainer(ThroughputCallback(flops_per_batch=flops, peak_flops=1e12)).fit(Classifier(), loader(8))
     assert asked == [counts]
@@ -482,7 +481,7 @@ FOO = Peak(None, "fp32", "NVIDIA Foo 9000", "NVIDIA Foo 9000 is not in the peak 
 def test_an_unknown_device_is_said_once_too_where_the_module_learns_late(
     tmp_path, monkeypatch, make_trainer, caplog, every
 ):
-    monkeypatch.setattr(fit_log, "run_peak", lambda *_, **__: FOO)
+    monkeypatch.setattr(peak, "run_peak", lambda *_, **__: FOO)
     make_trainer(ThroughputCallback(warmup_steps=0, log_every_n_steps=every)).fit(LearnsLate(), loader())
     [warning] = warnings_of(caplog)
     assert "peak_flops=989e12" in warning
@@ -494,7 +493,7 @@ def test_an_unknown_device_is_said_once_too_where_the_module_learns_late(
 def test_an_unknown_device_is_said_once_too_where_the_window_tells_the_operations(
     tmp_path, monkeypatch, make_trainer, caplog
 ):
-    monkeypatch.setattr(fit_log, "run_peak", lambda *_, **__: FOO)
+    monkeypatch.setattr(peak, "run_peak", lambda *_, **__: FOO)
     foo = rank(per_step=6e9, model_per_step=5e9, peak_tflops=None)
     summary = run_with_window(monkeypatch, make_trainer, foo, peak_flops=None)
     assert flops_of(summary) == pytest.approx(5e9)
@@ -509,7 +508,9 @@ def test_an_unknown_device_is_said_once_too_where_the_window_tells_the_operation
 def test_an_unknown_device_is_said_once_with_what_to_do(monkeypatch, make_trainer, caplog):
     gpu(monkeypatch, "NVIDIA Foo 9000", 24.0, 100, (9, 0))
     on_gpu = Strategy(LINEAR, "bf16-mixed", "cuda")
-    monkeypatch.setattr(fit_log, "run_peak", lambda _, given, **options: peak.run_peak(on_gpu, given, **options))
+    monkeypatch.setattr(
+        peak, "run_peak", lambda _, given, look_up=peak.run_peak, **options: look_up(on_gpu, given, **options)
+    )
     make_trainer(ThroughputCallback(warmup_steps=0, flops_per_batch=1e9)).fit(Classifier(), loader())
     [warning] = warnings_of(caplog)
     assert "NVIDIA Foo 9000" in warning
@@ -610,21 +611,21 @@ def of_window(run, rank, peak=BF16, *, peak_is_given=False, model_is_counted=Fal
 def test_recorded_operations_count_over_the_time_of_steps_that_were_not():
     [found] = of_window(books(), rank())
     assert found.kind == "mfu", "nothing was computed a second time"
-    assert found.flops_per_second == pytest.approx(4e12 / 10e-3)
-    assert found.share == pytest.approx(400 / 989)
+    assert found.tflops == pytest.approx(4 / 10e-3)
+    assert found.pct_of_peak == pytest.approx(100 * 400 / 989)
     assert found.note == "by the recorded shapes"
 
 
 def test_what_is_computed_a_second_time_is_in_hfu_alone():
     model, hardware = of_window(books(), rank(model_per_step=3e12))
     assert (model.kind, hardware.kind) == ("mfu", "hfu")
-    assert model.flops_per_second == pytest.approx(3e12 / 10e-3)
-    assert hardware.flops_per_second == pytest.approx(4e12 / 10e-3)
+    assert model.tflops == pytest.approx(3 / 10e-3)
+    assert hardware.tflops == pytest.approx(4 / 10e-3)
 
 
 def test_where_a_second_time_cannot_be_told_it_is_called_hfu():
     [found] = of_window(books(), rank(model_per_step=None))
-    assert (found.kind, found.flops_per_second) == ("hfu", pytest.approx(4e12 / 10e-3))
+    assert (found.kind, found.tflops) == ("hfu", pytest.approx(4 / 10e-3))
 
 
 def test_what_the_user_counts_goes_before_what_the_window_tells():
@@ -634,17 +635,17 @@ def test_what_the_user_counts_goes_before_what_the_window_tells():
 
 def test_batches_of_other_lengths_are_scaled_by_their_tokens_and_it_says_so():
     [found] = of_window(books((100, 300, 500, 700)), rank())
-    assert found.flops_per_second == pytest.approx(4e12 * 600 / 200 / 10e-3)
+    assert found.tflops == pytest.approx(4 * 600 / 200 / 10e-3)
     assert "scaled from the 200 tokens of a recorded step to the mean 600" in found.note
 
 
 def test_the_type_that_was_recorded_decides_unless_a_peak_is_given():
     tf32 = Peak(494.5e12, "tf32", "H200 SXM", "data sheet")
-    assert of_window(books(), rank(), tf32)[0].peak.flops == 989e12
-    assert of_window(books(), rank(), tf32, peak_is_given=True)[0].peak is tf32
+    assert of_window(books(), rank(), tf32)[0].peak_tflops == 989
+    assert of_window(books(), rank(), tf32, peak_is_given=True)[0].peak_tflops == 494.5
     plain = rank(dtype="fp32", peak_tflops=67.0)
-    assert of_window(books(), plain, tf32)[0].peak is tf32, "names hide TF32"
-    assert of_window(books(), plain, BF16)[0].peak.flops == 67e12, "autocast was off inside of the module"
+    assert of_window(books(), plain, tf32)[0].peak_tflops == 494.5, "names hide TF32"
+    assert of_window(books(), plain, BF16)[0].peak_tflops == 67, "autocast was off inside of the module"
 
 
 def test_what_could_not_be_counted_is_said():
@@ -656,8 +657,8 @@ def test_what_most_of_could_not_be_counted_has_a_rate_and_no_share():
     operators = ("flash_attn::_flash_attn_forward", "a::b", "c::d", "e::f", "g::h")
     partly = rank(counted_pct=9.0, per_step=5e12, uncounted=operators)
     model, hardware = recorded_compute(books(), partly, (0, 1), BF16, peak_is_given=True, reached=lambda _peak: 7e14)
-    assert (model.flops_per_second, hardware.flops_per_second) == pytest.approx((4e14, 5e14))
-    assert (model.share, model.share_of_reached, hardware.share) == (None, None, None)
+    assert (model.tflops, hardware.tflops) == pytest.approx((400, 500))
+    assert (model.pct_of_peak, model.pct_of_measured, hardware.pct_of_peak) == (None, None, None)
     assert model.note.endswith(
         "9 % by time could be counted; not counted: flash_attn::_flash_attn_forward, a::b, c::d and 2 more"
     )
@@ -665,9 +666,9 @@ def test_what_most_of_could_not_be_counted_has_a_rate_and_no_share():
 
 
 def test_from_95_percent_on_there_is_a_share():
-    assert of_window(books(), rank(counted_pct=94.9))[0].share is None
+    assert of_window(books(), rank(counted_pct=94.9))[0].pct_of_peak is None
     [found] = of_window(books(), rank(counted_pct=95.0, uncounted=("a::b",)))
-    assert found.share == pytest.approx(400 / 989)
+    assert found.pct_of_peak == pytest.approx(100 * 400 / 989)
     assert "not counted: a::b" in found.note
 
 
@@ -677,7 +678,7 @@ def test_what_the_device_was_measured_to_reach_is_that_of_the_recorded_type():
     [found] = recorded_compute(
         books(), rank(), (0, 1), tf32, peak_is_given=False, reached=lambda peak: measured.get(peak.dtype)
     )
-    assert found.share_of_reached == pytest.approx(4 / 7)
+    assert found.pct_of_measured == pytest.approx(400 / 7)
 
 
 @pytest.mark.parametrize(
@@ -693,7 +694,7 @@ def test_what_the_device_was_measured_to_reach_is_that_of_the_recorded_type():
 )
 def test_where_the_recorded_type_has_no_peak_it_is_said_why(expected, why):
     [found] = of_window(books(), rank(peak_tflops=None), expected)
-    assert (found.share, found.peak.dtype, found.peak.source) == (None, "bf16", why)
+    assert (found.pct_of_peak, found.dtype, found.peak_source) == (None, "bf16", why)
 
 
 def test_how_attention_counts_is_said():

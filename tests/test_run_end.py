@@ -9,13 +9,12 @@ from lightning.pytorch.loggers import CSVLogger
 from msgspec.structs import replace
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks.run_report import run_compute
+from lightning_forge_profiling.callbacks.compute_rate import Peak, compute_of
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.machine_rules import STARVED
 from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.schema import Distribution, RunLedger, RunReport, Saving, Switches, TraceReport
-from lightning_forge_profiling.timing.rates import Compute, Peak
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepWork
 from tests.evidence import made_evidence, with_figures
@@ -74,8 +73,8 @@ def printed(report, files=None, width=80):
 
 def test_the_fifteen_lines(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    mfu = Compute("mfu", 400e12, Peak(989.5e12, "bf16", "H200 SXM", "data sheet"))
-    report = report_of(analysed(**INPUT_BOUND), compute=(run_compute(mfu),))
+    mfu = compute_of("mfu", 400e12, Peak(989.5e12, "bf16", "H200 SXM", "data sheet"))
+    report = report_of(analysed(**INPUT_BOUND), compute=(mfu,))
     assert printed(report, tmp_path / "lightning_logs" / "version_0" / "forge_record").splitlines() == [
         "",
         "Where a step of GPT goes: 49.5 ms (p95 49.5), 54 of 60 steps on NVIDIA H200",

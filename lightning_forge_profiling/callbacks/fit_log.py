@@ -1,6 +1,6 @@
 """What `ThroughputCallback` logs of a fit, and when: rates, GPU telemetry, FLOP/s."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import inf
 from time import perf_counter
 from typing import Final
@@ -8,31 +8,21 @@ from typing import Final
 import torch
 
 from lightning_forge_profiling.callbacks.batches import WorkCounter
+from lightning_forge_profiling.callbacks.compute_rate import ComputeRate, recorded_metrics
 from lightning_forge_profiling.callbacks.fit_record import FitRecord, Live
 from lightning_forge_profiling.callbacks.fit_settings import FitSettings, ThroughputSettings
 from lightning_forge_profiling.callbacks.loggers import PUBLISH_S, Loggers, Result, publish
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, run_telemetry
-from lightning_forge_profiling.callbacks.training import UNKNOWN, Training, last_logger_step
-from lightning_forge_profiling.callbacks.window_flops import (
-    GIVE_FLOPS,
-    give_peak,
-    recorded_compute,
-    recorded_metrics,
-    run_peak,
-    with_advice,
-    with_problem,
-)
+from lightning_forge_profiling.callbacks.training import Training, last_logger_step
 from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.names import (
     MFU,
-    MFU_MEASURED,
     PEAK_TFLOPS,
     RANKS_EXPOSED_COMM_MS,
     RANKS_SLOWEST,
     RANKS_SPREAD_MS,
     STEP_MS,
-    TFLOPS,
     per_second,
 )
 from lightning_forge_profiling.plain_text import plain_logger
@@ -42,13 +32,13 @@ from lightning_forge_profiling.schema import (
     LoopRates,
     RanksStatus,
     Rates,
+    RunCompute,
     RunReport,
     RunSummary,
     TelemetrySummary,
     TraceReport,
 )
 from lightning_forge_profiling.timing.ledger import ledger_metrics
-from lightning_forge_profiling.timing.rates import Compute, Peak
 
 _log = plain_logger(__name__)
 
@@ -70,13 +60,10 @@ class FitLog(Guarded):
         metrics: Callable[[], dict[str, float]],
     ) -> None:
         self._training, self._settings = training, settings.throughput or _UNASKED
-        self._alone = len(settings.callbacks) == 1
+        self._rate = ComputeRate(training, self._settings, alone=len(settings.callbacks) == 1)
         self._loop_rates, self._further_metrics = loop_rates, metrics
-        self._step_timer, self._ledger = step_timer, step_timer.ledger
-        self._sought_peak = self._logged_peak = self._advised = False
-        self._counter: WorkCounter | None = None
+        self._step_timer = step_timer
         self._summary: dict[str, float] = {}
-        self._peak: Peak | None = None
         self._logged_at = -1
         self._of_gpu: dict[str, float] = {}
         self._log_due_s, self._shares_s = 0.0, -inf
@@ -111,33 +98,16 @@ class FitLog(Guarded):
         live: Live,
     ) -> None:
         """Start the record, start to read the GPU's sensors, and find what the run's rate is compared with."""
-        self._counter = counter
         self.record.begin(live, report=report, metrics=self.summary, sensors=self._sensors)
         # other ranks' sensors are in their records alone
         if self._settings.telemetry_period_s is not None and (
             self._training.facts.is_zero or self.record.path is not None
         ):
             self._start_telemetry(self._training.facts.device, self._settings.telemetry_period_s)
-        if self._may_count or self._compares:
-            self._find_peak()
+        self._rate.begin(counter)
 
     def _sensors(self) -> dict[str, float]:
         return {} if self._telemetry is None else self._telemetry.latest()
-
-    @property
-    def _counts_flops(self) -> bool:
-        """Whether the FLOPs per batch are given, by an argument or by the module."""
-        return self._counter is not None and self._counter.counts_flops
-
-    @property
-    def _compares(self) -> bool:
-        """Whether the user gave something to compare a rate with."""
-        return self._settings.peak_flops is not None or self._settings.measured_peak is not None
-
-    @property
-    def _may_count(self) -> bool:
-        """Whether operations are counted, or a recorded window may count them."""
-        return self._counts_flops or not self._alone
 
     def _start_telemetry(self, device: torch.device, period_s: float) -> None:
         if device.type != "cuda":
@@ -148,24 +118,6 @@ class FitLog(Guarded):
         except Exception as exc:
             self._no_telemetry = f"{type(exc).__name__}: {exc}"
             _log.debug("", exc_info=exc)
-
-    def _find_peak(self) -> None:
-        self._sought_peak = True
-        try:
-            self._peak = peak = run_peak(self._training, self._settings.peak_flops, asks_power=self._may_count)
-        except Exception as exc:
-            _log.warning("No MFU: the device's peak could not be looked up: %s: %s", type(exc).__name__, exc)
-            return
-        if not self._training.facts.is_zero or not self._counts_flops:
-            return
-        measured = self._settings.measured_peak
-        if measured is not None and self._reached(peak) is None:
-            _log.warning("measured_peak is of %s and this run computes in %s: not used.", measured.dtype, peak.dtype)
-        if peak.flops is not None:
-            _log.info("MFU is of %s.", peak)
-        elif peak.device != "cpu":
-            self._advised = True
-            _log.warning("No MFU: %s; %s.", peak.source, give_peak(peak.dtype))
 
     @guarded
     def end_step(self) -> None:
@@ -266,60 +218,22 @@ class FitLog(Guarded):
         summary = self._telemetry.summary(rates.per_second(rates.samples), 0 if run.only_warmup else rates.steps)
         return summary or self._telemetry.sampler.problem or "the run was over before the first sample"
 
-    def compute(self, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None) -> tuple[Compute, ...]:
+    def compute(self, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None) -> tuple[RunCompute, ...]:
         """How fast the run computed, by what its batches asked for and by what its recorded steps carried out."""
-        peak = self._peak
-        if peak is None:
-            return ()
-        rate = run.steady.per_second(run.steady.flops) if self._counts_flops else None
-        rates: tuple[Compute, ...] = ()
-        if rate is not None:
-            of_batches = rate / self._training.facts.devices_per_batch
-            rates = (Compute("mfu", of_batches, peak, reached=self._reached(peak)),)
-        if trace is not None and recorded is not None and recorded.ranks:
-            of_window = recorded_compute(
-                run,
-                recorded.ranks[0],
-                trace.steps,
-                peak,
-                peak_is_given=self._settings.peak_flops is not None,
-                reached=self._reached,
-                model_is_counted=rate is not None,
-            )
-            self._log_recorded(of_window)
-            rates += of_window
-        problem = self._counter.flops_problem if self._counter is not None and rate is None else ""
-        expected = self._compares and not self._counts_flops and bool(run.steady.steps)
-        rates = with_problem(rates, peak, problem or (GIVE_FLOPS if expected and not rates else ""))
-        return rates if peak.device == "cpu" or self._advised else with_advice(rates)
-
-    def _reached(self, peak: Peak) -> float | None:
-        """What the device was measured to reach in the type that a peak is of."""
-        measured = self._settings.measured_peak
-        if measured is None or peak.dtype not in {measured.dtype, UNKNOWN}:
-            return None
-        return measured.flops
-
-    def _log_recorded(self, recorded: Sequence[Compute]) -> None:
-        metrics = recorded_metrics(recorded)
+        of_window = self._rate.of_window(
+            run, trace, recorded.ranks[0] if recorded is not None and recorded.ranks else None
+        )
+        metrics = recorded_metrics(of_window)
         self._summary |= metrics
-        if MFU in metrics and recorded[0].peak.flops is not None:
-            metrics[PEAK_TFLOPS] = recorded[0].peak.flops / 1e12
+        if MFU in metrics and of_window[0].peak_tflops is not None:
+            metrics[PEAK_TFLOPS] = of_window[0].peak_tflops
         if metrics and self._settings.logs:
             self._loggers.log(self._training.loggers, metrics, last_logger_step(self._training))
             self._loggers.close()
+        return self._rate.of_run(run, of_window)
 
     def _metrics(self, rates: Rates) -> dict[str, float]:
-        metrics = rates.metrics(
-            replicas=self._training.facts.replicas,
-            on_device=self._step_timer.timers.on_device,
-            devices_per_batch=self._training.facts.devices_per_batch,
-            peak_flops=None if self._peak is None else self._peak.flops,
-        )
-        reached = None if self._peak is None else self._reached(self._peak)
-        if reached is not None and TFLOPS in metrics:
-            metrics[MFU_MEASURED] = metrics[TFLOPS] * 1e12 / reached
-        return metrics
+        return self._rate.metrics(rates, on_device=self._step_timer.timers.on_device)
 
     def _run_metrics(self, steady: Rates) -> dict[str, float]:
         if not steady.steps:
@@ -330,11 +244,12 @@ class FitLog(Guarded):
         return metrics | self._ledger_metrics(steady)
 
     def _ledger_metrics(self, steady: Rates) -> dict[str, float]:
-        return ledger_metrics(self._ledger.read_parts(), steady if self._step_timer.timers.on_device else None)
+        return ledger_metrics(
+            self._step_timer.ledger.read_parts(), steady if self._step_timer.timers.on_device else None
+        )
 
     def _log(self, rates: Rates, step: int) -> None:
-        if self._counts_flops and not self._sought_peak:  # the module knows its FLOPs per batch after its first step
-            self._find_peak()
+        self._rate.look_again()
         if not rates.steps:
             return
         step_timer, now_s = self._step_timer, perf_counter()
@@ -353,9 +268,7 @@ class FitLog(Guarded):
             shown = (per_second("samples"), per_second("steps"))
             rate = next((name for name in shown if name in metrics), STEP_MS)
             self._training.show({name: metrics[name] for name in (rate, STEP_MS)})
-        if MFU in metrics and not self._logged_peak and self._peak is not None and self._peak.flops:
-            self._logged_peak = True
-            metrics[PEAK_TFLOPS] = self._peak.flops / 1e12
+        metrics |= self._rate.new_peak(metrics)
         if self._training.facts.is_zero and self._settings.logs:
             self._loggers.log(self._training.loggers, metrics, step)
         self.record.log_entry(self._of_gpu | metrics, step)

@@ -46,27 +46,9 @@ from lightning_forge_profiling.schema import (
 from lightning_forge_profiling.timing.counters import Marks, step_total_ms
 from lightning_forge_profiling.timing.estimate import region_pieces
 from lightning_forge_profiling.timing.ledger import LedgerClock, goodput
-from lightning_forge_profiling.timing.rates import Compute
 from lightning_forge_profiling.timing.run_totals import RunTotals, region_times
 
 _log = plain_logger(__name__)
-
-
-def run_compute(compute: Compute) -> RunCompute:
-    """A device's compute rate in the form of the reports."""
-    peak = compute.peak
-    return RunCompute(
-        kind=compute.kind,
-        tflops=None if compute.flops_per_second is None else compute.flops_per_second / 1e12,
-        dtype=peak.dtype,
-        device=peak.device,
-        peak_tflops=None if peak.flops is None else peak.flops / 1e12,
-        peak_source=peak.source,
-        pct_of_peak=None if compute.share is None else 100 * compute.share,
-        measured_tflops=None if compute.reached is None else compute.reached / 1e12,
-        pct_of_measured=None if compute.share_of_reached is None else 100 * compute.share_of_reached,
-        note=compute.note,
-    )
 
 
 def run_evidence(
@@ -194,7 +176,7 @@ class ReportedLog(Protocol):
     def telemetry(self, run: RunSummary) -> TelemetrySummary | str | None:
         """What the GPU's sensors said, or why nothing; None if not asked for."""
 
-    def compute(self, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None) -> tuple[Compute, ...]:
+    def compute(self, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None) -> tuple[RunCompute, ...]:
         """How fast the run computed."""
 
 
@@ -233,7 +215,7 @@ def run_report(
     facts, step_timer, log, trace = training.facts, monitor.step_timer, monitor.log, monitor.trace()
     run, on_device = step_timer.summary(), step_timer.timers.on_device
     gpu = None if log is None else log.telemetry(run)
-    compute = () if log is None else tuple(map(run_compute, log.compute(run, trace, recorded)))
+    compute = () if log is None else log.compute(run, trace, recorded)
     evidence = run_evidence(run, on_device=on_device, ledger=monitor.ledger.read(), clock=monitor.ledger)
     if evidence is not None:
         evidence = replace(

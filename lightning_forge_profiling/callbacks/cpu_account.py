@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from time import perf_counter_ns, thread_time_ns
@@ -25,6 +26,24 @@ _ENOUGH_FETCH_NS: Final = 50_000_000
 AUTOGRAD: Final = "pt_autograd"  # PyTorch's name of the threads that run backward for a GPU
 
 
+@dataclass(slots=True)
+class _Sums:
+    """What was used in the steps that count."""
+
+    wall_s: float = 0.0
+    process_s: float = 0.0
+    idle_s: float | None = 0.0  # of all cores
+    worker_s: float = 0.0  # that its workers were there, each by itself
+    worker_busy_s: float = 0.0
+    known_s: float = 0.0  # in which it is known whether the training thread waited for a core
+    waits_s: float = 0.0
+    throttled_s: float = 0.0
+    throttled_periods: int = 0
+    stolen_s: float = 0.0
+    pressure_s: float = 0.0
+    switches: int = 0
+
+
 class CpuAccount:
     """Reads CPU times at both ends of consecutive steps that count, and up to twice a second in between."""
 
@@ -37,11 +56,8 @@ class CpuAccount:
         self._workers, self._times = workers, read or partial(cpu_times, threads=threads)
         self._first: CpuTimes | None = None
         self._last: CpuTimes | None = None
-        self._wall_s = self._process_s = self._worker_s = self._worker_busy_s = self._waits_s = 0.0
-        self._throttled_s = self._stolen_s = self._pressure_s = 0.0
-        self._idle_s: float | None = 0.0
-        self._throttled_periods = self._switches = self._readings = 0
-        self._known_s = 0.0
+        self._sums = _Sums()
+        self._readings = 0
         self._marks: Marks[tuple[float, float]] = Marks()  # seconds, and those in which it waited
         self.clock: ThreadClock | None = None  # that of the training thread; None if the system does not have it
         self._turned_ns = 0, 0, 0
@@ -99,55 +115,56 @@ class CpuAccount:
             ns[:] = self._regions_then_ns.get(region, [0, 0, 0])
 
     def _add(self, before: CpuTimes, now: CpuTimes) -> None:
-        wall_s = now.at_s - before.at_s
-        self._wall_s += wall_s
-        self._process_s += now.process_s - before.process_s
-        if self._idle_s is None or now.idle_s is None or before.idle_s is None:
-            self._idle_s = None
+        sums, wall_s = self._sums, now.at_s - before.at_s
+        sums.wall_s += wall_s
+        sums.process_s += now.process_s - before.process_s
+        if sums.idle_s is None or now.idle_s is None or before.idle_s is None:
+            sums.idle_s = None
         else:
-            self._idle_s += now.idle_s - before.idle_s
+            sums.idle_s += now.idle_s - before.idle_s
         for pid in now.processes_s.keys() & before.processes_s.keys():
             busy_s = sum(now.processes_s[pid]) - sum(before.processes_s[pid])
-            self._worker_s += wall_s
-            self._worker_busy_s += min(busy_s, wall_s)
+            sums.worker_s += wall_s
+            sums.worker_busy_s += min(busy_s, wall_s)
         if now.thread_s is not None and before.thread_s is not None:
             if self._readings >= self._marks.due:
-                self._marks.add(self._readings, (self._known_s, self._waits_s))
-            self._known_s += wall_s
-            self._waits_s += min(waited_s(before, now), wall_s)
+                self._marks.add(self._readings, (sums.known_s, sums.waits_s))
+            sums.known_s += wall_s
+            sums.waits_s += min(waited_s(before, now), wall_s)
             self._readings += 1
-        self._stolen_s += _grown(before.stolen_s, now.stolen_s)
-        self._pressure_s += _grown(before.pressure_s, now.pressure_s)
-        self._switches += int(_grown(before.switches, now.switches))
+        sums.stolen_s += _grown(before.stolen_s, now.stolen_s)
+        sums.pressure_s += _grown(before.pressure_s, now.pressure_s)
+        sums.switches += int(_grown(before.switches, now.switches))
         if before.throttled is not None and now.throttled is not None:
-            self._throttled_s += now.throttled.seconds - before.throttled.seconds
-            self._throttled_periods += now.throttled.periods - before.throttled.periods
+            sums.throttled_s += now.throttled.seconds - before.throttled.seconds
+            sums.throttled_periods += now.throttled.periods - before.throttled.periods
 
     def use(self, ranks: int, *, brief: bool = False) -> CpuUse | None:
         """The mean use over the steps that counted, with so many ranks on the cores; None if they were too few.
 
         `brief` leaves out the interval, which takes a millisecond.
         """
-        if self._wall_s < _ENOUGH_S or self._first is None:
+        sums = self._sums
+        if sums.wall_s < _ENOUGH_S or self._first is None:
             return None
-        cores, used = usable_cores() / ranks, self._process_s / self._wall_s
-        left = cores - used - self._worker_busy_s / self._wall_s  # of a container's quota
-        idle = None if self._idle_s is None else self._idle_s / self._wall_s / ranks
-        pct = 100 / self._wall_s
+        cores, used = usable_cores() / ranks, sums.process_s / sums.wall_s
+        left = cores - used - sums.worker_busy_s / sums.wall_s  # of a container's quota
+        idle = None if sums.idle_s is None else sums.idle_s / sums.wall_s / ranks
+        pct = 100 / sums.wall_s
         return CpuUse(
             cores=cores,
             used=used,
             idle=None if idle is None else max(min(idle, left), 0.0),
             threads=torch.get_num_threads(),
             loader_busy_pct=self._loader_busy_pct(),
-            workers=self._worker_busy_s / self._wall_s,
-            waits_pct=pct * self._waits_s if self._readings else None,
-            waits=None if brief else share_of(self._marks, self._readings, (self._known_s, self._waits_s)),
-            throttled_pct=min(pct * self._throttled_s, 100.0),
-            throttled_periods=self._throttled_periods,
-            stolen_pct=pct * self._stolen_s / max(usable_cores(), 1),
-            pressure_pct=pct * self._pressure_s,
-            switches_per_s=self._switches / self._wall_s,
+            workers=sums.worker_busy_s / sums.wall_s,
+            waits_pct=pct * sums.waits_s if self._readings else None,
+            waits=None if brief else share_of(self._marks, self._readings, (sums.known_s, sums.waits_s)),
+            throttled_pct=min(pct * sums.throttled_s, 100.0),
+            throttled_periods=sums.throttled_periods,
+            stolen_pct=pct * sums.stolen_s / max(usable_cores(), 1),
+            pressure_pct=pct * sums.pressure_s,
+            switches_per_s=sums.switches / sums.wall_s,
             missing=self._first.missing,
             regions=self._regions(),
         )
@@ -166,8 +183,9 @@ class CpuAccount:
         return regions
 
     def _loader_busy_pct(self) -> float | None:
-        if self._worker_s >= _ENOUGH_S:
-            return 100 * self._worker_busy_s / self._worker_s
+        sums = self._sums
+        if sums.worker_s >= _ENOUGH_S:
+            return 100 * sums.worker_busy_s / sums.worker_s
         data = self._regions().get("data")
         if data is None or self._regions_ns["data"][0] < _ENOUGH_FETCH_NS:
             return None

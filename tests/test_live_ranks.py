@@ -298,10 +298,12 @@ def test_of_a_run_whose_rank_0_is_frozen_the_age_is_said_and_what_the_others_wro
         assert [(row[0], row[-1].removeprefix("shown, ")) for row in table] == [
             ("0", "stopped"), ("3", "silent"), ("1", "waiting"), ("2", "waiting"),
         ]  # fmt: skip
-        assert {row[0]: row[4] for row in table} == {"0": "10 min", "3": "10 min", "1": "2 s", "2": "2 s"}
+        ages = {row[0]: row[4] for row in table}
+        assert (ages["0"], ages["3"]) == ("10 min", "10 min")
+        assert all(re.fullmatch(r"\d+ s", ages[rank]) for rank in "12"), "seconds, many of them on a busy machine"
     ranks = summary_json(record, capsys)["ranks"]["ranks"]
-    assert [(rank["state"], round(rank["age_s"], -1)) for rank in ranks] == [
-        ("stopped", 600.0), ("waits", 0.0), ("waits", 0.0), ("silent", 600.0),
+    assert [(rank["state"], round(rank["age_s"] / 600)) for rank in ranks] == [
+        ("stopped", 1), ("waits", 0), ("waits", 0), ("silent", 1),
     ]  # fmt: skip
 
 

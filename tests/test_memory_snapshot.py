@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_forge_profiling import ForgeProfilerCallback
-from lightning_forge_profiling.callbacks.fit_window import FitWindow
+from lightning_forge_profiling.callbacks import fit_window
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory import MemoryHistory, MemorySnapshot, validate_snapshot_step
 from tests.models import Classifier, loader, quiet_trainer
@@ -153,11 +153,8 @@ def test_without_cuda_it_is_logged_once_and_does_nothing(tmp_path, caplog):
 def history(monkeypatch):
     """A simulated recording, for the callback to use on a CPU."""
     history = FakeHistory()
-
-    def memory_of(window, device, path):
-        return MemorySnapshot(window._settings.memory_snapshot, path, history)
-
-    monkeypatch.setattr(FitWindow, "_memory_of", memory_of)
+    monkeypatch.setattr(fit_window, "MemorySnapshot", lambda when, path: MemorySnapshot(when, path, history))
+    monkeypatch.setattr(fit_window.FitWindow, "_no_memory", "")
     return history
 
 

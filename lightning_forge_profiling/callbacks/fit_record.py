@@ -80,7 +80,12 @@ class FitRecord(Guarded):
             windows = None
             if live.window is not None and live.window.can_be_asked:
                 windows = WindowAgreement(
-                    folder.path, folder.run, **who, window=live.window, step_timer=timer, note=record.note
+                    folder.path,
+                    folder.run,
+                    training=self._training,
+                    window=live.window,
+                    step_timer=timer,
+                    note=record.note,
                 )
             cpu = partial(live.cpu, facts.ranks_on_host)
             self._ranks = RankWatch(

@@ -3,7 +3,7 @@
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -83,7 +83,6 @@ class FitWindow(Guarded):
 
     def __init__(self, training: Training, settings: RecordingSettings, step_timer: StepTimer) -> None:
         self._training, self._settings, self._step_timer = training, settings, step_timer
-        self._rank, self._world_size = training.facts.rank, training.facts.world_size
         self._deferred = False
         self._windows: list[_Recorded] = []
         self._session: TraceSession | None = None  # of the latest of them
@@ -91,18 +90,11 @@ class FitWindow(Guarded):
         self._unkept = ""  # why the latest one was not recorded
         self._memory: MemorySnapshot | None = None
         self._skipped: TraceReport | None = None
-        self._no_memory = ""
         self._ended_steps = 0
-        self._root: folders.Folder | None = None
-        self._name = ""
-        self._here: set[str] = set()  # the signs that were found
-        self.pause_before: Callable[[int], bool] = lambda _: False
+        self._folders: folders.WindowFolders | None = None
         self.before_start: Callable[[], object] = int  # called right before the profiler starts
-        self.steps_ahead: int | None = None  # of the fit, when it began; None if unknown
-        self.named_steps = 0  # with operators, after the light ones of a window that the settings do not give
         self.record: Path | None = None  # the folder of the run's record, once it is written
         self._first = settings.window  # of this fit
-        self._has_chosen = training.facts.is_trial or self._first is not None or settings.only_when_asked
         if training.facts.is_trial:
             self._skip("fast_dev_run is a trial run")
         else:
@@ -117,51 +109,37 @@ class FitWindow(Guarded):
         now = datetime.now().astimezone()
         name = f"{now:%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}"
         problem = _unrecordable(config) or _folder_problem(root) if training.facts.is_zero else ""
-        self._root, self._name, problem = training.broadcast((root, name, problem))
+        root, name, problem = training.broadcast((root, name, problem))
+        self._folders = folders.WindowFolders(root, name, training.facts.rank)
         if taken or (problem and settings.added):
             self._skip(taken or problem)
             return
         if problem:
             raise ConfigurationError(problem)
-        if self._world_size > 1:
-            with suppress(OSError):  # no other rank then waits for its traces
-                self.folder.mkdir(parents=True, exist_ok=True)
-                (self.folder / self._sign(self._rank)).touch(exist_ok=False)
-        if not self._records:
-            return
-        folder = self._folder(settings.window)
-        self._memory = self._memory_of(training.facts.device.type, memory_path(folder.path, self._rank))
-        if self._memory is not None:
+        if training.facts.world_size > 1:
+            self._folders.sign()
+        if self._records and settings.memory_snapshot is not None:
+            if self._no_memory:
+                _log.warning("No memory snapshot: %s.", self._no_memory)
+                return
+            path = memory_path(self._folders.of(settings.window).path, training.facts.rank)
+            self._memory = MemorySnapshot(settings.memory_snapshot, path)
             self._memory.start()
 
     @property
     def _expected(self) -> list[int]:
         """The ranks that record the window of the settings."""
-        ranks, every = self._settings.ranks, range(self._world_size)
+        ranks, every = self._settings.ranks, range(self._training.facts.world_size)
         return list(every) if ranks == "all" else sorted(rank for rank in ranks if rank in every)
 
     @property
     def _records(self) -> bool:
-        return not self._settings.only_when_asked and self._rank in self._expected
-
-    def _folder(self, window: StepWindow | None) -> folders.Folder:
-        """The folder of a window, the same on all ranks; None for the first one of a steady run."""
-        assert self._root is not None  # noqa: S101
-        return self._root / f"{self._name}_{'steady' if window is None else str(window).replace(' ', '_')}"
-
-    def _sign(self, rank: int) -> str:
-        """The name of a file that a rank leaves in `setup`, before any trains: who finds it has the same folder."""
-        return f".{self._name}.rank{rank}"
-
-    def _ranks_here(self, ranks: Sequence[int]) -> list[int]:
-        """Which of some ranks write to this rank's folder."""
-        self._here |= {path.name for path in self.folder.glob(f".{self._name}.rank*")}
-        return [rank for rank in ranks if rank == self._rank or self._sign(rank) in self._here]
+        return not self._settings.only_when_asked and self._training.facts.rank in self._expected
 
     @property
     def folder(self) -> Path:
         """The folder of the windows' folders."""
-        return Path() if self._root is None else self._root.path
+        return Path() if self._folders is None else self._folders.root.path
 
     def _begin(
         self,
@@ -172,7 +150,9 @@ class FitWindow(Guarded):
         first_step: int = 0,
         now: bool = False,
     ) -> None:
-        device, folder = self._training.facts.device.type, self._folder(named)
+        assert self._folders is not None  # noqa: S101
+        facts, folder = self._training.facts, self._folders.of(named)
+        device = facts.device.type
         can_be_recorded = device != "cpu" and device in ACTIVITIES  # an Apple GPU, for one, cannot
         if self._session is not None and self._session.report.status == "waiting":
             waiting = self._session
@@ -180,10 +160,10 @@ class FitWindow(Guarded):
         self._session = session = TraceSession(
             self._settings.config,
             [folder.path],
-            rank=self._rank,
-            world_size=self._world_size,
+            rank=facts.rank,
+            world_size=facts.world_size,
             expected_ranks=ranks,
-            here=self._ranks_here,
+            here=self._folders.ranks_here,
             accelerator=device if can_be_recorded else None,
             window=window,
             first_step=first_step,
@@ -195,7 +175,7 @@ class FitWindow(Guarded):
         self._windows.append(_Recorded(session, folder))
         self._advance(session, start=True)
 
-    def _named_steps(self) -> int:
+    def named_steps(self) -> int:
         """How many steps with operators follow the light ones: each kind of a cycle of accumulation."""
         config = self._settings.config
         both = config.activities is None or {"cpu", "cuda"} <= set(config.activities)
@@ -205,40 +185,38 @@ class FitWindow(Guarded):
 
     def choose(self) -> None:
         """Choose the steps of a steady run, as rank 0 sees it: a collective, of each rank whatever it records."""
-        if self._has_chosen:
+        if self._training.facts.is_trial or self._settings.only_when_asked or self._first is not None:
             return
-        self._has_chosen, window = True, None
+        window = None
         try:
             window = self._steady_window()
         except Exception as exc:
             _log.debug("", exc_info=exc)
-        self._first = self._training.broadcast(window) if self._world_size > 1 else window
+        self._first = self._training.broadcast(window) if self._training.facts.world_size > 1 else window
 
     def _steady_window(self) -> StepWindow:
         """When the run is likely to be steady, as this rank sees it."""
         loader = loader_settings(self._training)
         workers = 0 if loader is None else loader.num_workers or 0
         prefetched = 0 if loader is None else workers * (loader.prefetch_factor or 0)
-        ahead = self._training.ahead()
+        ahead, several = self._training.ahead(), self._training.facts.world_size > 1
         return steady_window(
             ahead.of_fit,
             of_epoch=ahead.of_epoch,
             batch=ahead.batch,
-            warmup_steps=max(self._step_timer.warmup_steps, _DDP_TIMES_ITSELF if self._world_size > 1 else 0),
+            warmup_steps=max(self._step_timer.warmup_steps, _DDP_TIMES_ITSELF if several else 0),
             workers=workers,
             prefetched=prefetched,
-            named=self._named_steps(),
+            named=self.named_steps(),
         )
 
-    def _memory_of(self, device: str, path: Path) -> MemorySnapshot | None:
-        when = self._settings.memory_snapshot
-        if when is None:
-            return None
-        if device != "cuda":
-            self._no_memory = f"PyTorch records allocations on CUDA devices, and this is a {device}"
-            _log.warning("No memory snapshot: %s.", self._no_memory)
-            return None
-        return MemorySnapshot(when, path)
+    @property
+    def _no_memory(self) -> str:
+        """Why there is no memory snapshot although one was asked for."""
+        device = self._training.facts.device.type
+        if self._settings.memory_snapshot is None or device == "cuda":
+            return ""
+        return f"PyTorch records allocations on CUDA devices, and this is a {device}"
 
     @property
     def running(self) -> bool:
@@ -265,7 +243,7 @@ class FitWindow(Guarded):
     @property
     def can_be_asked(self) -> bool:
         """Whether this fit may record further windows."""
-        return self._root is not None and self._skipped is None
+        return self._folders is not None and self._skipped is None
 
     @property
     def when_slow(self) -> bool:
@@ -284,7 +262,8 @@ class FitWindow(Guarded):
 
     def folder_of(self, plan: WindowPlan) -> Path:
         """The folder of the traces of a plan."""
-        return self._folder(_window_of(plan)).path
+        assert self._folders is not None  # noqa: S101
+        return self._folders.of(_window_of(plan)).path
 
     @property
     def analyzes(self) -> bool:
@@ -294,7 +273,7 @@ class FitWindow(Guarded):
     def arm(self, plan: WindowPlan) -> None:
         """Record the steps of a plan. For any thread."""
         self._unkept = ""
-        self._planned.append(_Planned(_window_of(plan), "asked", plan.ranks or range(self._world_size)))
+        self._planned.append(_Planned(_window_of(plan), "asked", plan.ranks or range(self._training.facts.world_size)))
 
     def answer_to(self, plan: WindowPlan, answer: WindowAnswer) -> WindowAnswer:
         """The answer to a plan, with what went wrong with its window on this rank. For any thread."""
@@ -346,12 +325,9 @@ class FitWindow(Guarded):
     def begin(self) -> None:
         """Step 0 begins."""
         settings = self._settings
-        if not self.can_be_asked:
+        if self._folders is None or not self.can_be_asked:
             return
-        self._ranks_here(())  # a rank that ends takes its sign away
-        self.pause_before = self._training.pauses()
-        self.steps_ahead = self._training.ahead().of_fit
-        self.named_steps = self._named_steps()
+        self._folders.ranks_here(())  # a rank that ends takes its sign away
         if self._first is None or not self._records:
             return
         self._plan_after(self._first)
@@ -410,10 +386,8 @@ class FitWindow(Guarded):
         for place, window in enumerate(self._windows):  # a rank that has not come is not waited for again
             alone = any(before.session.lacks_ranks for before in self._windows[:place])
             window.session.finish(interrupted=interrupted, alone=alone)
-        with suppress(OSError):  # the folder stays if it has a window, or signs of others
-            (self.folder / self._sign(self._rank)).unlink(missing_ok=True)
-            if self._settings.default_dir:
-                self.folder.rmdir()
+        if self._folders is not None:
+            self._folders.leave(made=self._settings.default_dir)
 
     @guarded_end
     def copy_files(self, *, interrupted: bool) -> None:
@@ -422,15 +396,15 @@ class FitWindow(Guarded):
             self._copy(window, interrupted=interrupted)
 
     def _copy(self, window: _Recorded, *, interrupted: bool) -> None:
-        folder, session = window.folder, window.session
+        folder, session, facts = window.folder, window.session, self._training.facts
         if not folder.url or not folder.path.is_dir():
             return
-        files = folders.finished_files(folder.path, self._rank, others=self._rank == session.lowest_rank)
+        files = folders.finished_files(folder.path, facts.rank, others=facts.rank == session.lowest_rank)
         if session.report.pending:
             what = "The run failed before its trace was complete, so that it is not in %s but in %s"
             _log.warning(what, folder.url, folder.path)
         elif files:
-            limit_s = exit_timeout_s(self._world_size) if interrupted else folders.UPLOAD_S
+            limit_s = exit_timeout_s(facts.world_size) if interrupted else folders.UPLOAD_S
             window.copied_to = folder.url if folders.upload(folder.path, folder.url, files, limit_s=limit_s) else ""
 
     def _advance(self, session: TraceSession, *, start: bool = False) -> None:

@@ -37,6 +37,39 @@ class Folder(NamedTuple):
         return Folder(self.path / name, f"{self.url}/{os.fspath(name)}" if self.url else "")
 
 
+class WindowFolders:
+    """The folders of a fit's windows, the same on all ranks, and which of the ranks write to this one's."""
+
+    def __init__(self, root: Folder, name: str, rank: int) -> None:
+        self.root, self._name, self._rank = root, name, rank
+        self._here: set[str] = set()  # the signs that were found
+
+    def of(self, window: object | None) -> Folder:
+        """The folder of a window; None for the first one of a steady run."""
+        return self.root / f"{self._name}_{'steady' if window is None else str(window).replace(' ', '_')}"
+
+    def _sign(self, rank: int | str) -> str:
+        return f".{self._name}.rank{rank}"
+
+    def sign(self) -> None:
+        """Leave a file, before any rank trains: who finds it has the same folder."""
+        with suppress(OSError):  # no other rank then waits for this one's traces
+            self.root.path.mkdir(parents=True, exist_ok=True)
+            (self.root.path / self._sign(self._rank)).touch(exist_ok=False)
+
+    def ranks_here(self, ranks: Iterable[int]) -> list[int]:
+        """Which of some ranks have the same folder."""
+        self._here |= {path.name for path in self.root.path.glob(self._sign("*"))}
+        return [rank for rank in ranks if rank == self._rank or self._sign(rank) in self._here]
+
+    def leave(self, *, made: bool) -> None:
+        """Take the sign away, and a folder that was made for the windows if it has none, nor signs of others."""
+        with suppress(OSError):
+            (self.root.path / self._sign(self._rank)).unlink(missing_ok=True)
+            if made:
+                self.root.path.rmdir()
+
+
 def folder_of(name: str | os.PathLike[str]) -> Folder:
     """The folder for a name that Lightning accepts: `~/runs`, `file:///runs` or `s3://bucket/runs`."""
     path, url = local_folder(name), os.fspath(name).rstrip("/")

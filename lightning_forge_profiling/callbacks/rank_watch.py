@@ -12,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from msgspec.structs import replace
 
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.rank_work import LiveWork
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.diagnosis.rank_status import ranks_status
 from lightning_forge_profiling.host import resident_bytes
 from lightning_forge_profiling.names import EXCLUDED
@@ -72,16 +72,18 @@ class WindowAgreement:
         folder: Path,
         run: str,
         *,
-        rank: int,
-        world_size: int,
+        training: Training,
         window: FitWindow,
         step_timer: StepTimer,
         note: Callable[[str, str], None],
     ) -> None:
         self.answer = WindowAnswer()
+        rank = training.facts.rank
         self._folder, self._rank, self._window, self._step_timer, self._note = folder, rank, window, step_timer, note
         window.record = folder
-        self._leader = Leader(run, world_size, window.pause_before, window.steps_ahead, window.named_steps)
+        self._leader = Leader(
+            run, training.facts.world_size, training.pauses(), training.ahead().of_fit, window.named_steps()
+        )
         self._follower = Follower(run, rank, refusal=self._refusal, arm=window.arm)
         self._slowness = Slowness() if window.when_slow else None
 
@@ -146,6 +148,55 @@ class WindowAgreement:
         return self._window.refusal()
 
 
+class Pulses:
+    """Makes this rank's pulses."""
+
+    def __init__(
+        self,
+        first: Pulse,
+        step_timer: StepTimer,
+        hangs: HangWatch,
+        *,
+        work: LiveWork,
+        sensors: Callable[[], Mapping[str, float]],
+    ) -> None:
+        self._first, self._step_timer, self._hangs = first, step_timer, hangs
+        self._work, self._sensors = work, sensors
+        self._number = 0
+        self._cpu: tuple[float, float] | None = None
+
+    def make(self, ended: Ended, answer: WindowAnswer) -> Pulse:
+        """The pulse of now."""
+        number, self._number = self._number, self._number + 1
+        ledger, memory = self._step_timer.ledger, resident_bytes()
+        progress = Progress(step=self._step_timer.step, parts=ledger.open_parts(), changed_ns=ledger.changed_ns)
+        standing, silent = self._hangs.look(progress, ended=bool(ended))
+        no_step_s, place = self._hangs.where
+        return replace(
+            self._first,
+            number=number,
+            at=time.time(),
+            step=progress.step,
+            part=next(reversed(progress.parts), ""),
+            no_step_s=no_step_s,
+            place=place,
+            ended=ended,
+            work=self._work.latest(),
+            cpu_pct=self._cpu_pct(),
+            memory_gib=None if memory is None else memory / _GIB,
+            sensors=dict(self._sensors()),
+            standing=standing,
+            silent=silent,
+            answer=answer,
+        )
+
+    def _cpu_pct(self) -> float | None:
+        before, self._cpu = self._cpu, (time.perf_counter(), time.process_time())
+        if before is None or self._cpu[0] <= before[0]:
+            return None
+        return 100 * (self._cpu[1] - before[1]) / (self._cpu[0] - before[0])
+
+
 class RankWatch:
     """Publishes this rank's pulse once a second. No method waits for another rank, and no failure reaches training."""
 
@@ -175,15 +226,12 @@ class RankWatch:
             restarts=_restarts(os.environ),
             at=0.0,
         )
-        self._step_timer, self._work, self._sensors = step_timer, work, sensors
-        self._hangs, self._windows = hangs, windows
-        self._number = 0
-        self._cpu: tuple[float, float] | None = None
+        self._pulses = Pulses(self._first, step_timer, hangs, work=work, sensors=sensors)
+        self._standstills, self._hangs, self._windows = step_timer.standstills, hangs, windows
         self._heard: dict[int, Heard] = {}
         self._stood = False
         self._ended: Ended = ""
         self._wake = threading.Event()
-        self._closes = False
         self._channel: Channel | None = None
         self._hear_at = 0.0
         self._thread = threading.Thread(target=self._run, name="forge-ranks", daemon=True)
@@ -198,7 +246,6 @@ class RankWatch:
     def close(self, ended: Ended) -> bool:
         """Publish how the fit ended, and end the thread; returns whether it has ended."""
         self._ended = ended
-        self._closes = True
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(_CLOSE_S / 2)
@@ -210,9 +257,9 @@ class RankWatch:
     def _run(self) -> None:
         try:
             try:
-                while not self._closes:
+                while not self._ended:
                     self._beat()
-                    self._step_timer.standstills.sleep(self._wake, PERIOD_S)
+                    self._standstills.sleep(self._wake, PERIOD_S)
                 self._beat()
             finally:
                 if self._channel is not None:
@@ -223,7 +270,7 @@ class RankWatch:
     def _beat(self) -> None:
         if self._windows is not None and not self._ended:
             self._windows.hear(self._channel)
-        pulse = self._pulse()
+        pulse = self._pulses.make(self._ended, WindowAnswer() if self._windows is None else self._windows.answer)
         if self._channel is not None:
             self._channel.send(encode_pulse(pulse))
         stands = pulse.standing is not None or bool(pulse.silent) or (self._channel is None and pulse.no_step_s > 0)
@@ -240,54 +287,21 @@ class RankWatch:
             status = self.status or ranks_status(own, pulse.world_size, pulse.at)
             why = "training stood still" if status.hang is None else status.hang.where
             end = any(one.state in {"failed", "finished", "gone"} for one in status.ranks)
-            self._step_timer.standstills.hang(pulse.step, standing.seconds, why, others_end=end)
+            self._standstills.hang(pulse.step, standing.seconds, why, others_end=end)
         elif standing is None and (at_end := self._hangs.at_end)[0]:
             why = f"training stood still{at_end[1] and f' in {at_end[1]}'}"
-            self._step_timer.standstills.hang(pulse.step, at_end[0], why, certain=False)
-
-    def _pulse(self) -> Pulse:
-        number, self._number = self._number, self._number + 1
-        progress, memory = self._progress(), resident_bytes()
-        standing, silent = self._hangs.look(progress, ended=bool(self._ended))
-        no_step_s, place = self._hangs.where
-        return msgspec.structs.replace(
-            self._first,
-            number=number,
-            at=time.time(),
-            step=progress.step,
-            part=next(reversed(progress.parts), ""),
-            no_step_s=no_step_s,
-            place=place,
-            ended=self._ended,
-            work=self._work.latest(),
-            cpu_pct=self._cpu_pct(),
-            memory_gib=None if memory is None else memory / _GIB,
-            sensors=dict(self._sensors()),
-            standing=standing,
-            silent=silent,
-            answer=WindowAnswer() if self._windows is None else self._windows.answer,
-        )
+            self._standstills.hang(pulse.step, at_end[0], why, certain=False)
 
     def _others_move(self) -> bool:
         """Whether this rank, which hears all others, knows of no hang: it waits for one in validation or the like."""
         return self._channel is not None and self.status is not None and not self.status.hang
-
-    def _progress(self) -> Progress:
-        ledger = self._step_timer.ledger
-        return Progress(step=self._step_timer.step, parts=ledger.open_parts(), changed_ns=ledger.changed_ns)
-
-    def _cpu_pct(self) -> float | None:
-        before, self._cpu = self._cpu, (time.perf_counter(), time.process_time())
-        if before is None or self._cpu[0] <= before[0]:
-            return None
-        return 100 * (self._cpu[1] - before[1]) / (self._cpu[0] - before[0])
 
     def _hear(self, own: Pulse) -> None:
         """Hear the other ranks, but not so often that many of them would take more than a hundredth of a core."""
         if time.monotonic() < self._hear_at and not own.ended:
             return
         began_s, now = time.thread_time(), time.time()
-        for pulse in [own, *self._pulses(() if self._channel is None else self._channel.receive())]:
+        for pulse in [own, *_decoded(() if self._channel is None else self._channel.receive())]:
             if pulse.run == own.run and pulse.rank < own.world_size:
                 self._heard[pulse.rank] = later(self._heard.get(pulse.rank), pulse, now)
         status = ranks_status(self._heard, own.world_size, now)
@@ -298,14 +312,6 @@ class RankWatch:
         if self._windows is not None:
             self._windows.lead(self._channel, {rank: one.pulse for rank, one in self._heard.items()}, status)
         self._hear_at = time.monotonic() + _HEARING_PART * (time.thread_time() - began_s)
-
-    @staticmethod
-    def _pulses(messages: Iterable[bytes]) -> Iterator[Pulse]:
-        for message in messages:
-            try:
-                yield decode_pulse(message)
-            except ValueError as exc:
-                _log.debug("The message of a rank cannot be read: %s", exc)
 
     def _tell(self, status: RanksStatus) -> None:
         """Keep the status, and note what is new in it."""
@@ -318,6 +324,14 @@ class RankWatch:
             self._note("hang", status.hang.where, 0.0)
         elif status.hang is None and before.hang is not None:
             self._note("hang", f"{_undated(before.hang)}; the ranks move again", before.hang.seconds)
+
+
+def _decoded(messages: Iterable[bytes]) -> Iterator[Pulse]:
+    for message in messages:
+        try:
+            yield decode_pulse(message)
+        except ValueError as exc:
+            _log.debug("The message of a rank cannot be read: %s", exc)
 
 
 def _undated(hang: Hang) -> str:

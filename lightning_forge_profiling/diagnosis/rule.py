@@ -1,7 +1,7 @@
 """What a rule is, and how it becomes a finding: the one model for causes in traces and in runs.
 
-To add one, write a function for its cost and one for its words into the file of its subject (`loader`, `optimizer`,
-`host_rules`, `compute`), and add a `Rule` of both to that file's tuple; less than a cause goes to `hints.py`.
+To add one, write a function for its cost and one for its words into the file of its subject (`loader`, `host_rules`,
+`compute`), and add a `Rule` of both to that file's tuple; less than a cause is a hint in `findings.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

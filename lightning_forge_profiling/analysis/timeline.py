@@ -84,8 +84,6 @@ def draw(
     """Lay out the recorded steps of a rank, and their critical path, as lanes."""
     trace, steps = recording.trace, recording.steps
     gpu, annotations = trace.gpu, trace.annotations
-    if not len(steps):
-        return Timeline(rank=rank, length_us=0.0, steps=(), names=(), kinds=_KINDS, lanes=())
     begin = int(min(steps.start.min(), steps.host_start.min()))
     end = int(max(steps.end.max(), steps.host_end.max()))
     shown = (annotations.end > begin) & (annotations.start < end) & ~step_marks(trace)

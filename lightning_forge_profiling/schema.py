@@ -2359,6 +2359,90 @@ class RanksStatus(msgspec.Struct, frozen=True, kw_only=True):
     exposed_comm_ms: float | None = None
 
 
+class RunStatus(msgspec.Struct, frozen=True):
+    """Status of a run or of one rank.
+
+    Attributes:
+        outcome: `running`; `finished` or `failed`, by the last line; `silent` without a new line for long.
+        step: number of steps up to the last line.
+        began: start of the fit, Unix time in seconds.
+        at: time of the last line, Unix time in seconds.
+        text: the status in words.
+    """
+
+    outcome: Literal["running", "finished", "failed", "silent"]
+    step: int
+    began: float
+    at: float
+    text: str
+
+
+class RunProgress(msgspec.Struct, frozen=True):
+    """How far a run is.
+
+    Attributes:
+        step: number of steps so far.
+        steps: number of steps of the whole fit; None if unlimited or unknown.
+        epoch: number of the current epoch, counted from 1; None if unknown.
+        epochs: number of the last epoch; None if unlimited.
+        left_s: estimate of the time left; None if unknown.
+    """
+
+    step: int
+    steps: int | None = None
+    epoch: int | None = None
+    epochs: int | None = None
+    left_s: float | None = None
+
+
+class RunEnergy(msgspec.Struct, frozen=True, kw_only=True):
+    """Energy of the GPUs of a run. A GPU that several ranks share counts once.
+
+    Attributes:
+        joules: energy during the fits, warm-up and validation included.
+        joules_per_sample: energy of all GPUs per sample of the counted steps; None if a GPU's is unknown.
+        samples: number of these samples, on all ranks.
+        gpus: number of GPUs.
+        ranks: number of ranks whose GPU's energy is known.
+        world_size: number of ranks.
+        fits: number of fits: this one, and those before it that it continues.
+        missing: record of a fit before it that cannot be read; "" if there is none.
+    """
+
+    joules: float
+    joules_per_sample: float | None
+    samples: float
+    gpus: int
+    ranks: int
+    world_size: int
+    fits: int = 1
+    missing: str = ""
+
+
+class RecordSummary(RunStatus, frozen=True, kw_only=True):
+    """Content of `summary --json`: the status, and what is known of the run.
+
+    Attributes:
+        run: id of the run, the same on all ranks.
+        record: folder of the record.
+        metrics: over all counted steps up to the latest totals; {} before the first.
+        analysis: as in `summary.json`; None before the first totals.
+        ranks: all ranks.
+        progress: how far it is.
+        energy: of the GPUs of all ranks and of the fits that it continues; None if unknown.
+        problems: what could not be read.
+    """
+
+    run: str
+    record: str
+    metrics: Mapping[str, float]
+    analysis: Analysis | None
+    ranks: RanksStatus
+    progress: RunProgress
+    energy: RunEnergy | None
+    problems: tuple[str, ...]
+
+
 UNKNOWN_RANK: Final = -1
 
 

@@ -24,9 +24,9 @@ from lightning_forge_profiling.record.files import read_plan, withdraw_request, 
 from lightning_forge_profiling.record.reader import Follower, RecordError, RunRecord, read_run
 from lightning_forge_profiling.report.live_view import View, print_frame, print_summary, run_summary
 from lightning_forge_profiling.report.ranks import ranks_of
-from lightning_forge_profiling.report.run_status import RunStatus, status_of
+from lightning_forge_profiling.report.run_status import status_of
 from lightning_forge_profiling.report.screen import Screen, Text, shown_width
-from lightning_forge_profiling.schema import WindowPlan, WindowRequest
+from lightning_forge_profiling.schema import RunStatus, WindowPlan, WindowRequest
 
 _ANSWER_S: Final = 10.0  # rank 0 looks once a second
 _LOOK_S: Final = 0.2

@@ -1,8 +1,10 @@
 """A run on the terminal, from its record: a frame of `forge-profiling watch`, and `forge-profiling summary`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import structs
 
 from lightning_forge_profiling.names import MFU, per_second
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
@@ -20,10 +22,19 @@ from lightning_forge_profiling.report.run_table import print_run, region_row, ru
 from lightning_forge_profiling.report.run_wording import rate_words
 from lightning_forge_profiling.report.screen import NAMES_WIDTH, Column, Line, Screen, Table, Text
 from lightning_forge_profiling.report.wording import digits
-from lightning_forge_profiling.schema import Analysis, EventLine, IntervalLine, RanksStatus, RankStatus, Rates, State
+from lightning_forge_profiling.schema import (
+    Analysis,
+    EventLine,
+    IntervalLine,
+    RanksStatus,
+    RankStatus,
+    Rates,
+    RecordSummary,
+    State,
+)
 from lightning_forge_profiling.timing.counters import percentile_ms, step_total_ms
 
-_STYLES: Final[Mapping[run_status.Outcome, str]] = {
+_STYLES: Final[Mapping[str, str]] = {
     "running": "bold green",
     "finished": "bold green",
     "failed": "bold red",
@@ -257,25 +268,11 @@ def _print_ranks(
         screen.line(others)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordSummary(run_status.RunStatus):
-    """Content of `summary --json`: the status, and what is known of the run."""
-
-    run: str  # id of the run, the same on all ranks
-    record: str  # folder of the record
-    metrics: Mapping[str, float]  # over all counted steps up to the latest totals; {} before the first
-    analysis: Analysis | None  # as in `summary.json`; None before the first totals
-    ranks: RanksStatus
-    progress: run_status.Progress
-    energy: run_status.RunEnergy | None  # of the GPUs of all ranks and of the fits that it continues; None if unknown
-    problems: tuple[str, ...]  # what could not be read
-
-
 def run_summary(record: RunRecord, now: float) -> RecordSummary:
     """Summarize a run as data."""
     status, (first, state) = run_status.status_of(record, now), run_status.totals(record)
     return RecordSummary(
-        **asdict(status),
+        **structs.asdict(status),
         run=first.begin.run,
         record=str(record.folder),
         metrics={} if state is None else state.metrics,

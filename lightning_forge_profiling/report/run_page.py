@@ -98,7 +98,7 @@ class RanksView:
 class RunView:
     """What a page shows of a run's record."""
 
-    outcome: run_status.Outcome
+    outcome: str  # of a `RunStatus`
     status: str  # the status in words
     folder: str
     facts: tuple[tuple[str, str], ...]  # name and value of what the page shows first

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from msgspec import structs
 
@@ -15,11 +15,19 @@ from lightning_forge_profiling.diagnosis.combine import THE_RUN, combine, withou
 from lightning_forge_profiling.diagnosis.rank_status import find_hang
 from lightning_forge_profiling.names import HANG
 from lightning_forge_profiling.record.reader import RankEnergy, RankRecord, RecordError, RunRecord, read_run
-from lightning_forge_profiling.schema import Begin, EventLine, Heard, IntervalLine, Rates, State
+from lightning_forge_profiling.schema import (
+    Begin,
+    EventLine,
+    Heard,
+    IntervalLine,
+    Rates,
+    RunEnergy,
+    RunProgress,
+    RunStatus,
+    State,
+)
 from lightning_forge_profiling.timing import estimate
 from lightning_forge_profiling.timing.counters import is_split, percentile_ms, step_total_ms, summed, total
-
-Outcome = Literal["running", "finished", "failed", "silent"]
 
 # Shortest silence. A run writes every few seconds; a shared file system may show that some seconds later.
 _PATIENCE_S: Final = 30.0
@@ -31,17 +39,6 @@ _SILENT: Final = "killed, stalled, or in a long validation, checkpoint or step"
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
 
 
-@dataclass(frozen=True, slots=True)
-class RunStatus:
-    """Status of a run or of one rank."""
-
-    outcome: Outcome  # `running`; `finished` or `failed`, by the last line; `silent` without a new line for long
-    step: int  # number of steps up to the last line
-    began: float  # start of the fit, Unix time in seconds
-    at: float  # time of the last line, Unix time in seconds
-    text: str  # the status in words
-
-
 def status_of(record: RunRecord, now: float) -> RunStatus:
     """Status of a run: finished when its lowest rank has, failed when any rank has."""
     ranks = dict(_rank_statuses(record, now))
@@ -50,7 +47,7 @@ def status_of(record: RunRecord, now: float) -> RunStatus:
         return failed
     first = next(iter(ranks.values()))
     shown = first if first.outcome == "finished" else max(ranks.values(), key=lambda one: one.at)
-    return replace(shown, text=shown.text + ("" if shown.outcome == "silent" else silent_ranks(record, now)))
+    return structs.replace(shown, text=shown.text + ("" if shown.outcome == "silent" else silent_ranks(record, now)))
 
 
 def silent_ranks(record: RunRecord, now: float) -> str:
@@ -92,18 +89,7 @@ def rank_status(rank: RankRecord, now: float, heard: Heard | None = None) -> Run
     return RunStatus("silent", step, began, at, text)
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a run is."""
-
-    step: int  # number of steps so far
-    steps: int | None = None  # number of steps of the whole fit; None if unlimited or unknown
-    epoch: int | None = None  # number of the current epoch, counted from 1; None if unknown
-    epochs: int | None = None  # number of the last epoch; None if unlimited
-    left_s: float | None = None  # estimate of the time left; None if unknown
-
-
-def run_progress(rank: RankRecord, step: int, now: float) -> Progress:
+def run_progress(rank: RankRecord, step: int, now: float) -> RunProgress:
     """How far a run is, by the limits that were set when it began and by its recent pace, validation included."""
     begin, intervals = rank.begin, rank.intervals[-_PACED:]
     batches, epochs = (begin.settings.get(name) for name in ("train_batches", "max_epochs"))
@@ -118,10 +104,10 @@ def run_progress(rank: RankRecord, step: int, now: float) -> Progress:
             steps = max((begin.batches or 0) - latest.step, 0)
             left_s = max(steps * each_s - max(now - latest.at, 0.0), 0.0)
             left_s = left_s if left_s or not steps else None  # it takes longer than that: it stands, or validates
-    return Progress(step, begin.batches if known else None, epoch, last, left_s)
+    return RunProgress(step, begin.batches if known else None, epoch, last, left_s)
 
 
-def progress_words(progress: Progress) -> str:
+def progress_words(progress: RunProgress) -> str:
     """How far a run is in words."""
     words = f"step {progress.step:,}"
     if progress.steps:
@@ -248,20 +234,6 @@ _PREFIXES: Final = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"))
 _THOUSAND: Final = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnergy:
-    """Energy of the GPUs of a run. A GPU that several ranks share counts once."""
-
-    joules: float  # energy during the fits, warm-up and validation included
-    joules_per_sample: float | None  # of all GPUs, per sample of the counted steps; None if a GPU's is unknown
-    samples: float  # number of these samples, on all ranks
-    gpus: int  # number of GPUs
-    ranks: int  # number of ranks whose GPU's energy is known
-    world_size: int  # number of ranks
-    fits: int = 1  # number of fits: this one, and those before it that it continues
-    missing: str = ""  # record of a fit before it that cannot be read; "" if there is none
-
-
 def fit_energy(record: RunRecord) -> RunEnergy | None:
     """Energy of one fit, over all ranks; None if no rank's is known."""
     by_gpu: dict[str, RankEnergy] = {}
@@ -293,11 +265,11 @@ def run_energy(record: RunRecord) -> RunEnergy | None:
         return None
     earlier, missing = _earlier(record.ranks[0].begin.continues, record.folder)
     if not earlier:
-        return replace(fit, missing=missing)
+        return structs.replace(fit, missing=missing)
     fits = (fit, *earlier)
     samples = sum(one.samples for one in fits)
     spent = [one.joules_per_sample * one.samples for one in fits if one.joules_per_sample is not None]
-    return replace(
+    return structs.replace(
         fit,
         joules=sum(one.joules for one in fits),
         joules_per_sample=sum(spent) / samples if len(spent) == len(fits) and samples else None,

@@ -289,7 +289,6 @@ def _copy_each(
 
 
 def _copies_in(folder: Path, number: int) -> str:
-    """How many copies there are, and where."""
     return f"{number} {'copy' if number == 1 else 'copies'} in {folder}"
 
 

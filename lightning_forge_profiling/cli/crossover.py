@@ -118,7 +118,6 @@ def _hand_over(args: argparse.Namespace, result: curves.CrossoverResult) -> None
 
 
 def _drawn(args: argparse.Namespace, result: curves.CrossoverResult) -> Iterator[tuple[Path, bytes]]:
-    """The page and the plots that were asked for."""
     if args.html:
         from lightning_forge_profiling.crossover.plot import crossover_page  # noqa: PLC0415  (loads matplotlib)
 

@@ -276,7 +276,6 @@ class LiveScreen:
         return ()
 
     def _keys(self, seconds: float) -> list[str]:
-        """Keys that are pressed within some seconds."""
         if not self.has_keys or self._input is None:
             time.sleep(seconds)
             return []

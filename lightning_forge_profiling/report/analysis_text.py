@@ -44,7 +44,6 @@ def print_analysis(
 
 
 def _printed_tables(analysis: Analysis, kernels: int, operators: int, width: int) -> Iterator[tuple[str, Table]]:
-    """The titles and the tables."""
     ranks = analysis.ranks
     if ranks:
         rank = wording.slowest_rank(ranks)
@@ -91,7 +90,6 @@ def _findings_table(findings: Iterable[Finding]) -> Table:
 
 
 def _printed_remarks(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """Names and texts of the lines below the tables."""
     if analysis.ranks:
         rank = wording.slowest_rank(analysis.ranks)
         cut = " (of a file that is cut off)" if rank.cut_off else ""

@@ -151,7 +151,7 @@ def print_pace(rank: RankRecord, now: float, screen: Screen) -> None:
     rates, (p50, p95) = run_status.rates_of(stretch.intervals), run_status.spread_of(stretch.intervals)
     of_rank = f" of rank {rank.begin.rank}" if rank.begin.world_size > 1 else ""
     written = f"written {run_status.duration(now - stretch.at)} ago"
-    screen.line(Text(f"{_steps(stretch).capitalize()}{of_rank}, {written}", "bold"))
+    screen.line(Text(f"Steps {stretch.first:,} to {stretch.end - 1:,}{of_rank}, {written}", "bold"))
     mean_ms = rates.mean_ms("step")
     times = [f"{_ms(mean_ms, mean_ms):>{_MS}} ms mean"]
     if p50:
@@ -162,10 +162,6 @@ def print_pace(rank: RankRecord, now: float, screen: Screen) -> None:
     metrics = run_status.mean_metrics(stretch.intervals, lambda one: step_total_ms(one.counters))
     parts = (("throughput", _throughput(rates, metrics)), ("gpu", _gpu(metrics)))
     screen.lines((Line(name, Text(", ".join(words))) for name, words in parts if words))
-
-
-def _steps(stretch: run_status.Stretch) -> str:
-    return f"steps {stretch.first:,} to {stretch.end - 1:,}"
 
 
 def _ms(ms: float, step_ms: float) -> str:
@@ -192,7 +188,6 @@ def latest_regions(intervals: Sequence[IntervalLine]) -> Table:
 
 
 def _throughput(rates: Rates, metrics: Mapping[str, float]) -> list[str]:
-    """Rates of all ranks."""
     of_device = metrics.get(per_second("samples", device=True))
     replicas = metrics[per_second("samples")] / of_device if of_device and per_second("samples") in metrics else 1.0
     words = rate_words(rates, replicas, _RATE)

@@ -184,7 +184,6 @@ def _efficiency(ranks: Sequence[RankSummary]) -> Iterator[str]:
 
 
 def _details(ranks: Sequence[RankSummary]) -> Iterator[str]:
-    """The tables of the slowest rank."""
     rank = wording.slowest_rank(ranks)
     if wording.used_gpu(rank):
         regions = table_of(

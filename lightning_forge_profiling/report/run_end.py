@@ -94,7 +94,7 @@ def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
     if analysis is None:
         yield from run_table.no_verdict(report.run)
     else:
-        finding = _of_verdict(analysis)
+        finding = next((one for one in analysis.findings if one.code == analysis.verdict), None)
         said = verdict(analysis)
         first = "" if finding is None else said.text.partition(finding.code)[0]  # such as which ranks are missing
         text = said.text if finding is None else f"{first}{finding.code}: {finding.title}."
@@ -112,10 +112,6 @@ def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
         yield Line("copied to", Text(report.trace.url), whole=True)
     if files is not None:
         yield Line("more", Text(f"forge-profiling view {quote(_short(files))}"), whole=True)
-
-
-def _of_verdict(analysis: Analysis) -> Finding | None:
-    return next((finding for finding in analysis.findings if finding.code == analysis.verdict), None)
 
 
 def _remedy(finding: Finding, room: int) -> Iterator[Line]:

@@ -289,7 +289,6 @@ def _labels(names: Sequence[str], width: int, shorten: _Shorten) -> dict[str, st
 
 
 def _alike(labels: Mapping[str, str]) -> list[list[str]]:
-    """The names that have a label in common."""
     sharing = defaultdict(list)
     for name, label in labels.items():
         sharing[label].append(name)

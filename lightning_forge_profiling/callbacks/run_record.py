@@ -11,7 +11,7 @@ from math import inf, isfinite
 from pathlib import Path
 from secrets import token_hex
 from time import perf_counter, thread_time
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypedDict
 
 import torch
 from msgspec.structs import replace
@@ -158,6 +158,23 @@ _EVENTS: Final = ("validation", "checkpoint")
 _SUMS: Final = ("samples", "tokens", "flops", "between_ms", "timing_us", "log_entries_us")
 
 
+class _When(TypedDict):
+    at: float
+    set_s: int
+
+
+class _Clock:
+    """The time of a record's lines, by a clock that cannot be set."""
+
+    def __init__(self, at: float, now_s: float) -> None:
+        self._at, self.began_s = at, now_s  # the time, and `time.perf_counter` at that time
+
+    def now(self) -> _When:
+        """The time, and how many whole seconds the machine's clock was set by."""
+        at = self._at + perf_counter() - self.began_s
+        return {"at": at, "set_s": round(time.time() - at)}
+
+
 class RunRecorder(Guarded):
     """The record of one fit on this rank. No method raises: a failure is logged once and ends the record."""
 
@@ -173,26 +190,24 @@ class RunRecorder(Guarded):
         metrics: Callable[[], Mapping[str, float]],
     ) -> None:
         self._step_timer = step_timer
-        self._report, self._metrics, self._ledger = report, metrics, step_timer.ledger
-        self._logged: Mapping[str, float] = {}
-        self._logger_step = 0
+        self._report, self._metrics = report, metrics
+        self._logged: tuple[Mapping[str, float], int] = {}, 0  # the latest entry of the loggers, and its step
         self._parts_before: Mapping[str, float] = {}
         self._trace_status = "waiting"
         self._exception = ""
         self._loop_ended = False
         self._alone = training.facts.world_size == 1
         self._segments = 1
-        self._began_s = perf_counter()
-        self._next_interval_s, self._next_state_s = 0.0, self._began_s + _STATE_S
         begin, path = begin_line(training, folder), folder.path
-        self._began = begin.at - (perf_counter() - self._began_s)
+        self._clock = _Clock(begin.at, perf_counter())
+        self._next_interval_s, self._next_state_s = 0.0, self._clock.began_s + _STATE_S
         self._writer = RecordWriter(lambda: Segments(path, with_origin(begin, path)))
         weakref.finalize(self, self._writer.close, 0)  # ends the thread if a fit is abandoned without a hook
 
     @guarded
     def log_entry(self, metrics: Mapping[str, float], logger_step: int) -> None:
         """Called for each entry that the loggers get."""
-        self._logged, self._logger_step = metrics, logger_step
+        self._logged = metrics, logger_step
         now_s = perf_counter()
         if now_s < self._next_interval_s or not self._writer.takes:
             return  # its steps will be in the next interval
@@ -213,7 +228,7 @@ class RunRecorder(Guarded):
         now_s, began_s = perf_counter(), thread_time()
         self._write_state(self._report())
         took_s = thread_time() - began_s
-        self._next_state_s = now_s + max(_STATE_S, _STATE_SHARE * (now_s - self._began_s), took_s / _STATE_COST)
+        self._next_state_s = now_s + max(_STATE_S, _STATE_SHARE * (now_s - self._clock.began_s), took_s / _STATE_COST)
 
     @guarded
     def window(self, trace: TraceReport | None) -> None:
@@ -263,42 +278,33 @@ class RunRecorder(Guarded):
     def end_line(self) -> End:
         """How the run ends."""
         outcome: Literal["finished", "failed"] = "finished" if self._loop_ended and not self._exception else "failed"
-        at, step = self._now(), self._step_timer.step
-        return End(at=at, set_s=self._set_s, step=step, outcome=outcome, exception=self._exception)
-
-    def _now(self) -> float:
-        """The time by a clock that cannot be set. Looks, too, how many whole seconds the machine's was set by."""
-        at = self._began + perf_counter() - self._began_s
-        self._set_s = round(time.time() - at)
-        return at
+        return End(**self._clock.now(), step=self._step_timer.step, outcome=outcome, exception=self._exception)
 
     def _write_interval(self, *, last: bool = False) -> None:
-        counters = self._step_timer.totals.take_interval(last=last)
-        ledger, now = self._ledger.read_parts(), self._now()
+        counters, clock = self._step_timer.totals.take_interval(last=last), self._step_timer.ledger
+        ledger, now = clock.read_parts(), self._clock.now()
         before, self._parts_before = self._parts_before, ledger.parts
         spent = {name: s - before.get(name, 0.0) for name, s in ledger.parts.items() if s > before.get(name, 0.0)}
-        for span in self._ledger.take_latest():
+        for span in clock.take_latest():
             if span.part in _EVENTS:
-                at, step = now - ledger.wall_s + span.end_s, span.step or 0
-                self._writer.write(EventLine(at=at, set_s=self._set_s, step=step, kind=span.part, seconds=span.seconds))
+                ended: _When = {**now, "at": now["at"] - ledger.wall_s + span.end_s}
+                self._writer.write(EventLine(**ended, step=span.step or 0, kind=span.part, seconds=span.seconds))
         if not counters.steps:
             return
         line = IntervalLine(
-            at=now,
-            set_s=self._set_s,
+            **now,
             step=self._step_timer.step,
-            logger_step=self._logger_step,
+            logger_step=self._logged[1],
             counters=self._kept(counters),
             ledger_s=_rounded(spent),
-            metrics=_rounded(self._logged),
+            metrics=_rounded(self._logged[0]),
         )
         self._writer.write(line)
 
     def _write_state(self, report: RunReport, *, final: bool = False) -> None:
         self._segments, totals = self._writer.segments, self._step_timer.totals
         state = State(
-            at=self._now(),
-            set_s=self._set_s,
+            **self._clock.now(),
             step=self._step_timer.step,
             report=_slim(report, final=final),
             metrics={name: value for name, value in self._metrics().items() if isfinite(value)},
@@ -312,8 +318,8 @@ class RunRecorder(Guarded):
 
     def note(self, kind: str, text: str, seconds: float = 0.0) -> None:
         """Write an event that took so long; for any thread."""
-        at, step = self._now(), self._step_timer.step
-        self._writer.write(EventLine(at=at, set_s=self._set_s, step=step, kind=kind, text=text, seconds=seconds))
+        step = self._step_timer.step
+        self._writer.write(EventLine(**self._clock.now(), step=step, kind=kind, text=text, seconds=seconds))
 
 
 def kept_counters(counters: StepCounters, *, on_device: bool) -> StepCounters:

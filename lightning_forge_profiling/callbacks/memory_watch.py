@@ -57,6 +57,44 @@ class _Count(NamedTuple):
     model: ModelMemory
 
 
+class _Curve:
+    """Points over a run, evenly spread and few."""
+
+    def __init__(self) -> None:
+        self.points: list[_Point] = []
+        self._every = self._taken = 0
+
+    def add(self, point: _Point) -> None:
+        if self._taken % 2**self._every == 0:
+            self.points.append(point)
+        self._taken += 1
+        if len(self.points) > _MOST_POINTS:
+            del self.points[1::2]
+            self._every += 1
+
+
+class _ModelCounts:
+    """What the model keeps, counted no more often than that may cost."""
+
+    def __init__(self, count: Callable[[], ModelMemory], clock_ns: Callable[[], int]) -> None:
+        self.all: list[_Count] = []
+        self._count, self._clock_ns = count, clock_ns
+        self._due_ns = 0
+
+    def due(self, kept: int, now_ns: int) -> bool:
+        """Whether to count: for the first time, or once more is kept."""
+        return not self.all or (kept > _MORE * self.all[-1].kept and now_ns >= self._due_ns)
+
+    def add(self, step: int, kept: int) -> _Count:
+        began_ns = self._clock_ns()
+        self.all.append(_Count(step, kept, self._count()))
+        ended_ns = self._clock_ns()
+        self._due_ns = ended_ns + int((ended_ns - began_ns) / _COUNTING)
+        if len(self.all) > _MOST_COUNTS:
+            del self.all[1]
+        return self.all[-1]
+
+
 class MemoryWatch:
     """Reads the allocator every few steps.
 
@@ -78,17 +116,16 @@ class MemoryWatch:
         say: Callable[[MemoryGrowth], None],
         clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
-        self._read, self._count_model, self._read_limit = read, count_model, read_limit
-        self._began_ns, self._say, self._clock_ns = began_ns, say, clock_ns
+        self._read, self._read_limit = read, read_limit
+        self._began_ns, self._say = began_ns, say
         self._before: AllocatorReading | None = read()
         self._limit = self._peak = 0
         self._activations: int | None = None  # None while the process had a higher peak before, which hides the steps'
-        self._counts: list[_Count] = []
-        self._count_due_ns = 0
+        self._counts = _ModelCounts(count_model, clock_ns)
         self._growths = GrowthWatch()
         self._growth: MemoryGrowth | None = None
-        self._points: list[_Point] = []
-        self._every = self._taken = self._next_step = 0
+        self._curve = _Curve()
+        self._next_step = 0
         self._latest: _Point | None = None
         self.due_ns: float = 0  # when the next reading is due, by `time.perf_counter_ns`
 
@@ -106,7 +143,7 @@ class MemoryWatch:
 
     def pause(self) -> None:
         """Leave out what follows, as validation, whose peak is not the steps'."""
-        if self._before is not None and self._counts and self.due_ns < inf:
+        if self._before is not None and self._counts.all and self.due_ns < inf:
             self._read_peak()
             self._before = None
 
@@ -131,10 +168,10 @@ class MemoryWatch:
         kept = now.allocated_bytes
         if not self._limit or self._peak > self._limit:  # another process may have ended
             self._limit = self._read_limit(now.reserved_bytes)
-        if not self._counts or (kept > _MORE * self._counts[-1].kept and now_ns >= self._count_due_ns):
-            self._count(step, kept)
+        if self._counts.due(kept, now_ns):
+            self._counts.add(step, kept)
         self._latest = _Point(now_ns, step, kept, self._peak, now.reserved_bytes)
-        self._keep(self._latest)
+        self._curve.add(self._latest)
         grows = self._growths.add(Reading(step, kept, self._peak), self._limit)
         if grows is not None:
             self._note_growth(grows, step, kept)
@@ -152,32 +189,15 @@ class MemoryWatch:
         if not goes_on:
             self._say(self._growth)
 
-    def _count(self, step: int, kept: int) -> None:
-        began_ns = self._clock_ns()
-        self._counts.append(_Count(step, kept, self._count_model()))
-        ended_ns = self._clock_ns()
-        self._count_due_ns = ended_ns + int((ended_ns - began_ns) / _COUNTING)
-        if len(self._counts) > _MOST_COUNTS:
-            del self._counts[1]
-
     def _category(self, grows: Growth, step: int, kept: int) -> Category:
         """What grows: the part of the model that takes at least half of it, or what belongs to none."""
         if grows.what == "peak":
             return "activations"
-        self._count(step, kept)
-        now = self._counts[-1]
-        before = next((one for one in reversed(self._counts[:-1]) if one.step <= grows.from_step), self._counts[0])
+        now, counts = self._counts.add(step, kept), self._counts.all
+        before = next((one for one in reversed(counts[:-1]) if one.step <= grows.from_step), counts[0])
         more = {part: _bytes(now.model, part) - _bytes(before.model, part) for part in _MODEL}
         most = max(_MODEL, key=more.__getitem__)
         return most if more[most] > 0 and 2 * more[most] >= now.kept - before.kept else "other tensors"
-
-    def _keep(self, point: _Point) -> None:
-        if self._taken % 2**self._every == 0:
-            self._points.append(point)
-        self._taken += 1
-        if len(self._points) > _MOST_POINTS:
-            del self._points[1::2]
-            self._every += 1
 
     def _growing(self) -> MemoryGrowth | None:
         """The growth, unless it has ended since, as that of a cache that is full."""
@@ -205,12 +225,13 @@ class MemoryWatch:
         """What was found so far; None before the first reading."""
         if self._latest is None:
             return None
-        points = self._points if self._points[-1] is self._latest else [*self._points, self._latest]
+        points = self._curve.points
+        points = points if points[-1] is self._latest else [*points, self._latest]
         return replace(self._of(points), samples_per_step=samples_per_step, tokens_per_step=tokens_per_step)
 
     def _of(self, points: Sequence[_Point]) -> RunMemory:
         return RunMemory(
-            model=self._counts[-1].model,
+            model=self._counts.all[-1].model,
             limit_gib=self._limit / GIB,
             curve=MemoryCurve(
                 seconds=tuple(round((point.at_ns - self._began_ns) / 1e9, 3) for point in points),

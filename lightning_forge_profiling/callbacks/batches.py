@@ -227,8 +227,10 @@ class WorkCounter(BatchCounter):
         ledger: LedgerClock | None = None,
         *,
         updates: int = 0,
+        automatic: bool = False,
     ) -> None:
         super().__init__(batch_size_fn, tokens_fn, ledger)
+        self._automatic = automatic
         self._cycles = AccumulationCycles(updates)
         self._flops = _flops_function(flops_per_batch, module)
         self._module = weakref.ref(module)
@@ -251,12 +253,13 @@ class WorkCounter(BatchCounter):
         problem, batches = self._problems.get("" if self._flops is None else self._flops.name, ("", 0))
         return f"{problem} (for {batches} of {self._batches} batches)" if problem else ""
 
-    def count(self, batch: Any, training: Training, step: int, *, updates: int, each_changes: bool) -> StepWork:
+    def count(self, batch: Any, training: Training, step: int, *, updates: int) -> StepWork:
         """The work of one step, after which the weights have been updated so often in all."""
         if self._flops is None and not self._batches:  # the module may have learnt it since the callbacks' hooks came
             self._flops = _flops_function(None, self._module())
         self._batches += 1
         flops = self._flops
+        each_changes = self._automatic and training.accumulated == 1
         changed, ends_cycle = self._cycles.after_batch(updates, step, each_changes=each_changes)
         work = (
             self.samples(batch, training.batch_source),

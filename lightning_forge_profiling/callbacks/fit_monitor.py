@@ -11,7 +11,7 @@ from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.callbacks.fit_record import Live
 from lightning_forge_profiling.callbacks.fit_results import FitCallback, FitReporter, FitResults
 from lightning_forge_profiling.callbacks.fit_settings import FitSettings
-from lightning_forge_profiling.callbacks.fit_steps import FitSteps
+from lightning_forge_profiling.callbacks.fit_steps import FitSteps, StepEvents
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.host_readings import HostReadings
 from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch
@@ -55,7 +55,7 @@ class FitMonitor(Guarded):
     def __init__(
         self, training: Training, callbacks: Sequence[FitCallback], settings: FitSettings, ledger: LedgerClock
     ) -> None:
-        self.training, self.callbacks, self.settings, self.ledger = training, callbacks, settings, ledger
+        self.training, self.callbacks, self.settings = training, callbacks, settings
         self.phase = Phase.SETTING_UP
         self.window: FitWindow | None = None
         self.log: FitLog | None = None
@@ -72,7 +72,7 @@ class FitMonitor(Guarded):
         )
         self.readings = HostReadings(self.step_timer)
         self.steps: FitSteps | None = None  # while it trains
-        self._found: FitSteps | None = None  # the same, for what they have found
+        self._events: StepEvents | None = None  # what was noticed between them
         self.waits: WatchedWaits | None = None  # for other ranks; None for a single one
         self._checking = False
         self._awaited = list(callbacks)
@@ -85,11 +85,16 @@ class FitMonitor(Guarded):
             self._ends[Phase.REPORTED].callback(watched.release)
         OWNED.add(self)
 
+    @property
+    def ledger(self) -> LedgerClock:
+        """The ledger of the run."""
+        return self.step_timer.ledger
+
     def leave(self) -> None:
         """This is a forked process: the fit is none of its own."""
         self.note_no_more()
         self.phase = Phase.OVER
-        self.window = self.log = self.steps = self._found = None
+        self.window = self.log = self.steps = self._events = None
         self.step_timer.regions.active = False
         for callback in self.callbacks:
             callback.fit_is_over()
@@ -151,7 +156,7 @@ class FitMonitor(Guarded):
         ends = self._ends[Phase.TRAINING]
         ends.callback(self._begin_ending)
         ends.callback(self._finish_steps)  # last but one: Ctrl-C may end the wait
-        self.steps = self._found = steps = FitSteps(
+        self.steps = steps = FitSteps(
             self.training,
             self.step_timer,
             self._work_counter(),
@@ -160,6 +165,7 @@ class FitMonitor(Guarded):
             log=self.log,
             failed=self.note_failure,
         )
+        self._events = steps.events
         steps.begin(ends)
         self._measure_waits()
         self.step_timer.start()
@@ -189,6 +195,7 @@ class FitMonitor(Guarded):
             self.training.module,
             self.ledger,
             updates=self.training.progress().updates.completed,
+            automatic=self.training.automatic,
         )
 
     # -- between steps -------------------------------------------------------------------------------------------
@@ -241,7 +248,7 @@ class FitMonitor(Guarded):
             self.steps.boundaries.follow()
         if self.memory is not None:
             self.memory.resume()
-        if self._found is not None and not any(self._found.kind):
+        if self.steps is not None and not any(self.steps.kind):
             self.readings.resume()
         if self.log is not None and not self.recording:
             self.log.resume()
@@ -354,7 +361,7 @@ class FitMonitor(Guarded):
     @property
     def memory(self) -> MemoryWatch | None:
         """What watches PyTorch's allocator; None without a GPU."""
-        return None if self._found is None else self._found.memory
+        return None if self._events is None else self._events.memory
 
     def trace(self) -> TraceReport | None:
         """The report on the window; None without one."""
@@ -362,8 +369,8 @@ class FitMonitor(Guarded):
 
     def metrics(self) -> dict[str, float]:
         """The metrics of memory and of `torch.compile` as they are now."""
-        return {} if self._found is None else self._found.metrics()
+        return {} if self._events is None else self._events.metrics()
 
     def recompilations(self) -> tuple[Recompilation, ...]:
         """What `torch.compile` compiled again."""
-        return () if self._found is None else self._found.recompilations()
+        return () if self._events is None else self._events.recompilations()

@@ -246,7 +246,7 @@ class FitReporter:
         """Enter what a failing fit did after its table, unless another fit has begun since."""
         if any(now is not before for now, before in zip(self.kept(), kept, strict=True)):
             return
-        ledger, printed = self._monitor.ledger.read(), self.report
+        ledger, printed = self._monitor.step_timer.ledger.read(), self.report
         report = self.amend(ledger)
         self.keep(ledger)
         if report and printed and report.analysis and printed.analysis and self._monitor.training.facts.is_zero:

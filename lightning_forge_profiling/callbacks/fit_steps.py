@@ -25,6 +25,45 @@ from lightning_forge_profiling.timing.region import set_region_sink
 _log = plain_logger(__name__)
 
 
+class StepEvents:
+    """Recompilations and memory that grows: they are noticed between steps, and are events of the record."""
+
+    def __init__(self, training: Training, step_timer: StepTimer, log: FitLog | None) -> None:
+        self._step_timer, self._log = step_timer, log
+        self._of_fit = training.ahead().of_fit
+        self.ledger_parts: LedgerParts | None = None  # while it trains; what was compiled is known after that too
+        self.memory = memory_watch(training, began_ns=step_timer.ledger.began_ns, say=self.memory_grows)
+
+    def look_for_recompilations(self) -> None:
+        """Note what `torch.compile` has compiled again since the last look."""
+        if self.ledger_parts is not None:
+            for one in self.ledger_parts.compilations.look(self._step_timer.step - 1):
+                kind = "graph-break" if one.kind == "graph break" else "recompilation"
+                self._note(kind, recompiled(one), one.seconds)
+
+    def memory_grows(self, growth: MemoryGrowth) -> None:
+        """Note it, and warn if it will not last."""
+        text = growth_words(growth)
+        self._note("memory-growth", text)
+        if self._of_fit is None or growth.full_step < self._of_fit:
+            _log.warning("%s%s.", text[0].upper(), text[1:])
+
+    def _note(self, kind: str, text: str, seconds: float = 0.0) -> None:
+        if self._log is not None:
+            self._log.record.note(kind, text, seconds)
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics of memory and of `torch.compile` as they are now."""
+        self.look_for_recompilations()
+        metrics = {} if self.memory is None else self.memory.metrics()
+        return metrics if self.ledger_parts is None else metrics | self.ledger_parts.compilations.metrics()
+
+    def recompilations(self) -> tuple[Recompilation, ...]:
+        """What `torch.compile` compiled again in this fit."""
+        self.look_for_recompilations()
+        return () if self.ledger_parts is None else self.ledger_parts.compilations.recompilations
+
+
 class FitSteps(Guarded):
     """Times the steps of a fit, and does between them what comes seldom."""
 
@@ -44,13 +83,9 @@ class FitSteps(Guarded):
         self.training, self.step_timer, self.counter = training, step_timer, counter
         self._readings, self._window, self._log, self._note_failure = readings, window, log, failed
         self.progress = training.progress()
-        self.ledger_parts: LedgerParts | None = None
-        self.memory = memory_watch(training, began_ns=step_timer.ledger.began_ns, say=self.memory_grows)
-        self._ahead = training.ahead().of_fit
-        self._automatic = training.automatic
+        self.events = StepEvents(training, step_timer, log)
         self._ended_batch = -1
         self.kind = (False, True)  # whether it is recorded, or right after that, and whether it warms up
-        self._after_window = False
         self._due_s = self._reads_s = 0.0
 
     def note_failure(self, exc: Exception) -> None:
@@ -61,7 +96,7 @@ class FitSteps(Guarded):
     def begin(self, ends: ExitStack) -> None:
         """The training loop begins; what it starts registers its end in `ends`."""
         step_timer, training = self.step_timer, self.training
-        self.ledger_parts = parts = LedgerParts(step_timer.ledger, training, self.warming_up)
+        self.events.ledger_parts = parts = LedgerParts(step_timer.ledger, training, self.warming_up)
         ends.callback(parts.close)
         ends.callback(set_region_sink, set_region_sink(step_timer.user_regions))
         ends.callback(self._readings.end)
@@ -96,18 +131,18 @@ class FitSteps(Guarded):
             window.end_step()
             records = window.running
         # the first step after a window has what this rank waits for others, whose traces take longer to export
-        self._after_window = recorded and not records and self.training.facts.world_size > 1
-        warms_up, memory = self.warming_up(), self.memory
+        after_window = recorded and not records and self.training.facts.world_size > 1
+        warms_up, memory = self.warming_up(), self.events.memory
         if memory is not None and now_ns >= memory.due_ns and self.training.updates and not warms_up:
             with self.step_timer.own_work():
                 memory.end_step(self.step_timer.step - 1, now_ns)
-        kind = records or self._after_window, warms_up
+        kind = records or after_window, warms_up
         if kind != self.kind or now_ns / 1e9 >= self._due_s:
             self._between_steps(kind, now_ns / 1e9)
 
     @guarded
     def _end_step(self, batch: Any, now_ns: int, *, recorded: bool) -> None:
-        step_timer, parts = self.step_timer, self.ledger_parts
+        step_timer, parts = self.step_timer, self.events.ledger_parts
         if parts is None:
             return
         work = self.counter.count(
@@ -115,9 +150,8 @@ class FitSteps(Guarded):
             self.training,
             step_timer.step,
             updates=self.progress.updates.completed,
-            each_changes=self._automatic and self.training.accumulated == 1,
         )
-        saw_all, recorded = self.boundaries.saw_step(trained=batch is not None), recorded or self._after_window
+        saw_all, recorded = self.boundaries.saw_step(trained=batch is not None), recorded or self.kind[0]
         began_ns = max(now_ns, step_timer.ledger.changed_ns) if self.counter.calls_user else now_ns
         ends_epoch = bool(self.progress.batches.is_last_batch)
         usual = saw_all and not (recorded or ends_epoch)
@@ -126,7 +160,7 @@ class FitSteps(Guarded):
         if parts.compiling:
             parts.end_compilation()
         if parts.compilations.pending:
-            self.look_for_recompilations()
+            self.events.look_for_recompilations()
 
     @guarded
     def _between_steps(self, kind: tuple[bool, bool], now_s: float) -> None:
@@ -134,7 +168,7 @@ class FitSteps(Guarded):
         reads = kind != self.kind or now_s >= self._reads_s  # else an entry waits for the Trainer's interval
         if reads:
             self._readings.look_up_switches(self.training, recording=self.recording)
-            self.look_for_recompilations()  # PyTorch announces a compilation, but not that it gives one up
+            self.events.look_for_recompilations()  # PyTorch announces a compilation, but not that it gives one up
         if self._log is not None and now_s >= self._log.due_s:
             self._log.end_step()
         counts = not any(kind)
@@ -148,34 +182,3 @@ class FitSteps(Guarded):
             self._readings.between_steps(now_s, counts=counts)
             self._reads_s = now_s + ACCOUNT_PERIOD_S
         self._due_s = min(inf if self._log is None else self._log.due_s, self._reads_s)
-
-    # -- what is found between steps -----------------------------------------------------------------------------
-
-    def look_for_recompilations(self) -> None:
-        """Note what `torch.compile` has compiled again since the last look."""
-        if self.ledger_parts is not None:
-            for one in self.ledger_parts.compilations.look(self.step_timer.step - 1):
-                kind = "graph-break" if one.kind == "graph break" else "recompilation"
-                self._note(kind, recompiled(one), one.seconds)
-
-    def memory_grows(self, growth: MemoryGrowth) -> None:
-        """Note it, and warn if it will not last."""
-        text = growth_words(growth)
-        self._note("memory-growth", text)
-        if self._ahead is None or growth.full_step < self._ahead:
-            _log.warning("%s%s.", text[0].upper(), text[1:])
-
-    def _note(self, kind: str, text: str, seconds: float = 0.0) -> None:
-        if self._log is not None:
-            self._log.record.note(kind, text, seconds)
-
-    def metrics(self) -> dict[str, float]:
-        """The metrics of memory and of `torch.compile` as they are now."""
-        self.look_for_recompilations()
-        metrics = {} if self.memory is None else self.memory.metrics()
-        return metrics if self.ledger_parts is None else metrics | self.ledger_parts.compilations.metrics()
-
-    def recompilations(self) -> tuple[Recompilation, ...]:
-        """What `torch.compile` compiled again in this fit."""
-        self.look_for_recompilations()
-        return () if self.ledger_parts is None else self.ledger_parts.compilations.recompilations

@@ -188,7 +188,6 @@ class ReportedFit(Protocol):
         """What logs its metrics."""
 
     step_timer: StepTimer
-    ledger: LedgerClock
     readings: HostReadings
     waits: WatchedWaits | None
 
@@ -216,14 +215,16 @@ def run_report(
     run, on_device = step_timer.summary(), step_timer.timers.on_device
     gpu = None if log is None else log.telemetry(run)
     compute = () if log is None else log.compute(run, trace, recorded)
-    evidence = run_evidence(run, on_device=on_device, ledger=monitor.ledger.read(), clock=monitor.ledger)
+    evidence = run_evidence(
+        run, on_device=on_device, ledger=monitor.step_timer.ledger.read(), clock=monitor.step_timer.ledger
+    )
     if evidence is not None:
         evidence = replace(
             evidence,
             timing=replace(
                 evidence.timing,
                 worker_restarts=_worker_restarts(run.steady, restarted_workers(training)),
-                intervals=run_intervals(step_timer.totals, monitor.ledger.marks()),
+                intervals=run_intervals(step_timer.totals, monitor.step_timer.ledger.marks()),
             ),
             machine=RunMachine(
                 cpu=monitor.readings.cpu_use(facts.ranks_on_host),

@@ -33,6 +33,7 @@ class Phase(IntEnum):
     """How far a fit has come."""
 
     SETTING_UP = auto()
+    CHECKING = auto()  # the sanity check, after which setting up goes on
     TRAINING = auto()
     TRAINED = auto()  # the training loop has ended
     REPORTED = auto()  # the results are there; the user's hooks, loggers and checkpoints may follow
@@ -74,11 +75,9 @@ class FitMonitor(Guarded):
         self.steps: FitSteps | None = None  # while it trains
         self._events: StepEvents | None = None  # what was noticed between them
         self.waits: WatchedWaits | None = None  # for other ranks; None for a single one
-        self._checking = False
         self._awaited = list(callbacks)
         self._reporter = FitReporter(self)
         self._ending: Ending | None = None
-        self._reason = Reason.FINISHED
         # what each phase has started registers its end there
         self._ends = {phase: ExitStack() for phase in (Phase.SETTING_UP, Phase.TRAINING, Phase.REPORTED)}
         for watched in training.watch(self._loop_failed, self.enter_validation):
@@ -154,8 +153,6 @@ class FitMonitor(Guarded):
         # by the time that training begins its loader's workers are there
         self._ends[Phase.SETTING_UP].close()
         ends = self._ends[Phase.TRAINING]
-        ends.callback(self._begin_ending)
-        ends.callback(self._finish_steps)  # last but one: Ctrl-C may end the wait
         self.steps = steps = FitSteps(
             self.training,
             self.step_timer,
@@ -208,16 +205,16 @@ class FitMonitor(Guarded):
     @guarded
     def enter_sanity_check(self) -> None:
         """Enter the sanity check in the ledger; what `self.log` meets in it, it keeps."""
-        if not self._checking:
-            self._checking = True
+        if self.phase is Phase.SETTING_UP:
+            self.phase = Phase.CHECKING
             self._measure_waits()
             self.readings.workers.release()
             self.ledger.enter("sanity_check")
 
     def exit_sanity_check(self) -> None:
         """Leave it."""
-        if self._checking:
-            self._checking = False
+        if self.phase is Phase.CHECKING:
+            self.phase = Phase.SETTING_UP
             self.readings.workers.watch()
             self.ledger.exit("sanity_check")
 
@@ -280,10 +277,12 @@ class FitMonitor(Guarded):
     @guarded_end
     def _end_training(self, reason: Reason) -> None:
         """Stop timing, restore what was replaced, write what an unfinished window has, log the last entry."""
-        self._reason, self.steps = reason, None
+        self.steps = None
         try:
-            with self._ends[Phase.TRAINING], self._ends[Phase.SETTING_UP]:
-                pass
+            with ExitStack() as last, self._ends[Phase.TRAINING], self._ends[Phase.SETTING_UP]:
+                if self.step_timer.began:
+                    last.callback(self._begin_ending)
+                    last.callback(self.step_timer.finish, wait=reason is Reason.FINISHED)  # Ctrl-C may end the wait
         except Exception as exc:
             self.note_failure(exc)
         if reason is Reason.ABANDONED or (reason is Reason.FINISHED and not self.step_timer.began):
@@ -293,9 +292,6 @@ class FitMonitor(Guarded):
                 self.window.end(interrupted=reason is Reason.FAILED)
             if self.log is not None:
                 self.log.end()
-
-    def _finish_steps(self) -> None:
-        self.step_timer.finish(wait=self._reason is Reason.FINISHED)
 
     def _begin_ending(self) -> None:
         """Time what follows the training loop."""

@@ -313,7 +313,7 @@ def test_help_has_examples_of_commands_that_parse(command):
     assert examples
     for words in examples:
         arguments = words[1 : next((i for i, word in enumerate(words) if word in {"|", ">"}), len(words))]
-        assert callable(main._parser()[0].parse_args(arguments).run)
+        assert "does" in main._parser()[0].parse_args(arguments)
 
 
 # --- compare ---------------------------------------------------------------------------------------------------------

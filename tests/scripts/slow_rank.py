@@ -24,7 +24,7 @@ from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
 from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.gpu.nvml import GpuReader, find_device
 from lightning_forge_profiling.profiler import child
-from tests.fake_nvml import FakeBoard, FakeNvml
+from tests.fake_nvml import UUID, FakeBoard, FakeNvml
 from tests.models import busy, loader, quiet_trainer
 
 SLOW_MS = 20.0
@@ -109,7 +109,7 @@ def export_late(profiler, raw, *, export=child.export_trace):
 
 def start_metered(rows, _device, _period_s):
     gpu = MeteredGpu(FakeBoard())
-    reader = GpuReader(gpu, find_device(gpu, environ={}), pid=1)
+    reader = GpuReader(gpu, find_device(gpu, UUID, environ={}), pid=1)
     rows._telemetry = RunTelemetry(lambda: reader, AllocatorReading, period_s=0.01)
     rows._telemetry.start()
 

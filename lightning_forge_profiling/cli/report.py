@@ -33,7 +33,6 @@ from lightning_forge_profiling.cli.shared import (
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.kineto.files import find_traces
 from lightning_forge_profiling.names import REPORT_HTML
-from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.record.reader import RecordError, read_run, records_at
 from lightning_forge_profiling.report.page import record_of, report_page
 from lightning_forge_profiling.report.run_page import run_page
@@ -90,6 +89,8 @@ def _source_at(path: Path) -> _PageSource:
 
 
 def _page_of_traces(path: Path) -> str:
+    from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
+
     with Progress() as progress:
         result = analyze(path, progress=progress)
         return report_page(result.analysis, result.timelines)

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import jsonschema
@@ -313,7 +314,8 @@ def test_help_has_examples_of_commands_that_parse(command):
     assert examples
     for words in examples:
         arguments = words[1 : next((i for i, word in enumerate(words) if word in {"|", ">"}), len(words))]
-        assert "does" in main._parser()[0].parse_args(arguments)
+        file, _, function = main._parser()[0].parse_args(arguments).does.partition(".")
+        assert callable(getattr(import_module(f"lightning_forge_profiling.cli.{file}"), function))
 
 
 # --- compare ---------------------------------------------------------------------------------------------------------

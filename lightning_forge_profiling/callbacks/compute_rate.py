@@ -115,7 +115,7 @@ def _power_limit_w(device: torch.device, uuid: str) -> float | None:
         return None
     try:
         board = find_device(nvml, uuid, device.index or 0).board
-        return float(nvml.nvmlDeviceGetEnforcedPowerLimit(board)) / 1e3
+        return nvml.nvmlDeviceGetEnforcedPowerLimit(board) / 1e3
     except (LookupError, nvml.NVMLError):
         return None
     finally:

@@ -154,7 +154,7 @@ class _Lock:
         if self._sm_mhz is not None:
             return self._sm_mhz
         try:
-            return int(self._nvml.nvmlDeviceGetDefaultApplicationsClock(self._board, SM_CLOCK))
+            return self._nvml.nvmlDeviceGetDefaultApplicationsClock(self._board, SM_CLOCK)
         except self._nvml.NVMLError as error:
             raise ClocksUnavailableError(
                 f"The clock was not locked: NVML does not report this GPU's rated clock ({error}). Pass one: "

@@ -1,13 +1,12 @@
 """NVML: finds a CUDA device and reads its sensors."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, cast
 
-# the module `pynvml` (package `nvidia-ml-py`), which has no types; handles are opaque, rates in MHz
-Nvml: TypeAlias = Any
+# ruff: noqa: N802, D102  (the names are NVML's, and so is their documentation)
 
 SM_CLOCK: Final = 1  # nvml.h, `NVML_CLOCK_SM`
 MEMORY_CLOCK: Final = 2  # nvml.h, `NVML_CLOCK_MEM`
@@ -20,6 +19,32 @@ _NOT_SUPPORTED, _INVALID_ARGUMENT, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH = 3, 2
 DOES_NOT_ANSWER: Final = frozenset(
     {_NOT_SUPPORTED, NO_PERMISSION, _INVALID_ARGUMENT, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH}
 )
+
+
+class Nvml(Protocol):
+    """The module `pynvml` (package `nvidia-ml-py`), without the sensors. Handles are opaque, rates in MHz."""
+
+    NVMLError: type[Exception]
+
+    def nvmlInit(self) -> None: ...
+    def nvmlShutdown(self) -> None: ...
+    def nvmlDeviceGetCount(self) -> int: ...
+    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> Any: ...
+    def nvmlDeviceGetHandleByUUID(self, uuid: str, /) -> Any: ...
+    def nvmlDeviceGetUUID(self, handle: Any, /) -> str: ...
+    def nvmlDeviceGetName(self, handle: Any, /) -> str: ...
+    def nvmlDeviceGetMigMode(self, handle: Any, /) -> Sequence[int]: ...
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any, /) -> int: ...
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int, /) -> Any: ...
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: Any, /) -> Any: ...
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Any, /) -> int: ...
+    def nvmlDeviceGetClockInfo(self, handle: Any, clock: int, /) -> int: ...
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Any, /) -> int: ...
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any, /) -> int: ...
+    def nvmlDeviceGetMaxClockInfo(self, handle: Any, clock: int, /) -> int: ...
+    def nvmlDeviceGetDefaultApplicationsClock(self, handle: Any, clock: int, /) -> int: ...
+    def nvmlDeviceSetGpuLockedClocks(self, handle: Any, low: int, high: int, /) -> None: ...
+    def nvmlDeviceResetGpuLockedClocks(self, handle: Any, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +64,7 @@ class NvmlDevice:
 def open_nvml() -> Nvml:
     """Load and initialize NVML. Each call needs one `nvmlShutdown()`."""
     try:
-        nvml = import_module("pynvml")
+        nvml = cast("Nvml", import_module("pynvml"))
     except ImportError as exc:
         raise LookupError("the package nvidia-ml-py is not installed") from exc
     try:
@@ -57,13 +82,13 @@ def error_code(exc: Exception) -> int | None:
 def clock_event_reasons(nvml: Nvml, board: Any) -> int:
     """Why a GPU's clock is what it is, as bits of `nvmlClocksEventReasons`; `throttle_reasons` names them."""
     try:
-        return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(board))
+        return nvml.nvmlDeviceGetCurrentClocksEventReasons(board)
     except AttributeError:  # bindings older than the name
         pass
     except nvml.NVMLError as exc:
         if error_code(exc) != _FUNCTION_NOT_FOUND:  # as drivers before 535 return
             raise
-    return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(board))
+    return nvml.nvmlDeviceGetCurrentClocksThrottleReasons(board)
 
 
 def find_device(

@@ -41,13 +41,14 @@ def test_the_default_method_and_one_without_the_profiler_agree_with_the_trace(me
 
 
 def test_methods_read_in_the_order_of_what_they_cannot_keep_out(vector):
+    # which of events and wall is longer depends on the host: events end with a launch, the clock with a synchronization
     read = {
         method: benchmark(torch.add, vector, vector, method=method, flush_l2=False, **QUICK).median_us
         for method in ("kernels", "graph", "saturated", "events", "wall")
     }
     print(read)
     assert abs(read["graph"] - read["kernels"]) < 0.5
-    assert read["graph"] < read["saturated"] < read["events"] < read["wall"]
+    assert read["graph"] < read["saturated"] < min(read["events"], read["wall"])
 
 
 def test_cold_takes_longer_than_hot(vector):

@@ -1,7 +1,8 @@
-"""Real runs on the CPU, each with one planted cause, whose records are kept: `python -m tests.golden.planted`.
+"""Real runs, each with one planted cause, whose records are kept: `python -m tests.golden.planted`.
 
-    python -m tests.golden.planted                  # records all again (ten minutes on two idle cores)
+    python -m tests.golden.planted                  # records all of the CPU again (ten minutes on two idle cores)
     python -m tests.golden.planted killed resumed   # records some
+    python -m tests.golden.planted --gpu            # records those of GPUs (six minutes on two H200s)
     python -m tests.golden.planted --boundaries     # keeps the raw boundaries of some
 
 A run of the same code takes other times each time, so recording a case again means making its outputs anew, too.
@@ -30,6 +31,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import lightning_forge_profiling as forge
+from benchmarks.workloads import GPT, SmallKernels, random_tokens
 from lightning_forge_profiling.ranks import standing
 from tests.golden import boundaries
 from tests.ports import free_port
@@ -144,8 +146,10 @@ class SlowLogger(CSVLogger):
         super().log_metrics(*arguments, **options)
 
 
-def fit(folder: Path, model: Model | None = None, *, load: Callable[[int], object] = bool, **options: Any) -> L.Trainer:
-    """Train on one core with both callbacks and no window."""
+def fit(
+    folder: Path, model: L.LightningModule | None = None, *, load: Callable[[int], object] = bool, **options: Any
+) -> L.Trainer:
+    """Train on one core with our callback and no window."""
     workers, steps = options.pop("workers", 0), options.pop("steps", STEPS)
     callback = forge.ThroughputCallback(overhead=options.pop("overhead", 0.005), window="on-demand")
     given: dict[str, Any] = {
@@ -154,8 +158,8 @@ def fit(folder: Path, model: Model | None = None, *, load: Callable[[int], objec
         "log_every_n_steps": 10,
     }  # fmt: skip
     ckpt_path = options.pop("ckpt_path", None)
+    loader = options.pop("loader", None) or DataLoader(Points(4 * steps, load), 4, num_workers=workers)
     trainer = L.Trainer(**{**given, **options, "callbacks": [callback, *options.get("callbacks", [])]})
-    loader = DataLoader(Points(4 * steps, load), 4, num_workers=workers)
     trainer.fit(model or Model(), loader, DataLoader(Points(64), 4), ckpt_path=ckpt_path)
     return trainer
 
@@ -348,11 +352,109 @@ CASES: dict[str, Callable[[Path], object]] = {
     "every_step_split": _split,
     "few_steps_split": _unsplit,
 }  # fmt: skip
+
+
+def on_gpu(folder: Path, model: L.LightningModule, loader: DataLoader[Any], **options: Any) -> None:
+    """Train on a GPU."""
+    fit(folder, model, loader=loader, **{"accelerator": "gpu", **options})
+
+
+def tokens(batches: int = 150, seconds: float = 0.0) -> DataLoader[torch.Tensor]:
+    """Batches for a small GPT, each of which may take time to load."""
+    return random_tokens(batches, vocabulary=8192, seconds=seconds)
+
+
+def small_gpt() -> GPT:
+    """A step of some 10 ms in bf16 on an H100."""
+    return GPT(layers=4, vocabulary=8192)
+
+
+def rows(batches: int = 300, *shape: int) -> DataLoader[Any]:
+    """Batches of float32 in pageable memory, all the same one."""
+    batch = torch.randn(shape or (64, 64))
+    return DataLoader([batch] * batches, None)  # type: ignore[arg-type]  # a list is a map-style dataset
+
+
+class Keeps(SmallKernels):
+    """Keeps 16 MiB of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[torch.Tensor] = []
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        """Keep a tensor."""
+        self.kept.append(torch.empty(2**24, dtype=torch.uint8, device=batch.device))
+        return super().training_step(batch, batch_idx)
+
+
+class ReadsValues(SmallKernels):
+    """Reads a value after each layer."""
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        """Wait for the GPU in each layer."""
+        for layer in self.layers:
+            batch = layer(batch)
+            batch.sum().item()
+        return batch.square().mean()
+
+
+class OneTensorAtATime(SmallKernels):
+    """Updates each parameter by itself."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """A loop over the parameters."""
+        return torch.optim.Adam(self.parameters(), foreach=False)
+
+
+class Late(SmallKernels):
+    """The host of rank 1 is late in each step."""
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        """Be late."""
+        if self.global_rank == 1:
+            busy(3 * LONG_S)
+        return super().training_step(batch, batch_idx)
+
+
+class Recompiles(SmallKernels):
+    """Compiles a function anew for each of its first 30 steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compiled = torch.compile(lambda x, n: x.square() * n, backend="eager", dynamic=False)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        """Call it with another number each time."""
+        self.compiled(batch, float(batch_idx) if batch_idx < 30 else 1.0)
+        return super().training_step(batch, batch_idx)
+
+
+def _memory_full(folder: Path) -> None:
+    torch.cuda.set_per_process_memory_fraction(4 * 2**30 / torch.cuda.mem_get_info()[1])
+    on_gpu(folder, Keeps(), rows(5000))
+
+
+GPU_CASES: dict[str, Callable[[Path], object]] = {
+    "gpu_bound": lambda folder: on_gpu(folder, small_gpt(), tokens(), precision="bf16-mixed"),
+    "gpu_bound_float32": lambda folder: on_gpu(folder, small_gpt(), tokens(80)),
+    "gpu_launch_bound": lambda folder: on_gpu(folder, SmallKernels(), rows()),
+    "gpu_loader": lambda folder: on_gpu(folder, small_gpt(), tokens(100, 0.03), precision="bf16-mixed"),
+    "gpu_sync": lambda folder: on_gpu(folder, ReadsValues(), rows()),
+    "gpu_transfer": lambda folder: on_gpu(folder, SmallKernels(), rows(100, 2**18, 64)),
+    "gpu_update": lambda folder: on_gpu(folder, OneTensorAtATime(), rows()),
+    "gpu_recompiles": lambda folder: on_gpu(folder, Recompiles(), rows(120)),
+    "gpu_memory_full": _memory_full,
+    "gpu_two_ranks": lambda folder: on_gpu(
+        folder, small_gpt(), tokens(), precision="bf16-mixed", strategy="ddp", devices=2,
+    ),
+    "gpu_late_rank": lambda folder: on_gpu(folder, Late(), rows(), strategy="ddp", devices=2),
+}  # fmt: skip
 BOUNDARIES = (
     *("healthy", "slow_loader", "validates", "saves", "restarts_workers", "uneven", "failed", "plain_loop"),
     *("late_rank", "every_step_split", "accumulates", "by_hand", "with_regions"),
 )
-RANKS = {"two_ranks": 2, "late_rank": 2, "four_ranks": 4}
+RANKS = {"two_ranks": 2, "late_rank": 2, "four_ranks": 4, "gpu_two_ranks": 2, "gpu_late_rank": 2}
 
 
 def record(case: str, *, of_boundaries: bool) -> None:
@@ -407,6 +509,7 @@ def main() -> None:
     """Record the cases that are named, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("--gpu", action="store_true", help="the cases that need a GPU, or two")
     parser.add_argument("--boundaries", action="store_true", help="keep the raw boundaries instead of the record")
     parser.add_argument("--child", nargs=3, metavar=("CASE", "FOLDER", "BOUNDARIES"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -415,9 +518,9 @@ def main() -> None:
         torch.set_num_threads(1)
         case, folder, path = arguments.child
         with boundaries.kept(Path(path), time.perf_counter_ns) if path else nullcontext():
-            CASES[case](Path(folder))
+            (CASES | GPU_CASES)[case](Path(folder))
         return
-    for case in arguments.cases or (BOUNDARIES if arguments.boundaries else CASES):
+    for case in arguments.cases or (BOUNDARIES if arguments.boundaries else GPU_CASES if arguments.gpu else CASES):
         sys.stdout.write(f"{case}\n")
         record(case, of_boundaries=arguments.boundaries)
 

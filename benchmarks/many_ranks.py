@@ -23,7 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from lightning_forge_profiling.diagnosis.rank_status import ranks_status
 from lightning_forge_profiling.ranks.channel import StoreClient
 from lightning_forge_profiling.record.files import decode_pulse, encode_pulse, later, write_heard
-from lightning_forge_profiling.schema import Heard, Pulse, RankWork
+from lightning_forge_profiling.schema import LastPulse, Pulse, RankWork
 
 RUN, PROCESSES, OF_HOST = "f" * 16, 2, 8
 LEAVES = ("data", "transfer", "forward", "backward", "optimizer", "logger/CSVLogger.log_metrics", "gc/generation_2")
@@ -85,7 +85,7 @@ class Round(NamedTuple):
     wall_s: float
 
 
-def hear(client: StoreClient, folder: Path, heard: dict[int, Heard], world_size: int) -> Round:
+def hear(client: StoreClient, folder: Path, heard: dict[int, LastPulse], world_size: int) -> Round:
     """Hear all ranks, as rank 0 does."""
     began_s, cpu_s, now = time.perf_counter(), time.thread_time(), time.time()
     for joined in client.read() or ():
@@ -109,7 +109,7 @@ def measure(world_size: int, share: int, seconds: float) -> None:
     ]
     for player in players:
         player.start()
-    client, heard, rounds = StoreClient(store, RUN), dict[int, Heard](), list[Round]()
+    client, heard, rounds = StoreClient(store, RUN), dict[int, LastPulse](), list[Round]()
     with tempfile.TemporaryDirectory() as folder:
         while not rounds or (rounds[-1].ranks < world_size and time.time() < until):  # until all have connected
             rounds = [hear(client, Path(folder), heard, world_size)]

@@ -101,7 +101,7 @@ def _added() -> list[Any]:
     added = entry_point.callbacks()
     if not added:
         records = ThroughputCallback()
-        records.settings = replace(records.settings, added=True)
+        records.settings = replace(records.settings, injected_by_cli=True)
         added = [records]
     return added
 

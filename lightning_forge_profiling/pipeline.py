@@ -1,7 +1,7 @@
 """From trace files to an `Analysis`: each rank by itself, then all of them together.
 
 What one rank's analysis leaves is a `RankResult`, which may lie in a file beside the trace. `merge` puts such results
-together, in any order, and `conclude` matches collectives, finds causes and decides the verdict.
+together, in any order, and `compare_ranks` matches collectives, finds causes and decides the verdict.
 """
 
 import os
@@ -148,7 +148,7 @@ def analyze(
     of_run = range(max((one.world_size or 0 for one in results), default=0)) if reduce else ()
     missing = sorted({*(expected or of_run)} - {one.rank for one in results})
     warnings = tuple(map(encodable, (*notes, *problems)))
-    result = conclude(results, source=encodable(path), warnings=warnings, missing=missing)
+    result = compare_ranks(results, source=encodable(path), warnings=warnings, missing=missing)
     if not with_run or rank is not None or steps is not None:
         return result
     return replace(result, analysis=_with_run(result.analysis, {file.parent for file in files}))
@@ -204,7 +204,7 @@ def merge(*parts: Iterable[RankResult]) -> tuple[RankResult, ...]:
     return tuple(each[key] for key in sorted(each, key=lambda key: (key[0], [in_order(name) for name in key[1]])))
 
 
-def conclude(
+def compare_ranks(
     results: Sequence[RankResult], *, source: str, warnings: Sequence[str] = (), missing: Sequence[int] = ()
 ) -> AnalysisResult:
     """Compare the ranks, find causes and decide the verdict.

@@ -2160,7 +2160,7 @@ class End(_Timed, frozen=True, kw_only=True, tag="end"):
 Line = Begin | IntervalLine | EventLine | State | End
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class Stall(msgspec.Struct, frozen=True, kw_only=True):
     """Where a rank is that has ended no step for long, while nothing in it moves.
 
     Attributes:
@@ -2198,7 +2198,7 @@ class SilentRank(msgspec.Struct, frozen=True, kw_only=True):
         process: `gone`, `stopped` as by SIGSTOP, `blocked` if its training thread has used no core for too long, else
             `running`: a call may compute for long and hold Python's interpreter lock.
         seconds: for how long it has published nothing.
-        place: the innermost line of the user's code, as in `Standing`; "" if unknown.
+        place: the innermost line of the user's code, as in `Stall`; "" if unknown.
         waits: whether that line waits for other ranks, in a collective.
     """
 
@@ -2255,12 +2255,12 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     cpu_pct: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     memory_gib: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     sensors: Mapping[str, float] = {}
-    standing: Standing | None = None
+    standing: Stall | None = None
     silent: tuple[SilentRank, ...] = ()
     answer: WindowAnswer = WindowAnswer()
 
 
-class Heard(msgspec.Struct, frozen=True, kw_only=True):
+class LastPulse(msgspec.Struct, frozen=True, kw_only=True):
     """The latest pulse of a rank, and when it came.
 
     Attributes:

@@ -18,7 +18,7 @@ from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
 from lightning_forge_profiling.kineto.reader import read_trace
 from lightning_forge_profiling.kineto.trace import Ints, Table, Trace, join_traces
-from lightning_forge_profiling.pipeline import conclude, counted_steps, rank_result
+from lightning_forge_profiling.pipeline import compare_ranks, counted_steps, rank_result
 from lightning_forge_profiling.schema import Analysis, RankResult
 
 _T = TypeVar("_T", bound=Table)
@@ -173,7 +173,7 @@ def predict(
         after_ms=after_ns / 1e6,
         low_ms=min(each_ns) * (1 - scatter) / 1e6,
         high_ms=max(each_ns) * (1 + scatter) / 1e6,
-        analysis=None if overlaps else conclude(results, source=source).analysis,
+        analysis=None if overlaps else compare_ranks(results, source=source).analysis,
     )
 
 

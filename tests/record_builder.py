@@ -19,8 +19,8 @@ from lightning_forge_profiling.schema import (
     Begin,
     End,
     EventLine,
-    Heard,
     IntervalLine,
+    LastPulse,
     Line,
     Pulse,
     RankWork,
@@ -286,4 +286,4 @@ def made_pulse(rank: int, ranks: int, at: float, *, own_ms: float | None = None,
 
 def write_ranks(record: Path, pulses: Iterable[Pulse], restarts: Mapping[int, int] = {}) -> None:
     """Write what rank 0 heard, each pulse as soon as it was sent."""
-    write_heard(record, (Heard(pulse=one, at=one.at, restarts=restarts.get(one.rank, 0)) for one in pulses))
+    write_heard(record, (LastPulse(pulse=one, at=one.at, restarts=restarts.get(one.rank, 0)) for one in pulses))

@@ -36,7 +36,7 @@ from lightning_forge_profiling.record.files import decode_pulse, encode_pulse, r
 from lightning_forge_profiling.record.reader import read_run, records_at
 from lightning_forge_profiling.report.live_view import print_frame
 from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.schema import Heard, Pulse, SilentRank, Standing
+from lightning_forge_profiling.schema import LastPulse, Pulse, SilentRank, Stall
 from tests.models import Classifier, Samples, loader, quiet_trainer
 from tests.outcomes import HANGS_S, SCRIPTS, summary_of
 from tests.ports import free_port
@@ -624,14 +624,14 @@ def test_a_hook_of_a_step_is_part_of_it_and_an_epochs_end_is_not():
 FOR_IT = "for it in all_reduce"
 HELD = "a call that holds Python's interpreter lock"
 HEARD = "last heard in step 4711"
-MOVES, WAITS = None, Standing(seconds=60, call="all_reduce", waits=True)
-SETS_UP = Standing(seconds=60, place="f at a.py:3", call="all_reduce", waits=True, entered={"0": 4710})
-STANDS = Standing(seconds=63, place="collate at data.py:31", call="get")
+MOVES, WAITS = None, Stall(seconds=60, call="all_reduce", waits=True)
+SETS_UP = Stall(seconds=60, place="f at a.py:3", call="all_reduce", waits=True, entered={"0": 4710})
+STANDS = Stall(seconds=63, place="collate at data.py:31", call="get")
 
 
 def entered(number, last, *, group="0", name="all_reduce", seconds=60.0, shape="", **others):
     """Waits in a collective, having entered these of the groups."""
-    return Standing(
+    return Stall(
         seconds=seconds, call="wait", waits=True, collective=name, number=number, group=group, shape=shape,
         entered={"0": last, **others},
     )  # fmt: skip
@@ -645,7 +645,7 @@ def heard_of(*states, silent=(), ended=(), ages_s=()):
             run="r", rank=rank, world_size=len(states), host="node7", pid=1000 + rank, number=9, at=100.0, step=4711,
             standing=state, ended=dict(ended).get(rank, ""), silent=tuple(silent) if rank == len(states) - 1 else (),
         )  # fmt: skip
-        heard[rank] = Heard(pulse=pulse, at=100.0 - dict(ages_s).get(rank, 0))
+        heard[rank] = LastPulse(pulse=pulse, at=100.0 - dict(ages_s).get(rank, 0))
     return heard
 
 

@@ -29,12 +29,12 @@ from lightning_forge_profiling.schema import (
     End,
     EventLine,
     Hang,
-    Heard,
+    LastPulse,
     LateRank,
     RanksStatus,
     RankStatus,
     SilentRank,
-    Standing,
+    Stall,
 )
 from tests.browser import wait_until
 from tests.models import Classifier, loader, quiet_trainer
@@ -143,9 +143,9 @@ def test_the_straggler_is_named_with_its_cause(tmp_path, found, width):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_hang_is_at_the_top_and_its_rank_first(tmp_path, found, capsys, width):
     record, at = made(tmp_path), time.time() - 1
-    standing = Standing(seconds=63.0, call="all_reduce", waits=True)
+    standing = Stall(seconds=63.0, call="all_reduce", waits=True)
     pulses = [made_pulse(rank, 4, at, own_ms=10 + rank / 2, standing=standing) for rank in range(4)]
-    pulses[1] = made_pulse(1, 4, at, own_ms=10.5, standing=Standing(seconds=63.0, place="collate at data.py:31"))
+    pulses[1] = made_pulse(1, 4, at, own_ms=10.5, standing=Stall(seconds=63.0, place="collate at data.py:31"))
     write_ranks(record, pulses)
     found(hang=HANG)
     text = frame(record, width)
@@ -238,7 +238,7 @@ def test_of_a_thousand_ranks_the_worst_eight_are_shown_in_time(tmp_path):
     table, _ = rows(page.getvalue())
     assert [row[0] for row in table[:-1]] == ["700", "3", "105", "104", "103", "102", "101", "100"]
     assert table[-1] == ["992 more: own work 10.1 to 12.2 ms"]
-    pulses[44:94] = [made_pulse(rank, 1000, at, standing=Standing(seconds=50.0)) for rank in range(44, 94)]
+    pulses[44:94] = [made_pulse(rank, 1000, at, standing=Stall(seconds=50.0)) for rank in range(44, 94)]
     write_ranks(record, pulses)
     assert rows(frame(record))[0][-1] == ["992 more: 42 standing, own work 10.1 to 16.0 ms"]
 
@@ -268,7 +268,7 @@ def test_hosts_are_named_and_their_gpus_compared_if_they_differ(tmp_path):
 def test_a_host_whose_clock_is_an_hour_off_is_as_live_as_the_others(tmp_path):
     record, now = made(tmp_path), time.time()
     pulses = [made_pulse(rank, 4, now - 1 - 3600 * (rank == 2), own_ms=10.0) for rank in range(4)]
-    write_heard(record, [Heard(pulse=pulse, at=now - 1) for pulse in pulses])
+    write_heard(record, [LastPulse(pulse=pulse, at=now - 1) for pulse in pulses])
     table, _ = rows(frame(record))
     assert {row[4] for row in table} <= {"1 s", "2 s"}
 
@@ -282,7 +282,7 @@ def frozen(folder):
     record = MadeRun(rows=12, ranks=4, began=now - 1200).write(folder)
     write_ranks(record, [made_pulse(rank, 4, now - 600, own_ms=10 + rank / 2) for rank in range(4)])
     silent = (SilentRank(rank=0, pid=1000, process="stopped", seconds=42),)
-    standing = Standing(seconds=598.0, call="all_reduce", waits=True)
+    standing = Stall(seconds=598.0, call="all_reduce", waits=True)
     for rank in (1, 2):
         write_pulse(record, made_pulse(rank, 4, now - 2, own_ms=10.5, number=700, standing=standing, silent=silent))
     return record
@@ -393,7 +393,7 @@ def test_a_host_that_does_not_hear_rank_0_has_its_own_ranks_hang(tmp_path, capsy
     for name in ("rank0.jsonl", "rank1.jsonl", RANKS_JSON):
         (record / name).unlink()
     for rank in (2, 3):
-        write_pulse(record, made_pulse(rank, 4, at, standing=Standing(seconds=75.0, call="all_reduce", waits=True)))
+        write_pulse(record, made_pulse(rank, 4, at, standing=Stall(seconds=75.0, call="all_reduce", waits=True)))
     where = "ranks 2, 3 wait in all_reduce since 75 s; ranks 0, 1 not heard"
     for command in (["watch", "--once"], ["summary"]):
         assert f"hang {where}" in unwrapped(printed(command, record, capsys))

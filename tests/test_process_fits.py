@@ -78,7 +78,7 @@ def overview_of(*fits):
     """The overview of fits given as their analysis and number of steps."""
     done = ProcessFits()
     for number, (analysis, steps) in enumerate(fits):
-        done.add((), 0.0, report_of(analysis, steps), brief=number > 0)
+        done.add((), 0.0, report_of(analysis, steps), timing_only=number > 0)
     return [line.partition(" s, ")[2] for line in done.overview()]
 
 

@@ -18,7 +18,7 @@ from lightning_forge_profiling.diagnosis.rank_status import ranks_status
 from lightning_forge_profiling.names import RANKS_JSON, pulse_name
 from lightning_forge_profiling.ranks.channel import Channel, HostFolder, StoreClient, group_store, open_channel
 from lightning_forge_profiling.record.files import later, read_heard, write_heard, write_pulse
-from lightning_forge_profiling.schema import Heard, Pulse, SilentRank
+from lightning_forge_profiling.schema import LastPulse, Pulse, SilentRank
 from tests.outcomes import HANGS_S, SCRIPTS
 from tests.ports import free_port
 
@@ -43,42 +43,50 @@ def states(heard, now, world_size=4):
 
 def test_a_rank_is_live_late_or_silent_by_when_rank_0_heard_it_last():
     ages = {0: 0.0, 1: 9.0, 2: 11.0, 3: 31.0}
-    heard = [Heard(pulse=pulse(rank), at=500.0 - age) for rank, age in ages.items()]
+    heard = [LastPulse(pulse=pulse(rank), at=500.0 - age) for rank, age in ages.items()]
     assert states(heard, 500.0, 5) == ["live", "live", "late", "silent", "missing"]
 
 
 def test_clocks_of_other_hosts_do_not_count():
     clocks = {0: 0.0, 1: 3600.0, 2: -3600.0}  # an hour ahead, an hour behind
-    heard = [Heard(pulse=pulse(rank, at=500.0 + 4000 + ahead), at=4500.0) for rank, ahead in clocks.items()]
+    heard = [LastPulse(pulse=pulse(rank, at=500.0 + 4000 + ahead), at=4500.0) for rank, ahead in clocks.items()]
     assert states(heard, 4501.0, 3) == ["live"] * 3
-    assert states([heard[0], Heard(pulse=heard[1].pulse, at=4400.0)], 4500.0, 2) == ["live", "silent"]
+    assert states([heard[0], LastPulse(pulse=heard[1].pulse, at=4400.0)], 4500.0, 2) == ["live", "silent"]
 
 
 @pytest.mark.parametrize("behind_s", [5.0, 3600.0])
 def test_a_reader_whose_clock_is_behind_still_tells_the_late_from_the_live(behind_s):
-    heard = [Heard(pulse=pulse(0), at=9000.0), Heard(pulse=pulse(1), at=8960.0), Heard(pulse=pulse(2), at=8999.0)]
+    heard = [
+        LastPulse(pulse=pulse(0), at=9000.0),
+        LastPulse(pulse=pulse(1), at=8960.0),
+        LastPulse(pulse=pulse(2), at=8999.0),
+    ]
     assert states(heard, 9000.0 - behind_s, 3) == ["live", "silent", "live"]
 
 
 def test_where_rank_0_has_fallen_silent_those_are_live_that_wrote_files_of_their_own():
-    heard = [Heard(pulse=pulse(0), at=100.0), Heard(pulse=pulse(1), at=99.0), Heard(pulse=pulse(2), at=60.0)]
+    heard = [
+        LastPulse(pulse=pulse(0), at=100.0),
+        LastPulse(pulse=pulse(1), at=99.0),
+        LastPulse(pulse=pulse(2), at=60.0),
+    ]
     assert states(heard, 400.0, 3) == ["silent", "silent", "silent"]
-    by_file = Heard(pulse=pulse(1, number=9), at=395.0)  # it wrote its own file later
+    by_file = LastPulse(pulse=pulse(1, number=9), at=395.0)  # it wrote its own file later
     assert states([heard[0], by_file, heard[2]], 400.0, 3) == ["silent", "live", "silent"]
 
 
 def test_a_rank_that_ended_stays_ended_and_one_that_is_found_gone_is_gone():
     heard = [
-        Heard(pulse=pulse(0, silent=(SilentRank(rank=3, pid=13, process="gone", seconds=42),)), at=100.0),
-        Heard(pulse=pulse(1, ended="finished"), at=10.0),
-        Heard(pulse=pulse(2, ended="failed"), at=10.0),
-        Heard(pulse=pulse(3), at=60.0),
+        LastPulse(pulse=pulse(0, silent=(SilentRank(rank=3, pid=13, process="gone", seconds=42),)), at=100.0),
+        LastPulse(pulse=pulse(1, ended="finished"), at=10.0),
+        LastPulse(pulse=pulse(2, ended="failed"), at=10.0),
+        LastPulse(pulse=pulse(3), at=60.0),
     ]
     assert states(heard, 100.0) == ["live", "finished", "failed", "gone"]
 
 
 def test_a_rank_that_never_ended_is_silent_after_the_end_of_rank_0():
-    heard = [Heard(pulse=pulse(0, ended="finished"), at=100.0), Heard(pulse=pulse(1), at=99.0)]
+    heard = [LastPulse(pulse=pulse(0, ended="finished"), at=100.0), LastPulse(pulse=pulse(1), at=99.0)]
     assert states(heard, 400.0, 2) == ["finished", "silent"]
 
 
@@ -89,7 +97,7 @@ def test_a_restarted_rank_is_said_to_be_one():
     assert later(heard, first, 9.0) == heard, "what the process before left behind"
     [_, one] = ranks_status({1: heard}, 2, 8.0).ranks
     assert (one.state, one.restarts, one.pid) == ("live", 1, 99)
-    [_, one] = ranks_status({1: Heard(pulse=pulse(1, restarts=2), at=8.0)}, 2, 8.0).ranks
+    [_, one] = ranks_status({1: LastPulse(pulse=pulse(1, restarts=2), at=8.0)}, 2, 8.0).ranks
     assert one.restarts == 2, "by the launcher, which starts all ranks anew"
 
 
@@ -103,7 +111,7 @@ def test_only_a_new_pulse_is_a_sign_of_life():
 def test_a_ranks_own_file_counts_where_it_is_newer_by_the_clock_of_rank_0(tmp_path):
     hour = 3600.0  # which the clock of host b is ahead
     of_b = pulse(1, host="b", at=1000.0 + hour)
-    write_heard(tmp_path, [Heard(pulse=pulse(0, at=1000.0), at=1000.0), Heard(pulse=of_b, at=1000.0)])
+    write_heard(tmp_path, [LastPulse(pulse=pulse(0, at=1000.0), at=1000.0), LastPulse(pulse=of_b, at=1000.0)])
     write_pulse(tmp_path, pulse(1, host="b", number=2, at=1050.0 + hour))
     write_pulse(tmp_path, pulse(2, run="another"))
     heard = read_heard(tmp_path, "r")

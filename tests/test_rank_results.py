@@ -18,7 +18,7 @@ from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.finish import analyze as finish_ranks
 from lightning_forge_profiling.json_layout import PACKAGE, read_rank_result, write_rank_result
-from lightning_forge_profiling.pipeline import analyze, conclude, merge, write_rank_results
+from lightning_forge_profiling.pipeline import analyze, compare_ranks, merge, write_rank_results
 from tests.outcomes import HANGS_S
 from tests.record_builder import MadeRun
 
@@ -45,7 +45,7 @@ def test_the_results_of_the_ranks_together_are_the_analysis_of_the_traces(case, 
     whole = analyze(case).analysis
     folder = copied(case.name, tmp_path)
     results = results_in(folder)
-    assert json_of(conclude(merge(results), source=str(case)).analysis) == json_of(whole)
+    assert json_of(compare_ranks(merge(results), source=str(case)).analysis) == json_of(whole)
     for trace in folder.glob("*.trace.json*"):
         trace.unlink()
     for reduce in (True, False):
@@ -100,7 +100,7 @@ def test_as_many_ranks_are_shown_where_the_waits_of_few_are_known(tmp_path):
     results = many(tmp_path, 40)
     none = replace(results[0].collectives, calls=(), call=(), sequence=(), start_ns=(), end_ns=(), step=())
     alone = [one if one.rank < 2 else replace(one, collectives=none) for one in results]
-    analysis = conclude(alone, source="traces").analysis
+    analysis = compare_ranks(alone, source="traces").analysis
     assert [wait.rank for wait in analysis.rank_waits] == [0, 1]
     assert len(analysis.ranks) == 16
 

@@ -25,7 +25,7 @@ from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.schema import (
     CpuUse,
     Distribution,
-    Heard,
+    LastPulse,
     Pulse,
     RankWork,
     RunLedger,
@@ -399,7 +399,7 @@ def test_of_a_rank_on_another_hosts_disk_counts_what_rank_0_heard_last(tmp_path,
     [late] = [work for work in read_run(record).works if work.rank == 2]
     (record / "rank2.jsonl").unlink()
     pulse = Pulse(run="made-up", rank=2, world_size=3, host="node7", pid=1, number=9, at=1.0, work=late)
-    write_heard(record, [Heard(pulse=pulse, at=1.0)])
+    write_heard(record, [LastPulse(pulse=pulse, at=1.0)])
     if outcome is None:  # it goes on
         assert "also straggler 14 % of the step" in shown(["summary"], record, capsys)
         return

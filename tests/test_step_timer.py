@@ -538,7 +538,7 @@ def test_what_is_slow_at_the_ends_of_a_log_entry_is_in_one_part_once(device):
     step_timer = recorder_on(device, ledger=ledger)
     step_timer.start()
     step_timer.regions.followers.region_ends = lambda _: device.pass_host_time(ms=5)
-    with step_timer.own_work():
+    with step_timer.profiler_overhead():
         pass
     step_timer.end_step(StepWork(), began_ns=device.host_ns)
     step_timer.finish(wait=True)
@@ -571,11 +571,11 @@ def test_time_of_log_entries_is_own_time_per_step_too(device):
         inside(step_timer, device, "forward", 1)
         step_timer.end_step(StepWork(), began_ns=device.host_ns)
         if step % 2:
-            with step_timer.own_work():
+            with step_timer.profiler_overhead():
                 device.pass_host_time(ms=3)
         device.run(ms=10)
     step_timer.finish(wait=True)
-    with step_timer.own_work():  # after the steps: the ledger's, and no step's
+    with step_timer.profiler_overhead():  # after the steps: the ledger's, and no step's
         device.pass_host_time(ms=5)
     summary = step_timer.summary()
     assert (summary.steady.steps, summary.steady.log_entries_us) == (4, pytest.approx(6000))

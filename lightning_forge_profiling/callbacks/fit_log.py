@@ -71,7 +71,7 @@ class FitLog(Guarded):
         self._telemetry: RunTelemetry | None = None
         self._no_telemetry = ""
         self._loggers = Loggers()
-        keeps = settings.keeps_record and not training.facts.is_trial and not settings.brief
+        keeps = settings.keeps_record and not training.facts.is_trial and not settings.timing_only
         self.record = FitRecord(training, step_timer, keeps=keeps)
 
     def summary(self) -> dict[str, float]:
@@ -125,7 +125,7 @@ class FitLog(Guarded):
         now_s = perf_counter()
         logs = now_s >= self._log_due_s and self._training.logs_now(self._settings.log_every_n_steps)
         if logs or now_s >= self.record.due_s:
-            with self._step_timer.own_work():
+            with self._step_timer.profiler_overhead():
                 if logs:
                     self._step_timer.deliver()
                     self._log(self._step_timer.totals.take(), self._training.logger_step())

@@ -111,7 +111,7 @@ class FitMonitor(Guarded):
 
     # -- before the training loop --------------------------------------------------------------------------------
 
-    def awaits(self, callback: FitCallback) -> bool:
+    def is_expected(self, callback: FitCallback) -> bool:
         """Whether the callback takes part and has not been set up yet."""
         return any(callback is awaited for awaited in self._awaited)
 
@@ -264,7 +264,7 @@ class FitMonitor(Guarded):
             self.log.failing(exception)
         self.finish(Reason.FAILED)  # in a process that another one has started, no hook follows
         if self._ending is not None:
-            self._ending.follow_failure(partial(self._end_of_failure, self._reporter.kept()))
+            self._ending.follow_failure(partial(self._end_of_failure, self._reporter.snapshot()))
 
     def finish(self, reason: Reason = Reason.FINISHED, *, until: Phase = Phase.OVER) -> None:
         """End what has not ended yet, up to a phase: the loop, its results, the fit."""
@@ -318,7 +318,7 @@ class FitMonitor(Guarded):
         with self.ledger.inside(PROFILER):
             self._finish_parts(interrupted=interrupted)
             self._reporter.make(interrupted=interrupted)
-        self._reporter.keep(self.ledger.read())
+        self._reporter.publish_results(self.ledger.read())
 
     def _finish_parts(self, *, interrupted: bool) -> None:
         if self.window is not None:
@@ -337,7 +337,7 @@ class FitMonitor(Guarded):
             ledger = self.ledger.read()
             for callback in self.callbacks:
                 ends.callback(callback.fit_is_over)
-            ends.callback(self._reporter.keep, ledger)
+            ends.callback(self._reporter.publish_results, ledger)
             ends.callback(self.readings.workers.close)
             ends.callback(self._close_record, reason)
             self._reporter.print(ledger)

@@ -80,9 +80,9 @@ class ProcessFits:
         key = type(module).__name__, shapes_of(module)
         return any((fit.model, fit.shapes) == key for fit in self._done)
 
-    def add(self, shapes: Hashable, began_s: float, report: RunReport, *, brief: bool) -> str:
+    def add(self, shapes: Hashable, began_s: float, report: RunReport, *, timing_only: bool) -> str:
         """Enter a fit that has ended; returns a line about it."""
-        fit = _Fit(report.model, shapes, perf_counter() - began_s, self._verdict(report, brief=brief))
+        fit = _Fit(report.model, shapes, perf_counter() - began_s, self._verdict(report, timing_only=timing_only))
         self._done.append(fit)
         number = sum(fit.model == done.model for done in self._done)
         run = report.run
@@ -90,12 +90,12 @@ class ProcessFits:
         pace = f" of {in_ms(run.steady.mean_ms('step'))}" if run.steady.steps else ""
         return f"forge-profiling: fit {number} of {fit.model}: {in_s(fit.seconds)}, {steps}{pace}, {fit.verdict}"
 
-    def _verdict(self, report: RunReport, *, brief: bool) -> str:
+    def _verdict(self, report: RunReport, *, timing_only: bool) -> str:
         """The verdict: in a line, that of the first fit of this class if its cause is named again."""
         analysis = report.analysis
         if analysis is None:
             return NO_VERDICT
-        if not brief:
+        if not timing_only:
             return analysis.verdict
         first = next((fit.verdict for fit in self._done if fit.model == report.model), "")
         if report.run.steady.steps < _TELLS:
@@ -207,12 +207,12 @@ class FitReporter:
             return
         line, added = "", settings.all_added
         if report.model and added:
-            line = FITS.add(shapes_of(training.module), self._began_s, report, brief=settings.brief)
+            line = FITS.add(shapes_of(training.module), self._began_s, report, timing_only=settings.timing_only)
         if not training.facts.is_zero:
             return
         # standard output belongs to the script, unless a Trainer of it has our callbacks
         screen = Screen(sys.stderr, wrap=True) if added or not training.facts.in_trainer else None
-        if settings.brief:
+        if settings.timing_only:
             (screen or Screen()).line(line, whole=True)
         else:
             print_end(report, self._files(report), screen)
@@ -226,7 +226,7 @@ class FitReporter:
         left = page or record
         return folder if only and left is not None and folder is not None and folder in left.parents else left
 
-    def keep(self, ledger: RunLedger) -> None:
+    def publish_results(self, ledger: RunLedger) -> None:
         """Give each callback the results so far."""
         report, log = self.report, self._monitor.log
         results = FitResults(
@@ -238,17 +238,17 @@ class FitReporter:
         for callback in self._monitor.callbacks:
             callback.fit_results = results
 
-    def kept(self) -> list[FitResults]:
+    def snapshot(self) -> list[FitResults]:
         """What each callback has now."""
         return [callback.fit_results for callback in self._monitor.callbacks]
 
     def follow_failure(self, kept: Sequence[FitResults]) -> None:
         """Enter what a failing fit did after its table, unless another fit has begun since."""
-        if any(now is not before for now, before in zip(self.kept(), kept, strict=True)):
+        if any(now is not before for now, before in zip(self.snapshot(), kept, strict=True)):
             return
         ledger, printed = self._monitor.step_timer.ledger.read(), self.report
         report = self.amend(ledger)
-        self.keep(ledger)
+        self.publish_results(ledger)
         if report and printed and report.analysis and printed.analysis and self._monitor.training.facts.is_zero:
             for text in further_findings(printed.analysis, report.analysis):
                 _log.warning("After the table: %s", text)

@@ -30,7 +30,7 @@ class TimingSettings:
     """What callbacks of both kinds are told; those of a script know it from `run` alone."""
 
     # whether `forge-profiling run` added it: then it gives way to others of its kind, and refuses nothing
-    added: bool = False
+    injected_by_cli: bool = False
     logs: bool = True  # whether the Trainer's loggers get anything: under `run` they are the script's
     fits: Literal["first", "all"] = "all"  # which fits of equal modules in a process are recorded and printed in full
     batch_size_fn: Callable[[Any], float] | None = None
@@ -42,7 +42,9 @@ class TimingSettings:
 
     def under_run(self, *, logs: bool, fits: Literal["first", "all"], batch_size_fn: Any) -> Self:
         """The settings of a callback that `forge-profiling run` adds."""
-        return replace(self, added=True, logs=logs, fits=fits, batch_size_fn=batch_size_fn or self.batch_size_fn)
+        return replace(
+            self, injected_by_cli=True, logs=logs, fits=fits, batch_size_fn=batch_size_fn or self.batch_size_fn
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +109,7 @@ class RecordingSettings(TimingSettings):
     every: int | None = None
     when: Literal["slow"] | None = None
     memory_snapshot: Literal["oom"] | int | None = None
-    only_when_asked: bool = False
+    on_demand: bool = False
 
     def __post_init__(self) -> None:
         if not self.enabled:  # a configuration file may have a disabled section that would not work
@@ -149,7 +151,7 @@ class FitSettings:
     """What the callbacks of one fit ask for together, at most one of each kind."""
 
     callbacks: tuple[TimingSettings, ...]
-    brief: bool = False  # whether this fit is timed only: no window, no record, one line
+    timing_only: bool = False  # whether this fit is timed only: no window, no record, one line
 
     def _of(self, kind: type[Kind]) -> Kind | None:
         return next((each for each in self.callbacks if isinstance(each, kind)), None)
@@ -164,7 +166,7 @@ class FitSettings:
         """Those of the windows; None if none is recorded, not even when asked."""
         throughput, recording = self.throughput, self._of(RecordingSettings)
         asked = throughput is not None and throughput.window == "on-demand"
-        return None if self.brief else recording or (_when_asked() if asked else None)
+        return None if self.timing_only else recording or (_when_asked() if asked else None)
 
     @property
     def warmup_steps(self) -> int:
@@ -195,7 +197,7 @@ class FitSettings:
     @property
     def all_added(self) -> bool:
         """Whether the script itself has none of the callbacks."""
-        return all(each.added for each in self.callbacks)
+        return all(each.injected_by_cli for each in self.callbacks)
 
 
 # smaller values are a mistake of unit: the lowest plausible value, and an example of a right one
@@ -240,4 +242,4 @@ def _refuse_unless_operations(name: str, value: object) -> None:
 @cache
 def _when_asked() -> RecordingSettings:
     """Settings that record nothing until a live run is asked for it."""
-    return RecordingSettings(config=ProfilingConfig(enable=True), added=True, only_when_asked=True)
+    return RecordingSettings(config=ProfilingConfig(enable=True), injected_by_cli=True, on_demand=True)

@@ -134,7 +134,7 @@ class FitSteps(Guarded):
         after_window = recorded and not records and self.training.facts.world_size > 1
         warms_up, memory = self.warming_up(), self.events.memory
         if memory is not None and now_ns >= memory.due_ns and self.training.updates and not warms_up:
-            with self.step_timer.own_work():
+            with self.step_timer.profiler_overhead():
                 memory.end_step(self.step_timer.step - 1, now_ns)
         kind = records or after_window, warms_up
         if kind != self.kind or now_ns / 1e9 >= self._due_s:
@@ -151,12 +151,18 @@ class FitSteps(Guarded):
             step_timer.step,
             updates=self.progress.updates.completed,
         )
-        saw_all, recorded = self.boundaries.saw_step(trained=batch is not None), recorded or self.kind[0]
+        seen, recorded = self.boundaries.saw_step(trained=batch is not None), recorded or self.kind[0]
         began_ns = max(now_ns, step_timer.ledger.changed_ns) if self.counter.calls_user else now_ns
         ends_epoch = bool(self.progress.batches.is_last_batch)
-        usual = saw_all and not (recorded or ends_epoch)
+        usual = seen and not (recorded or ends_epoch)
         if not (usual and step_timer.end_plain_step(work, began_ns)):
-            step_timer.end_step(work, recorded=recorded, ends_epoch=ends_epoch, saw_all=saw_all, began_ns=began_ns)
+            step_timer.end_step(
+                work,
+                recorded=recorded,
+                ends_epoch=ends_epoch,
+                all_boundaries_seen=seen,
+                began_ns=began_ns,
+            )
         if parts.compiling:
             parts.end_compilation()
         if parts.compilations.pending:

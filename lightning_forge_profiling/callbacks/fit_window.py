@@ -111,7 +111,7 @@ class FitWindow(Guarded):
         problem = _unrecordable(config) or _folder_problem(root) if training.facts.is_zero else ""
         root, name, problem = training.broadcast((root, name, problem))
         self._folders = folders.WindowFolders(root, name, training.facts.rank)
-        if taken or (problem and settings.added):
+        if taken or (problem and settings.injected_by_cli):
             self._skip(taken or problem)
             return
         if problem:
@@ -134,7 +134,7 @@ class FitWindow(Guarded):
 
     @property
     def _records(self) -> bool:
-        return not self._settings.only_when_asked and self._training.facts.rank in self._expected
+        return not self._settings.on_demand and self._training.facts.rank in self._expected
 
     @property
     def folder(self) -> Path:
@@ -185,7 +185,7 @@ class FitWindow(Guarded):
 
     def choose(self) -> None:
         """Choose the steps of a steady run, as rank 0 sees it: a collective, of each rank whatever it records."""
-        if self._training.facts.is_trial or self._settings.only_when_asked or self._first is not None:
+        if self._training.facts.is_trial or self._settings.on_demand or self._first is not None:
             return
         window = None
         try:

@@ -32,7 +32,7 @@ class HostReadings:
     def look_up_switches(self, training: Training, *, recording: bool) -> None:
         """Find them, once: after the first step, as the user's hooks may set them before it."""
         if self.switches is None:
-            with self._step_timer.own_work():
+            with self._step_timer.profiler_overhead():
                 self.switches = find_switches(training, recording=recording)
 
     def between_steps(self, now_s: float, *, counts: bool) -> None:
@@ -43,23 +43,23 @@ class HostReadings:
         if cpu is None or not cpu.due(now_s, counts=counts):
             return
         if self._stacks is None and counts and not self._step_timer.host_is_ahead:
-            with self._step_timer.own_work():
+            with self._step_timer.profiler_overhead():
                 region = None if self.stacks_show_regions else self._step_timer.regions.under_way
                 self._stacks = StackSampler(self._step_timer.ledger.innermost, cpu.clock, region)
                 self._stacks.start()
-        with self._step_timer.own_work():
+        with self._step_timer.profiler_overhead():
             cpu.read(counts=counts)
 
     def pause(self) -> None:
         """Validation begins, whose CPU time is not the steps'."""
         if self._cpu is not None and self._cpu.due(0.0, counts=False):
-            with self._step_timer.own_work():
+            with self._step_timer.profiler_overhead():
                 self._cpu.read(counts=False)
 
     def resume(self) -> None:
         """Validation has ended: what follows, such as a wait for ranks that still validate, is of the next step."""
         if self._cpu is not None:
-            with self._step_timer.own_work():
+            with self._step_timer.profiler_overhead():
                 self._cpu.read(counts=True)
 
     def end(self) -> None:

@@ -136,7 +136,7 @@ class Fetches(Guarded):
         if self._read and not any(self._is_known(_sampler(one)) for one in self._read):
             new = self._read[-1]
             if self._loop.validating and _yielded(new) == 1:
-                self._loop.timer.regions.was_loader_start()
+                self._loop.timer.regions.relabel_validation_as_loader_start()
             self._learn(new)
             self.batch, self.seen = self._may_be_batch, 1
         if self._loop.validating:

@@ -14,7 +14,7 @@ import torch
 from lightning_forge_profiling.callbacks.batches import UNSEEN
 from lightning_forge_profiling.callbacks.loop_watch import LoopWatch
 from lightning_forge_profiling.callbacks.plain_training import PlainTraining
-from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, taking_part
+from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, active_callbacks
 from lightning_forge_profiling.callbacks.training import BatchSource
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.forks import OWNED
@@ -246,7 +246,7 @@ class LoopProfiling:
             return loop
         if self._refused or _is_taken(open_loop, hooked=hooked):
             return None
-        chosen = taking_part(self._callbacks)
+        chosen = active_callbacks(self._callbacks)
         if not chosen:
             self._refused = True
             return None

@@ -42,7 +42,7 @@ from lightning_forge_profiling.report.ranks import straggler_words
 from lightning_forge_profiling.schema import (
     Ended,
     Hang,
-    Heard,
+    LastPulse,
     LateRank,
     Pulse,
     RanksStatus,
@@ -228,7 +228,7 @@ class RankWatch:
         )
         self._pulses = Pulses(self._first, step_timer, hangs, work=work, sensors=sensors)
         self._standstills, self._hangs, self._windows = step_timer.standstills, hangs, windows
-        self._heard: dict[int, Heard] = {}
+        self._heard: dict[int, LastPulse] = {}
         self._stood = False
         self._ended: Ended = ""
         self._wake = threading.Event()
@@ -283,7 +283,7 @@ class RankWatch:
             self._hear(pulse)
         standing = pulse.standing
         if standing is not None and not (standing.waits and self._others_move()):  # a hang is no step's time
-            own = {pulse.rank: Heard(pulse=pulse, at=pulse.at)}
+            own = {pulse.rank: LastPulse(pulse=pulse, at=pulse.at)}
             status = self.status or ranks_status(own, pulse.world_size, pulse.at)
             why = "training stood still" if status.hang is None else status.hang.where
             end = any(one.state in {"failed", "finished", "gone"} for one in status.ranks)

@@ -173,7 +173,7 @@ class StepTimer(Guarded):
         self._completed.due_ns = self._stepped_ns + DELIVER_NS
 
     @contextmanager
-    def own_work(self) -> Iterator[None]:
+    def profiler_overhead(self) -> Iterator[None]:
         """Around log entries and lines of the record: the time counts to the profiler, and to no step."""
         regions = self.regions
         if not regions.active:
@@ -219,7 +219,7 @@ class StepTimer(Guarded):
         *,
         recorded: bool = False,
         ends_epoch: bool = False,
-        saw_all: bool = True,
+        all_boundaries_seen: bool = True,
         began_ns: int | None = None,
     ) -> None:
         """End the current step; the next one begins at the same instant."""
@@ -241,11 +241,13 @@ class StepTimer(Guarded):
             left_out: LeftOut | None = "recorded" if recorded else "warm-up" if following <= self.warmup_steps else None
             left_out = "stood" if self.stood_still(began_ns) else left_out
             now.chosen = not ends_epoch
-            drained = self._drained() if split and self._queries_gpu and saw_all else None
+            drained = self._drained() if split and self._queries_gpu and all_boundaries_seen else None
             splits = following < self.warmup_steps or ends_epoch or self._budget.splits(following)
             now.update = None
             regions.end_step(began_ns, split_next=splits)
-            timing = StepTiming(drained, chosen, now.own_ns / 1e3, now.before_fetch_ns / 1e6, saw_all, began_ns)
+            timing = StepTiming(
+                drained, chosen, now.own_ns / 1e3, now.before_fetch_ns / 1e6, all_boundaries_seen, began_ns
+            )
             completed.expect(EndedStep(self.step, work, left_out, timing, timers.dropped == completed.dropped))
             completed.dropped = timers.dropped
             if not recorded and left_out != "stood":

@@ -13,7 +13,7 @@ from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor
 from lightning_forge_profiling.callbacks.fit_settings import DEFAULT_WARMUP_STEPS, RecordingSettings, ThroughputSettings
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer, evaluation_source
 from lightning_forge_profiling.callbacks.loggers import Loggers
-from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, taking_part
+from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, active_callbacks
 from lightning_forge_profiling.flops.precision import MeasuredPeak
 from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
 from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
@@ -148,7 +148,7 @@ class ThroughputCallback(TimedCallback):
         """Find or make the monitor of a fit, and count the batches of the loops without training."""
         super().setup(trainer, pl_module, stage)
         self._leave_loops()
-        if any(self is one for one in taking_part(trainer.callbacks)):
+        if any(self is one for one in active_callbacks(trainer.callbacks)):
             self._loop_rates = {} if stage == "fit" else self._loop_rates
             ledger = None if self.monitor is None else self.monitor.ledger
             self._loops = EvaluationLoops(self.settings, ledger)

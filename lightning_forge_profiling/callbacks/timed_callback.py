@@ -130,7 +130,7 @@ class TimedCallback(Callback):
     def _run_begins(self, module: LightningModule) -> None:
         """Time the hooks before `setup`, if this is the first of the callbacks that take part in a fit."""
         trainer: Trainer = module.trainer
-        callbacks = taking_part(trainer.callbacks)
+        callbacks = active_callbacks(trainer.callbacks)
         if trainer.state.fn != "fit" or not callbacks or callbacks[0] is not self:
             return
         ledger = begin_ledger(max(callback.built_ns for callback in callbacks))
@@ -149,13 +149,13 @@ class TimedCallback(Callback):
             loop = TimedCallback.loop
             if loop is not None and loop.thread == get_ident():
                 loop.end()
-            callbacks = taking_part(trainer.callbacks)
+            callbacks = active_callbacks(trainer.callbacks)
             self.take_part(callbacks, lambda: LightningTraining(trainer, pl_module, callbacks))
 
     def take_part(self, callbacks: Sequence["TimedCallback"], training: Callable[[], Training]) -> None:
         """Join the monitor of a fit that these callbacks take part in, which the first of them makes."""
         FITS.begun = True
-        if self.monitor is None or not self.monitor.awaits(self):
+        if self.monitor is None or not self.monitor.is_expected(self):
             if self.monitor is not None:
                 self.monitor.finish(Reason.ABANDONED)
             self.fit_results = FitResults()
@@ -164,7 +164,9 @@ class TimedCallback(Callback):
             _refuse_twins(callbacks)
             ledger = self._leave_begun() or begin_ledger(max(callback.built_ns for callback in callbacks))
             watched = training()
-            settings = FitSettings(tuple(each.settings for each in callbacks), brief=_is_further(callbacks, watched))
+            settings = FitSettings(
+                tuple(each.settings for each in callbacks), timing_only=_is_further(callbacks, watched)
+            )
             monitor = FitMonitor(watched, callbacks, settings, ledger)
             for callback in callbacks:
                 if callback.monitor is not None:
@@ -250,16 +252,16 @@ def _are_twins(one: TimedCallback, other: TimedCallback) -> bool:
     return isinstance(one, type(other)) or isinstance(other, type(one))
 
 
-def taking_part(callbacks: Iterable[Callback]) -> tuple[TimedCallback, ...]:
+def active_callbacks(callbacks: Iterable[Callback]) -> tuple[TimedCallback, ...]:
     """The enabled callbacks of this package: of each kind those of the script, else the first that `run` added."""
     # a script that gives one list to two Trainers has what was added to the first in the second, too
     ours = [callback for callback in callbacks if isinstance(callback, TimedCallback) and callback.settings.enabled]
     if ours and switched_off():
         _say_off()
         return ()
-    chosen = [callback for callback in ours if not callback.settings.added]
+    chosen = [callback for callback in ours if not callback.settings.injected_by_cli]
     for callback in ours:
-        if callback.settings.added and not any(_are_twins(callback, other) for other in chosen):
+        if callback.settings.injected_by_cli and not any(_are_twins(callback, other) for other in chosen):
             chosen.append(callback)
     return tuple(callback for callback in ours if callback in chosen)
 

@@ -23,16 +23,16 @@ from lightning_forge_profiling.diagnosis.findings import (
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts, hooks_ms, in_steps_pct
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_findings
 from lightning_forge_profiling.diagnosis.live_step import LiveRun, RecordedSteps, cpu_findings, gpu_findings
-from lightning_forge_profiling.diagnosis.machine_rules import before_all, memory_findings
+from lightning_forge_profiling.diagnosis.machine_rules import memory_findings, prioritize_machine_findings
 from lightning_forge_profiling.diagnosis.ranks import (
     STRAGGLER,
     beside_straggler,
     not_measured,
-    own_times,
     part_of,
     rank_list,
     straggler,
     with_waits,
+    without_rank_waits,
 )
 from lightning_forge_profiling.diagnosis.rule import COMPUTE, MIN_STEPS, in_s
 from lightning_forge_profiling.diagnosis.verdict import (
@@ -80,7 +80,7 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     works = with_waits(evidence.ranks.works)
     compared = replace(evidence, ranks=replace(evidence.ranks, works=works))
     late = straggler(compared) if compared.timing.steps >= MIN_STEPS else None
-    run = LiveRun(compared, own_times(compared, late), late)
+    run = LiveRun(compared, without_rank_waits(compared, late), late)
     if analysis is not None and evidence.timing.steps < MIN_STEPS:
         combined = replace(analysis, run=run.all)
     else:
@@ -88,7 +88,9 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         others = (*ledger_findings(run.own), *memory_findings(run.all))
         merged = beside_straggler(_merged(findings, others, run.own), run.all, late)
         ranked = _ranked(merged if late is None else [*merged, late], run)
-        combined = naming_missing(before_all(_with_verdict(ranked, differences, analysis, run), run.all))
+        combined = naming_missing(
+            prioritize_machine_findings(_with_verdict(ranked, differences, analysis, run), run.all)
+        )
     combined = without_verdict_of_hang(combined)
     return replace(
         combined,

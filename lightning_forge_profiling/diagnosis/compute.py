@@ -7,8 +7,8 @@ from lightning_forge_profiling.diagnosis.loader import accumulating
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
     MEASURE,
+    MIN_SHARE_PCT,
     NAMED_FROM,
-    NAMED_FROM_PCT,
     Evidence,
     Explanation,
     Rule,
@@ -40,7 +40,7 @@ def _gpu_update_ms(context: RuleContext) -> float:
 
 def update_is_slow(context: RuleContext) -> bool:
     """Whether a GPU's update has a finding, so that it is no part of others."""
-    return context.pct(_gpu_update_ms(context)) >= NAMED_FROM_PCT
+    return context.pct(_gpu_update_ms(context)) >= MIN_SHARE_PCT
 
 
 def _explain_gpu_update(context: RuleContext) -> Explanation:

@@ -13,8 +13,8 @@ from lightning_forge_profiling.diagnosis import compute, host_rules, loader
 from lightning_forge_profiling.diagnosis.ledger_costs import self_times
 from lightning_forge_profiling.diagnosis.ranks import part_of, trace_straggler
 from lightning_forge_profiling.diagnosis.rule import (
+    MIN_SHARE_PCT,
     MIN_STEPS,
-    NAMED_FROM_PCT,
     REGION_OF,
     Rule,
     RuleContext,
@@ -82,7 +82,7 @@ def _worst(rule: Rule[RuleContext], contexts: Sequence[RuleContext], *, on_gpu: 
         context.pct(rule.cost(context)) if context.on_gpu == on_gpu or rule is loader.INPUT_IN_TRACE else 0.0
         for context in contexts
     ]
-    over = sum(cost >= NAMED_FROM_PCT for cost in costs)
+    over = sum(cost >= MIN_SHARE_PCT for cost in costs)
     if not over:
         return None
     worst_pct, mean_pct = max(costs), sum(costs) / len(costs)
@@ -115,13 +115,13 @@ def _at_the_others_pace(
 
 
 def run_findings(run: RunEvidence, rules: Sequence[Rule[RunTimes]] = RUN_RULES) -> tuple[Finding, ...]:
-    """What costs at least `NAMED_FROM_PCT` of a step. No two findings count the same time, those of hooks included."""
+    """What costs at least `MIN_SHARE_PCT` of a step. No two findings count the same time, those of hooks included."""
     step_ms = run.timing.step_ms.mean
     if run.timing.steps < MIN_STEPS or step_ms <= 0:
         return ()
     times = self_times(run)
     costs = [(rule, 100 * rule.cost(times) / step_ms) for rule in rules]
-    return tuple(_run_finding(rule, times, share_pct) for rule, share_pct in costs if share_pct >= NAMED_FROM_PCT)
+    return tuple(_run_finding(rule, times, share_pct) for rule, share_pct in costs if share_pct >= MIN_SHARE_PCT)
 
 
 def _run_finding(rule: Rule[RunTimes], of_run: RunTimes, share_pct: float) -> Finding:

@@ -13,8 +13,8 @@ from lightning_forge_profiling.analysis.kernels import base_name
 from lightning_forge_profiling.diagnosis.compute import slow_update_ms, update_is_slow
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
+    MIN_SHARE_PCT,
     NAMED_FROM,
-    NAMED_FROM_PCT,
     WAITS,
     Evidence,
     Explanation,
@@ -119,7 +119,7 @@ def _explain_launching(context: RuleContext) -> Explanation:
     kernel_us = rank.gpu.busy_ms_per_step * 1e3 / max(rank.gpu.kernels_per_step, 1)
     inside = f", most of it in {where.name}" if where.name != "other" else ""  # which names no place
     advice = _launch_less(host.graph_launches_per_step, host.launches_per_step - host.graph_launches_per_step)
-    if context.pct(_sync_ms(context)) >= NAMED_FROM_PCT:
+    if context.pct(_sync_ms(context)) >= MIN_SHARE_PCT:
         advice += " First fix sync-bound: a CUDA graph cannot contain calls that wait for the GPU."
     held = in_function(rank, "launch-bound")
     first = "" if held is None else f"Look at {held.where} first, which holds most of that time. "
@@ -178,7 +178,7 @@ def largest_idle(rules: Sequence[Rule[RuleContext]]) -> Rule[RuleContext]:
     def cost(context: RuleContext) -> float:
         cause = _largest(context)
         explaining = [rule for rule in rules if rule.code in _EXPLAINED_BY[cause]]
-        if any(context.pct(rule.cost(context)) >= NAMED_FROM_PCT for rule in explaining):
+        if any(context.pct(rule.cost(context)) >= MIN_SHARE_PCT for rule in explaining):
             return 0.0
         return context.rank.idle[cause].ms_per_step
 

@@ -13,7 +13,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     in_ms,
     in_s,
     of_step,
-    shorter,
+    subtract,
 )
 from lightning_forge_profiling.names import (
     CHECKPOINT_WRITE,
@@ -219,7 +219,7 @@ def self_times(evidence: RunEvidence) -> RunTimes:
     costs = LedgerCosts(evidence, evidence.ledger)
     hooks_ms = {name: costs.inside_ms(name) for name in REGIONS}
     own = {
-        name: shorter(times, hooks_ms[name], hooks_ms[name])
+        name: subtract(times, hooks_ms[name], hooks_ms[name])
         for name, times in measured.regions.items()
         if name in REGIONS
     }

@@ -8,7 +8,7 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
 from lightning_forge_profiling.diagnosis.rule import (
     MEASURE,
-    NAMED_FROM_PCT,
+    MIN_SHARE_PCT,
     PERSISTENT,
     Evidence,
     Explanation,
@@ -266,7 +266,7 @@ LEDGER_RULES: Final[dict[str, tuple[str, Explain]]] = {
 
 
 def ledger_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
-    """Findings that cost at least `NAMED_FROM_PCT` of the fit: outside the steps, or in a hook inside them."""
+    """Findings that cost at least `MIN_SHARE_PCT` of the fit: outside the steps, or in a hook inside them."""
     if evidence.ledger is None:
         return ()
     of_fit, of_step = (LedgerCosts(evidence, evidence.ledger, of) for of in ("run", "step"))
@@ -289,7 +289,7 @@ def _rule_of(part: str) -> tuple[str, Explain] | None:
 
 def _first_named(part: str, *bases: LedgerCosts) -> LedgerCosts | None:
     """The first basis on which a leaf costs enough."""
-    return next((run for run in bases if 100 * run.seconds(part) >= NAMED_FROM_PCT * _whole(run, part)[1] > 0), None)
+    return next((run for run in bases if 100 * run.seconds(part) >= MIN_SHARE_PCT * _whole(run, part)[1] > 0), None)
 
 
 def _whole(run: LedgerCosts, part: str) -> tuple[str, float]:

@@ -17,7 +17,7 @@ from lightning_forge_profiling.diagnosis.machine_rules import machine_findings
 from lightning_forge_profiling.diagnosis.ranks import HOST_WAITS, spread
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
-    NAMED_FROM_PCT,
+    MIN_SHARE_PCT,
     REGION_OF,
     RuleContext,
     RunTimes,
@@ -130,7 +130,7 @@ class RecordedSteps:
     def disagreement(self, code: str, recorded: Sequence[Finding], converted_pct: float | None = None) -> str:
         """Sentence on a share that differs between trace and run."""
         run, in_run = self.run, self.live.times.share_pct(REGION_OF[code])
-        pct = f"{recorded[0].share_pct:.0f}" if recorded else f"under {NAMED_FROM_PCT:.0f}"
+        pct = f"{recorded[0].share_pct:.0f}" if recorded else f"under {MIN_SHARE_PCT:.0f}"
         of_live = f" ({converted_pct:.0f} % of a live one)" if converted_pct is not None else ""
         averaged = " (mean of the ranks)" if run.ranks.world_size > 1 and recorded else ""
         of_first = " on rank 0" if run.ranks.world_size > 1 else ""
@@ -150,12 +150,12 @@ def gpu_findings(
     differences, traced = steps.difference, list(recorded)
     if differences or steps.live.late_ms:  # a late host's own GPU is idle too, which is no second cause
         converted = [_of_live_step(finding, steps) for finding in recorded]
-        traced = [finding for finding in converted if finding.share_pct >= NAMED_FROM_PCT]
+        traced = [finding for finding in converted if finding.share_pct >= MIN_SHARE_PCT]
         differences += [
             f"{before.code} took {before.share_pct:.0f} % of the recorded steps and at most {after.share_pct:.0f} % of "
             "live ones, below the threshold of a finding"
             for before, after in zip(recorded, converted, strict=True)
-            if after.share_pct < NAMED_FROM_PCT
+            if after.share_pct < MIN_SHARE_PCT
         ]
     findings = [
         _bounded_by_region(finding, steps)
@@ -239,7 +239,7 @@ def _measured(
         return of_trace, []
     # the run's figures are of the lowest rank; and of what is no finding, the trace may still have a little
     shares = [finding.share_pct for finding in steps.own(traced, code)]
-    in_trace, in_run = max(shares, default=NAMED_FROM_PCT), steps.live.times.share_pct(REGION_OF[code])
+    in_trace, in_run = max(shares, default=MIN_SHARE_PCT), steps.live.times.share_pct(REGION_OF[code])
     more = in_run > in_trace + DIFFER_BY_PCT
     # copies outside of the region are in the trace alone, and no sign that the two differ
     less = in_run < in_trace - DIFFER_BY_PCT and code == "input-bound"
@@ -307,7 +307,7 @@ def cpu_findings(
     if waits and "input-bound" in of_run and not run.timing.on_device and run.settings.loader is None:
         # the trace's advice knows the loader
         of_run["input-bound"] = with_advice_of(of_run["input-bound"], waits[0])
-    in_trace = max((finding.share_pct for finding in waits), default=NAMED_FROM_PCT)
+    in_trace = max((finding.share_pct for finding in waits), default=MIN_SHARE_PCT)
     if abs(steps.live.times.share_pct("data") - in_trace) > DIFFER_BY_PCT:
         differences = [*differences, steps.disagreement("input-bound", waits)]
     return [*of_run.values(), *others], differences
@@ -331,7 +331,7 @@ def _operators_and_python(recorded: Sequence[Finding], steps: RecordedSteps) -> 
         + own.blocked_ms(*COMPUTE)
         + steps.live.ranks_ms
     )
-    if not steps.difference and not update_differs and 100 * apart_ms < NAMED_FROM_PCT * live_ms:
+    if not steps.difference and not update_differs and 100 * apart_ms < MIN_SHARE_PCT * live_ms:
         known = RuleContext(rank, run=run)
         explained = {rule.code: rule.explain(known) for rule in CPU_RULES if rule.code in mine}
         return [
@@ -340,7 +340,7 @@ def _operators_and_python(recorded: Sequence[Finding], steps: RecordedSteps) -> 
     context, findings = _live_cpu(rank, own, apart_ms), []
     for rule in CPU_RULES:
         pct = context.pct(rule.cost(context))
-        if rule.code in mine and pct >= NAMED_FROM_PCT:
+        if rule.code in mine and pct >= MIN_SHARE_PCT:
             number = rank.rank if run.ranks.world_size > 1 else mine[rule.code].rank
             finding = as_finding(rule, context, step_ms=live_ms, share_pct=pct, source="trace", rank=number)
             recorded_pct = round(mine[rule.code].share_pct, 3)

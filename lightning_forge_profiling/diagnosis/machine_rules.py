@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, Evidence, Explanation, of_step, saving
+from lightning_forge_profiling.diagnosis.rule import MIN_SHARE_PCT, Evidence, Explanation, of_step, saving
 from lightning_forge_profiling.schema import (
     GIB,
     KIB,
@@ -31,7 +31,7 @@ _MOSTLY: Final = 0.5
 _DECIDES_PCT: Final = 10.0
 
 
-def before_all(analysis: Analysis, run: RunEvidence) -> Analysis:
+def prioritize_machine_findings(analysis: Analysis, run: RunEvidence) -> Analysis:
     """The analysis with what the machine does to the run as its verdict, if it costs enough."""
     # it leaves the verdict to a cause that would cost more without all of that time, or be one if that is under 10 %.
     machine = machine_findings(run)
@@ -42,7 +42,7 @@ def before_all(analysis: Analysis, run: RunEvidence) -> Analysis:
     note = _joined(analysis.findings_note, unreliable.rstrip("."))
     largest = others[0] if others and others[0].code == analysis.verdict else None
     pct = sum(finding.share_pct for finding in machine)
-    least_pct = NAMED_FROM_PCT if pct < _DECIDES_PCT else pct
+    least_pct = MIN_SHARE_PCT if pct < _DECIDES_PCT else pct
     if largest is not None and _least_pct(largest) - pct > least_pct:
         note = _joined(analysis.findings_note, f"Shares include waits for the machine ({pct:.0f} % of the step)")
         return replace(analysis, findings=(largest, *machine, *others[1:]), findings_note=note)
@@ -73,11 +73,11 @@ def machine_findings(run: RunEvidence) -> tuple[Finding, ...]:
         return ()
     findings = []
     waits_pct = _exposed(run, (cpu.waits_pct or 0.0) + cpu.stolen_pct)
-    if waits_pct >= NAMED_FROM_PCT:
-        throttled = cpu.throttled_periods > 0 and cpu.throttled_pct >= NAMED_FROM_PCT
+    if waits_pct >= MIN_SHARE_PCT:
+        throttled = cpu.throttled_periods > 0 and cpu.throttled_pct >= MIN_SHARE_PCT
         code, explain = (THROTTLED, _throttled) if throttled else (STARVED, _starved)
         findings.append(_finding(code, explain, waits_pct, run, cpu))
-    if cpu.gil is not None and _exposed(run, cpu.gil.low_pct) >= NAMED_FROM_PCT:
+    if cpu.gil is not None and _exposed(run, cpu.gil.low_pct) >= MIN_SHARE_PCT:
         findings.append(_finding(GIL_HELD, _held, _exposed(run, cpu.gil.pct), run, cpu))
     return tuple(sorted(findings, key=lambda finding: -finding.share_pct))
 

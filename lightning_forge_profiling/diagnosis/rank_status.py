@@ -12,7 +12,7 @@ from lightning_forge_profiling.diagnosis.ranks import late_rank, not_measured, w
 from lightning_forge_profiling.names import STEPS
 from lightning_forge_profiling.schema import (
     Hang,
-    Heard,
+    LastPulse,
     LateRank,
     Pulse,
     RanksStatus,
@@ -20,7 +20,7 @@ from lightning_forge_profiling.schema import (
     RankStatus,
     RankWork,
     SilentRank,
-    Standing,
+    Stall,
 )
 
 # -- where the ranks stand ---------------------------------------------------------------------------------------------
@@ -42,12 +42,12 @@ class _Ranks:
     lost: Mapping[int, SilentRank]  # gone or stopped
     runs: Collection[int]  # silent, while it computes
     blocked: Collection[int]  # silent, in a call that lets no Python run
-    stands: Mapping[int, Standing]  # outside of a collective
-    waits: Mapping[int, Standing]  # in a collective
+    stands: Mapping[int, Stall]  # outside of a collective
+    waits: Mapping[int, Stall]  # in a collective
 
 
-def find_hang(heard: Mapping[int, Heard], world_size: int, now: float) -> Hang | None:
-    """Where the ranks have come to a standstill; None while they move. `now` is by the clock of `Heard.at`.
+def find_hang(heard: Mapping[int, LastPulse], world_size: int, now: float) -> Hang | None:
+    """Where the ranks have come to a standstill; None while they move. `now` is by the clock of `LastPulse.at`.
 
     A rank that others wait for is blamed only if it stands outside of a collective, is gone, stopped or silent, has
     ended, or has not entered their collective.
@@ -56,7 +56,7 @@ def find_hang(heard: Mapping[int, Heard], world_size: int, now: float) -> Hang |
     return _lost(ranks) or _standing(ranks) or _silent(ranks) or _waiting(ranks)
 
 
-def whereabouts(heard: Mapping[int, Heard]) -> str:
+def whereabouts(heard: Mapping[int, LastPulse]) -> str:
     """Where the ranks are that have ended no step for long, in a sentence; "" for none."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     pulses = [one.pulse for _, one in sorted(heard.items()) if one.pulse.no_step_s and not one.pulse.ended]
@@ -67,7 +67,7 @@ def whereabouts(heard: Mapping[int, Heard]) -> str:
     return said and f"no step since {max(pulse.no_step_s for pulse in pulses):.0f} s: {said}"
 
 
-def silent_ranks(heard: Mapping[int, Heard], now: float) -> dict[int, SilentRank]:
+def silent_ranks(heard: Mapping[int, LastPulse], now: float) -> dict[int, SilentRank]:
     """What neighbours say of ranks that have not been heard since, nor begun anew."""
     found: dict[int, SilentRank] = {}
     for silent in (one for observer in heard.values() for one in observer.pulse.silent):
@@ -79,7 +79,7 @@ def silent_ranks(heard: Mapping[int, Heard], now: float) -> dict[int, SilentRank
     return found
 
 
-def _sorted(heard: Mapping[int, Heard], world_size: int, now: float) -> _Ranks:
+def _sorted(heard: Mapping[int, LastPulse], world_size: int, now: float) -> _Ranks:
     pulses = {rank: heard[rank].pulse for rank in sorted(heard)}
     ages_s = {rank: max(now - heard[rank].at, 0.0) for rank in pulses}
     ended = {rank: pulse for rank, pulse in pulses.items() if pulse.ended}
@@ -90,7 +90,7 @@ def _sorted(heard: Mapping[int, Heard], world_size: int, now: float) -> _Ranks:
     for rank, one in found.items():
         if one.process == "blocked":
             call = "" if one.waits else "a call that holds Python's interpreter lock"
-            standing[rank] = Standing(seconds=one.seconds, place=one.place, call=call, waits=one.waits)
+            standing[rank] = Stall(seconds=one.seconds, place=one.place, call=call, waits=one.waits)
     lost = {rank: one for rank, one in found.items() if one.process in {"gone", "stopped"}}
     return _Ranks(
         pulses=pulses,
@@ -169,7 +169,7 @@ def _waiting(ranks: _Ranks) -> Hang | None:
     return _never_entered(waits, seconds) or _other_collective(waits, seconds) or everywhere
 
 
-def _never_entered(waits: Mapping[int, Standing], seconds: float) -> Hang | None:
+def _never_entered(waits: Mapping[int, Stall], seconds: float) -> Hang | None:
     """The collective that the fewest ranks have not entered; of several the one that was entered first."""
     best: tuple[int, float] | None = None
     hang = None
@@ -191,7 +191,7 @@ def _never_entered(waits: Mapping[int, Standing], seconds: float) -> Hang | None
     return hang
 
 
-def _other_collective(waits: Mapping[int, Standing], seconds: float) -> Hang | None:
+def _other_collective(waits: Mapping[int, Stall], seconds: float) -> Hang | None:
     """The ranks that entered another collective than most, as the same number of a group."""
     entered = {rank: (one.group, one.number, one.collective, one.shape) for rank, one in waits.items() if one.number}
     usual, most = next(iter(Counter(entered.values()).most_common(1)), (None, 0))
@@ -244,14 +244,14 @@ def _process(ranks: _Ranks, rank: int) -> str:
     return f"host {ranks.pulses[rank].host}, pid {ranks.pulses[rank].pid}"
 
 
-def _what(one: Standing, *, shape: bool = False) -> str:
+def _what(one: Stall, *, shape: bool = False) -> str:
     """The collective that a rank waits in."""
     if not one.collective:
         return one.call or "a collective"
     return f"{one.collective} #{one.number}{f' ({one.shape})' if shape and one.shape else ''}"
 
 
-def _place(one: Standing) -> str:
+def _place(one: Stall) -> str:
     """The line that a rank stands in."""
     where = one.place
     if one.call and one.call != one.place.partition(" at ")[0] and not one.worker:
@@ -259,8 +259,8 @@ def _place(one: Standing) -> str:
     return ": ".join(filter(None, (one.worker, where))) or "in an unknown line"
 
 
-def ranks_status(heard: Mapping[int, Heard], world_size: int, now: float) -> RanksStatus:
-    """The status of all ranks. `now` is by the clock of `Heard.at`, which is rank 0's; no host's own clock counts.
+def ranks_status(heard: Mapping[int, LastPulse], world_size: int, now: float) -> RanksStatus:
+    """The status of all ranks. `now` is by the clock of `LastPulse.at`, which is rank 0's; no host's own clock counts.
 
     A reader on another machine may give its own time: if that is behind, the latest pulse is taken to be of now.
     """
@@ -297,7 +297,7 @@ def summed_up(
     )
 
 
-def _status(rank: int, heard: Mapping[int, Heard], work: RankWork | None, process: str, now: float) -> RankStatus:
+def _status(rank: int, heard: Mapping[int, LastPulse], work: RankWork | None, process: str, now: float) -> RankStatus:
     one = heard.get(rank)
     if one is None:
         return RankStatus(rank=rank)
@@ -316,7 +316,7 @@ def _status(rank: int, heard: Mapping[int, Heard], work: RankWork | None, proces
     )
 
 
-def _state(one: Heard, process: str, age_s: float) -> RankState:
+def _state(one: LastPulse, process: str, age_s: float) -> RankState:
     pulse = one.pulse
     if pulse.ended:
         return pulse.ended

@@ -19,7 +19,7 @@ from lightning_forge_profiling.diagnosis.ledger_costs import ONCE, LedgerCosts, 
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_advice
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
-    NAMED_FROM_PCT,
+    MIN_SHARE_PCT,
     REGION_OF,
     RuleContext,
     RunTimes,
@@ -28,7 +28,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     of_step,
     saving,
     saving_of_fit,
-    shorter,
+    subtract,
 )
 from lightning_forge_profiling.diagnosis.verdict import LEAST_PCT
 from lightning_forge_profiling.names import (
@@ -161,7 +161,7 @@ def not_measured(works: Collection[RankWork]) -> str:
     leaves = {leaf for work in works for leaf in (work.leaves_ms if work.exposed_ms is None else work.unmeasured)}
     each = [[work.own_ms(leaf) for work in works] for leaf in leaves]
     most_ms = max((max(own_ms) - min(own_ms) for own_ms in each), default=0.0)
-    return because if 100 * most_ms >= NAMED_FROM_PCT * fmean(work.step_ms for work in works) else ""
+    return because if 100 * most_ms >= MIN_SHARE_PCT * fmean(work.step_ms for work in works) else ""
 
 
 class _Late(NamedTuple):
@@ -226,7 +226,7 @@ def _late(works: Sequence[RankWork], run: RunEvidence | None = None) -> _Late | 
         steps = max(run.timing.all_steps or run.timing.steps, 1)
         if leaf in last.outside and run.ledger is not None:
             of, whole_ms = "run", 1e3 * LedgerCosts(run, run.ledger).whole_s / steps
-    if whole_ms <= 0 or 100 * waits_ms < NAMED_FROM_PCT * whole_ms or waits_ms <= error_ms:
+    if whole_ms <= 0 or 100 * waits_ms < MIN_SHARE_PCT * whole_ms or waits_ms <= error_ms:
         return None
     return _Late(
         last, others, own_ms, others_own_ms, waits_ms, error_ms, leaf, leaf_ms, others_leaf_ms, of, whole_ms, steps
@@ -300,7 +300,7 @@ def _title(found: _Late, also: Sequence[int], host: str) -> str:
 def _advice(leaf: str, last: RankWork, run: RunEvidence) -> str:
     """What to do about the leaf: the advice of its own rule where it has one."""
     waits_pct, starved = 0.0 if last.cpu is None else last.cpu.waits_pct or 0.0, ""
-    if waits_pct >= NAMED_FROM_PCT:
+    if waits_pct >= MIN_SHARE_PCT:
         starved = (
             f" Rank {last.rank} waited for a core in {waits_pct:.0f} % of its time, which lengthens any part of a step."
         )
@@ -321,7 +321,7 @@ def compare_advice(rank: int) -> str:
     )
 
 
-def own_times(run: RunEvidence, late: Finding | None) -> RunEvidence:
+def without_rank_waits(run: RunEvidence, late: Finding | None) -> RunEvidence:
     """A rank's regions without its waiting for others, and without what it takes longer if others wait for it."""
     # both are the straggler's finding, and no other one.
     work = next((work for work in run.ranks.works if work.rank == run.ranks.rank), None)
@@ -344,7 +344,7 @@ def own_times(run: RunEvidence, late: Finding | None) -> RunEvidence:
         timing=replace(
             run.timing,
             regions={
-                name: shorter(times, ms := less_ms.get(name, 0.0), ms, p50_ms=ms)
+                name: subtract(times, ms := less_ms.get(name, 0.0), ms, p50_ms=ms)
                 for name, times in run.timing.regions.items()
             },
         ),
@@ -401,7 +401,7 @@ def trace_straggler(contexts: Sequence[RuleContext]) -> Finding | None:
     waits_ms = fmean(wait_ms for wait_ms, _ in others_waited)
     cost_ms = fmean(context.exposed_wait_ms for context in others)
     step_ms = fmean(context.rank.step_ms.mean for _, context in waited)
-    if 100 * cost_ms < NAMED_FROM_PCT * step_ms or own_wait_ms > _STRAGGLES_BELOW * waits_ms:
+    if 100 * cost_ms < MIN_SHARE_PCT * step_ms or own_wait_ms > _STRAGGLES_BELOW * waits_ms:
         return None
     rank, others_compute_ms = last.rank.rank, fmean(context.compute_ms for context in others)
     host_is_late = last.compute_ms - others_compute_ms <= cost_ms / 2

@@ -25,9 +25,9 @@ from lightning_forge_profiling.schema import (
     hosts_of,
 )
 
-NAMED_FROM_PCT: Final = 5.0  # what costs less of a step is not named: run-to-run variation is of that size
+MIN_SHARE_PCT: Final = 5.0  # what costs less of a step is not named: run-to-run variation is of that size
 
-# the share from which a finding is named where it is not `NAMED_FROM_PCT`, by its code and source. A fused update of a
+# the share from which a finding is named where it is not `MIN_SHARE_PCT`, by its code and source. A fused update of a
 # model that is trained with a sensible batch takes 1 to 10 % of the step. Lightning's own loop with its default
 # callbacks takes some 0.3 ms a step.
 NAMED_FROM: Final = MappingProxyType({("slow-optimizer", "run"): 20.0, ("between-regions", "run"): 10.0})
@@ -79,7 +79,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[Context]):
-    """One cause of lost time; it has to cost `NAMED_FROM_PCT` of a step."""
+    """One cause of lost time; it has to cost `MIN_SHARE_PCT` of a step."""
 
     code: str  # of its finding
     cost: Callable[[Context], float]  # milliseconds per step that it costs, 0 where it is not the case
@@ -283,7 +283,7 @@ _NO_REGION: Final = RunRegion(device_ms=0.0, host_ms=0.0)
 _BACKWARD_TO_FORWARD: Final = 3.0
 
 
-def shorter(times: RunRegion, device_ms: float, host_ms: float, p50_ms: float = 0.0) -> RunRegion:
+def subtract(times: RunRegion, device_ms: float, host_ms: float, p50_ms: float = 0.0) -> RunRegion:
     """A region without a part of its times."""
     return replace(
         times,
@@ -324,7 +324,7 @@ class RunTimes:
     def region(self, name: str) -> RunRegion:
         """A region's times per step. Worker restarts are no part of `data` here."""
         times, restarts = self.regions.get(name, _NO_REGION), self.evidence.timing.worker_restarts
-        return times if name != "data" or restarts is None else shorter(times, restarts.device_ms, restarts.host_ms)
+        return times if name != "data" or restarts is None else subtract(times, restarts.device_ms, restarts.host_ms)
 
     def share_pct(self, *regions: str) -> float:
         """What the device times of some regions are of the step, in percent."""

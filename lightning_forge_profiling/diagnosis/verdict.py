@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
+    MIN_SHARE_PCT,
     NAMED_FROM,
-    NAMED_FROM_PCT,
     REGION_OF,
     WAITS,
     RunTimes,
@@ -90,7 +90,7 @@ def is_certain(finding: Finding) -> bool:
 
 
 def _threshold_pct(finding: Finding) -> float:
-    return NAMED_FROM.get((finding.code, finding.source), NAMED_FROM_PCT)
+    return NAMED_FROM.get((finding.code, finding.source), MIN_SHARE_PCT)
 
 
 def with_intervals(findings: Iterable[Finding], run: RunEvidence) -> list[Finding]:

@@ -29,7 +29,7 @@ from lightning_forge_profiling.ranks.stacks import (
     read_dump,
 )
 from lightning_forge_profiling.ranks.standing import Look, Progress, StandingWatch, Stillness
-from lightning_forge_profiling.schema import SilentRank, Standing
+from lightning_forge_profiling.schema import SilentRank, Stall
 
 _SILENT_S: Final = 5.0
 _LONG_S: Final = 10.0
@@ -218,7 +218,7 @@ class HangWatch(StandingWatch):
         started = 0 if own is None else own.started
         self._life = Life(rank, os.getpid(), started, training=threading.get_native_id(), signal=stacks.signal)
 
-    def look(self, progress: Progress, *, ended: bool) -> tuple[Standing | None, tuple[SilentRank, ...]]:
+    def look(self, progress: Progress, *, ended: bool) -> tuple[Stall | None, tuple[SilentRank, ...]]:
         """Where this rank stands, None while it moves; and the ranks of this machine that are silent."""
         standing = None if ended else self.standing(progress)
         limit_s, step_limit_s = self._stillness.limit_s, self._stillness.step_limit_s

@@ -26,7 +26,7 @@ from lightning_forge_profiling.ranks.stacks import (
     kind_of,
     lines_of,
 )
-from lightning_forge_profiling.schema import Standing
+from lightning_forge_profiling.schema import Stall
 
 # by backend; a build of PyTorch has those of its backends
 _DUMPS: Final = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
@@ -227,10 +227,10 @@ class StandingWatch:
         # for how long it stood if the fit ended now, and that line; 0 if it moves
         self.at_end = 0.0, ""
         self._ask_s = 0.0  # how long a thread that computes has to look the same until the Flight Recorder is asked
-        self._found: dict[str, Any] | None = None  # the fields of `Standing`
+        self._found: dict[str, Any] | None = None  # the fields of `Stall`
         self._asked: int | None = None  # where a worker's stacks begin
 
-    def standing(self, progress: Progress) -> Standing | None:
+    def standing(self, progress: Progress) -> Stall | None:
         """Where the training thread stands; None while it moves."""
         frame = sys._current_frames().get(self._thread_id) if progress.step == self._step else None  # noqa: SLF001
         if frame is None:
@@ -256,7 +256,7 @@ class StandingWatch:
                 pending_s = stillness.same_s
             if pending_s >= limit_s:
                 self._find(frame, progress.step, collectives)
-        return None if self._found is None else Standing(seconds=stillness.same_s, **self._found)
+        return None if self._found is None else Stall(seconds=stillness.same_s, **self._found)
 
     def _reading(self, progress: Progress, frame: FrameType | None) -> Look:
         """The readings of this moment; without a frame those that tell of a step's end."""

@@ -22,7 +22,7 @@ from lightning_forge_profiling.json_layout import decoded
 from lightning_forge_profiling.names import RANKS_JSON, WINDOW_PLAN, WINDOW_REQUEST, pulse_name
 from lightning_forge_profiling.plain_text import LONGEST_FILE, all_plain
 from lightning_forge_profiling.safe_files import read_regular, write_whole
-from lightning_forge_profiling.schema import RECORD_VERSION, Heard, Line, Pulse, WindowPlan, WindowRequest
+from lightning_forge_profiling.schema import RECORD_VERSION, LastPulse, Line, Pulse, WindowPlan, WindowRequest
 
 _LONG: Final = 1 << 18  # bytes of a line; most have less than a third of it
 _VERSION: Final = 1  # of the layout of pulses, requests and plans
@@ -32,7 +32,7 @@ MOST_RANKS: Final = 1 << 14
 _encoder = msgspec.json.Encoder(enc_hook=str)  # paths
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line, dec_hook=lambda kind, value: kind(value))
 _pulses: msgspec.json.Decoder[Pulse] = msgspec.json.Decoder(Pulse)
-_heards: msgspec.json.Decoder[list[Heard]] = msgspec.json.Decoder(list[Heard])
+_heards: msgspec.json.Decoder[list[LastPulse]] = msgspec.json.Decoder(list[LastPulse])
 _plans: msgspec.json.Decoder[WindowPlan] = msgspec.json.Decoder(WindowPlan)
 _requests: msgspec.json.Decoder[WindowRequest] = msgspec.json.Decoder(WindowRequest)
 
@@ -64,16 +64,16 @@ def decode_pulse(content: bytes) -> Pulse:
     return decoded(content, _pulses, _VERSION, untrusted=True)
 
 
-def later(known: Heard | None, pulse: Pulse, at: float) -> Heard:
+def later(known: LastPulse | None, pulse: Pulse, at: float) -> LastPulse:
     """What is known of a rank after a pulse that was read at that time, new or not."""
     if known is None:
-        return Heard(pulse=pulse, at=at)
+        return LastPulse(pulse=pulse, at=at)
     before = known.pulse
     if (pulse.host, pulse.pid) == (before.host, before.pid):
         newer, restarts = pulse.number > before.number, known.restarts
     else:  # a pulse of the process before may still be there
         newer, restarts = pulse.at > before.at, known.restarts + 1
-    return Heard(pulse=pulse, at=at, restarts=restarts) if newer else known
+    return LastPulse(pulse=pulse, at=at, restarts=restarts) if newer else known
 
 
 def write_pulse(folder: Path, pulse: Pulse) -> None:
@@ -93,14 +93,14 @@ def read_pulses(folder: Path, run: str) -> list[Pulse]:
     return pulses
 
 
-def write_heard(folder: Path, heard: Iterable[Heard]) -> None:
+def write_heard(folder: Path, heard: Iterable[LastPulse]) -> None:
     """Write what rank 0 heard. Raises OSError."""
     write_whole(folder / RANKS_JSON, _encoder.encode(list(heard)))
 
 
-def read_heard(folder: Path, run: str) -> dict[int, Heard]:
+def read_heard(folder: Path, run: str) -> dict[int, LastPulse]:
     """The latest pulse of each rank of a run by all files in its record's folder; {} if there are none."""
-    heard: dict[int, Heard] = {}
+    heard: dict[int, LastPulse] = {}
     with suppress(OSError, ValueError):
         content = read_regular(folder / RANKS_JSON, MOST_RANKS * _MOST_BYTES)
         heard = {
@@ -119,9 +119,9 @@ class HeardFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._state: object = None
-        self._heard: dict[int, Heard] = {}
+        self._heard: dict[int, LastPulse] = {}
 
-    def read(self, run: str) -> Mapping[int, Heard]:
+    def read(self, run: str) -> Mapping[int, LastPulse]:
         """As `read_heard`."""
         files: list[tuple[str, int, int]] = []
         for path in (self._folder / RANKS_JSON, *self._folder.glob(pulse_name("*"))):

@@ -23,8 +23,8 @@ from lightning_forge_profiling.schema import (
     Begin,
     End,
     EventLine,
-    Heard,
     IntervalLine,
+    LastPulse,
     Line,
     RankWork,
     State,
@@ -90,7 +90,7 @@ class RunRecord:
     folder: Path
     ranks: tuple[RankRecord, ...]  # lowest first; at least one
     problems: tuple[str, ...] = ()
-    heard: Mapping[int, Heard] = field(default_factory=dict)  # the latest pulse of each rank that was heard
+    heard: Mapping[int, LastPulse] = field(default_factory=dict)  # the latest pulse of each rank that was heard
 
     @property
     def works(self) -> tuple[RankWork, ...]:

@@ -18,8 +18,8 @@ from lightning_forge_profiling.record.reader import RankEnergy, RankRecord, Reco
 from lightning_forge_profiling.schema import (
     Begin,
     EventLine,
-    Heard,
     IntervalLine,
+    LastPulse,
     Rates,
     RunEnergy,
     RunProgress,
@@ -62,7 +62,7 @@ def _rank_statuses(record: RunRecord, now: float) -> Iterator[tuple[int, RunStat
         yield number, rank_status(rank, now, record.heard.get(number))
 
 
-def rank_status(rank: RankRecord, now: float, heard: Heard | None = None) -> RunStatus:
+def rank_status(rank: RankRecord, now: float, heard: LastPulse | None = None) -> RunStatus:
     """Status of one rank, by its record and its latest pulse."""
     began = rank.begin.at
     at = max((line.at for line in rank.lines), default=began)

@@ -17,7 +17,7 @@ from lightning_forge_profiling.diagnosis.machine_rules import (
     memory_layers,
 )
 from lightning_forge_profiling.diagnosis.ranks import late_rank, not_measured
-from lightning_forge_profiling.diagnosis.rule import NAMED_FROM_PCT, in_ms
+from lightning_forge_profiling.diagnosis.rule import MIN_SHARE_PCT, in_ms
 from lightning_forge_profiling.names import STARTUP_IMPORTS, STARTUP_PROCESS
 from lightning_forge_profiling.report.wording import digits
 from lightning_forge_profiling.schema import (
@@ -152,7 +152,7 @@ def rank_lines(run: RunEvidence) -> Iterator[tuple[str, str]]:
         return
     own_ms = {work.rank: sum(work.step_leaves_ms.values()) for work in run.ranks.works}
     ranks = sorted(run.ranks.works, key=lambda work: -own_ms[work.rank])
-    if not ranks or max(own_ms.values()) - min(own_ms.values()) < NAMED_FROM_PCT / 100 * run.timing.step_ms.mean:
+    if not ranks or max(own_ms.values()) - min(own_ms.values()) < MIN_SHARE_PCT / 100 * run.timing.step_ms.mean:
         return
     several_hosts = len({work.host for work in ranks}) > 1
     left_out = ranks[_SHOWN // 2 : -_SHOWN // 2]  # none of up to _SHOWN
@@ -189,7 +189,7 @@ def rank_notes(run: RunEvidence) -> Iterator[str]:
         seconds = {work.rank: work.own_ms(part) * costs.steps / 1e3 for work in run.ranks.works}
         most = max(seconds, key=seconds.__getitem__)
         more_s = seconds[most] - median(s for rank, s in seconds.items() if rank != most)
-        if more_s >= NAMED_FROM_PCT / 100 * costs.whole_s > 0:
+        if more_s >= MIN_SHARE_PCT / 100 * costs.whole_s > 0:
             notes.append((more_s, f"rank {most} spends {more_s:.1f} s more in {part} than the others"))
     yield from (text for _, text in sorted(notes, reverse=True))
 

@@ -199,7 +199,7 @@ class CompletedSteps:
         while self._ended and self._ended[0].step <= times.step:
             ended = self._ended.popleft()
             if ended.step == times.step and ended.complete:
-                shown = times if ended.timing.saw_all else times.whole()
+                shown = times if ended.timing.all_boundaries_seen else times.whole()
                 self._totals.add(shown, ended.work, ended.left_out, ended.timing)
             else:
                 self._totals.skip(ended.work)

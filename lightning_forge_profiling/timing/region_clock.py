@@ -28,7 +28,7 @@ _log = plain_logger(__name__)
 
 # between the fetch and the transfer, before a closure's forward and between forward and backward are a few lines of
 # Python: below this limit they count to what follows, which saves three of a step's ten events
-_ABSORBS: Final = {"transfer": "other", "forward": "optimizer", "backward": "optimizer"}
+_MERGE_SHORT_GAPS: Final = {"transfer": "other", "forward": "optimizer", "backward": "optimizer"}
 ABSORBED_BELOW_NS: Final = 100_000
 
 # regions that are parts of the ledger, by the ledger's names
@@ -130,14 +130,14 @@ class RegionClock(Guarded):
                 shown = followers.show(MARK_PREFIX + ("data" if name == LOADER_START else name))
             self.stack.append((name, shown))
             label = self.labels[name]
-            if _ABSORBS.get(label) == self.label and began_ns - self.since.host_ns < ABSORBED_BELOW_NS:
+            if _MERGE_SHORT_GAPS.get(label) == self.label and began_ns - self.since.host_ns < ABSORBED_BELOW_NS:
                 self.timers.relabel(self.label, label)
-                self._be_in(label)
+                self._set_region(label)
             elif label != self.label:
                 self.since = self.timers.switch(self.label, label)
                 if name == "data" and not now.before_fetch_ns:
                     now.before_fetch_ns = self.since.host_ns - before.host_ns
-                self._be_in(label)
+                self._set_region(label)
             self.count_own(began_ns)
         except Exception as exc:
             self.note_failure(exc)
@@ -158,7 +158,7 @@ class RegionClock(Guarded):
                 if self.label == "optimizer":
                     self.now.update = self.since
                 self.since = self.timers.switch(self.label, label)
-                self._be_in(label)
+                self._set_region(label)
             self.count_own(began_ns)
         except Exception as exc:
             self.note_failure(exc)
@@ -170,7 +170,7 @@ class RegionClock(Guarded):
             span.__exit__(None, None, None)
         return name
 
-    def _be_in(self, label: str) -> None:
+    def _set_region(self, label: str) -> None:
         """The current region is another one, which may be a part of the ledger too."""
         before, self.label = self.label, label
         followers = self.followers
@@ -214,7 +214,7 @@ class RegionClock(Guarded):
         else:
             self.since = self.timers.switch(self.label, base)
         if self.label != base:
-            self._be_in(base)
+            self._set_region(base)
         if split_next is not split:
             self.followers.split_changes(split=split_next)
 
@@ -226,7 +226,7 @@ class RegionClock(Guarded):
             self.followers.split_changes(split=True)
             if self.label == WHOLE:
                 self.timers.relabel(WHOLE, "other")
-                self._be_in("other")
+                self._set_region("other")
 
     # -- what Lightning announces otherwise ------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class RegionClock(Guarded):
         return self.validating and name != "checkpoint"
 
     @guarded
-    def was_loader_start(self) -> None:
+    def relabel_validation_as_loader_start(self) -> None:
         """Count the validation under way as `loader start`: a new loader's first batch was one of training."""
         if self.active and self.validating and self.label == "validation":
             self.timers.relabel("validation", LOADER_START)
@@ -308,7 +308,7 @@ class RegionClock(Guarded):
         old, new = self.labels[region], self.labels[other]
         if self.active and self.label == old != new:
             self.timers.relabel(old, new)
-            self._be_in(new)
+            self._set_region(new)
 
     def note_failure(self, exc: Exception) -> None:
         """Switch timing off for the rest of this run, and log why."""

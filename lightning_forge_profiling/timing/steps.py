@@ -84,7 +84,7 @@ class StepTiming(NamedTuple):
     chosen: bool = True
     timing_us: float = 0.0  # host time in microseconds that timing it took
     before_fetch_ms: float = 0.0  # host time from its beginning to its fetch, if its regions were timed
-    saw_all: bool = True  # whether all of its boundaries were announced; otherwise only the whole step is valid
+    all_boundaries_seen: bool = True  # were announced; otherwise only the whole step is valid
     ended_ns: int = 0  # when it ended, by the host's clock; 0 if unknown
 
 

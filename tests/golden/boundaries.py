@@ -29,7 +29,7 @@ FOLDER: Final = Path(__file__).parent / "boundaries"
 _OF_STEPS: Final = ("start", "end_plain_step", "end_step", "finish")
 _OF_REGIONS: Final = (
     *("enter", "exit", "split", "enter_loader_start", "loader_ended", "enter_validation", "exit_validation"),
-    *("forward_in_closure", "enter_backward", "forget_forward", "was_loader_start"),
+    *("forward_in_closure", "enter_backward", "forget_forward", "relabel_validation_as_loader_start"),
 )
 _OF_USER_REGIONS: Final = ("open_region", "close_region")
 _OF_WAITS: Final = {"enter": "enter_wait", "exit": "exit_wait", "end_on_gpu": "wait_on_gpu"}  # and what is kept

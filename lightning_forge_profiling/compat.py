@@ -287,7 +287,7 @@ class ThroughputTimer:
         self.batch_size = batch_size
         self.num_workers = num_workers
         self._untimed = max(start_step - 1, 0)
-        self._fewest_steps, self._too_few = 3, -999.0
+        self._too_few = 3, -999.0  # until so many steps, this
 
     def _set_up_with_config(  # noqa: PLR0917  (DeepSpeed's signature)
         self,
@@ -310,7 +310,7 @@ class ThroughputTimer:
         self.config = config
         self.batch_size = 1 if batch_size is None else batch_size
         self._untimed = start_step
-        self._fewest_steps, self._too_few = 1, float("-inf")
+        self._too_few = 1, float("-inf")
         self.steps_per_output = steps_per_output
         self._log = self._log if logging_fn is None else logging_fn
 
@@ -356,12 +356,15 @@ class ThroughputTimer:
     def avg_samples_per_sec(self) -> float:
         """Samples per second over all workers; with too few steps -999, or -inf with a `config`."""
         steps_per_sec = self.avg_steps_per_sec()
-        return steps_per_sec if steps_per_sec == self._too_few else steps_per_sec * self.batch_size * self.num_workers
+        return (
+            steps_per_sec if steps_per_sec == self._too_few[1] else steps_per_sec * self.batch_size * self.num_workers
+        )
 
     def avg_steps_per_sec(self) -> float:
         """Steps per second; with too few steps -999, or -inf with a `config`."""
-        if self.global_step_count < self._fewest_steps or self.total_elapsed_time <= 0:
-            return self._too_few
+        fewest_steps, too_few = self._too_few
+        if self.global_step_count < fewest_steps or self.total_elapsed_time <= 0:
+            return too_few
         return self._timed / self.total_elapsed_time
 
     def print_elapsed_time(self, num_ops: float | None = None) -> None:
@@ -371,7 +374,7 @@ class ThroughputTimer:
             num_ops: floating-point operations per step, to print TFLOP/s.
         """
         steps_per_sec = self.avg_steps_per_sec()
-        if steps_per_sec == self._too_few or self.global_step_count % self.LOG_EVERY:
+        if steps_per_sec == self._too_few[1] or self.global_step_count % self.LOG_EVERY:
             return
         name = self.name or "ThroughputTimer"
         line = f"{name}: {1e3 / steps_per_sec:.3f} ms per step after {self.global_step_count} steps"

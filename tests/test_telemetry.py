@@ -311,7 +311,7 @@ def test_a_meter_that_begins_anew_does_not_count_backwards():
 def test_the_energy_of_the_fit_is_of_all_samples_also_those_that_do_not_count():
     bench = Bench()
     bench.sample(millijoules=100_000)
-    assert bench.sampler.joules is None, "of one reading"
+    assert bench.sampler.energy.joules is None, "of one reading"
     bench.sample(millijoules=400_000)
     bench.sampler.restart()  # the warm-up is over
     bench.sampler.pause()
@@ -319,7 +319,7 @@ def test_the_energy_of_the_fit_is_of_all_samples_also_those_that_do_not_count():
     bench.sampler.resume()
     for millijoules in (950_000, 10_000, 30_000):  # the driver was loaded anew
         bench.sample(millijoules=millijoules)
-    assert bench.sampler.joules == 300 + 500 + 50 + 20
+    assert bench.sampler.energy.joules == 300 + 500 + 50 + 20
 
 
 def test_a_pause_between_two_samples_leaves_a_gap_too():

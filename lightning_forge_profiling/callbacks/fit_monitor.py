@@ -11,7 +11,7 @@ from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.callbacks.fit_record import Live
 from lightning_forge_profiling.callbacks.fit_results import FitCallback, FitReporter, FitResults
 from lightning_forge_profiling.callbacks.fit_settings import FitSettings
-from lightning_forge_profiling.callbacks.fit_steps import FitSteps, StepEvents
+from lightning_forge_profiling.callbacks.fit_steps import FitSteps
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.host_readings import HostReadings
 from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch
@@ -72,8 +72,7 @@ class FitMonitor(Guarded):
             nsight=nsight,
         )
         self.readings = HostReadings(self.step_timer)
-        self.steps: FitSteps | None = None  # while it trains
-        self._events: StepEvents | None = None  # what was noticed between them
+        self._steps: FitSteps | None = None
         self.waits: WatchedWaits | None = None  # for other ranks; None for a single one
         self._awaited = list(callbacks)
         self._reporter = FitReporter(self)
@@ -93,7 +92,7 @@ class FitMonitor(Guarded):
         """This is a forked process: the fit is none of its own."""
         self.note_no_more()
         self.phase = Phase.OVER
-        self.window = self.log = self.steps = self._events = None
+        self.window = self.log = self._steps = None
         self.step_timer.regions.active = False
         for callback in self.callbacks:
             callback.fit_is_over()
@@ -101,8 +100,8 @@ class FitMonitor(Guarded):
     def note_no_more(self) -> None:
         """Switch off what watches the steps."""
         self.failed = True
-        if self.steps is not None:
-            self.steps.failed = True
+        if self._steps is not None:
+            self._steps.failed = True
 
     def note_failure(self, exc: Exception) -> None:
         """Switch the profiling off, and log why if it is the first failure."""
@@ -133,8 +132,7 @@ class FitMonitor(Guarded):
     @guarded
     def _watch_set_up(self) -> None:
         set_up = self._ends[Phase.SETTING_UP]
-        failed = bool if self.log is None else self.log.finish
-        set_up.callback(self.training.time_set_up(self.ledger, failed).release)
+        set_up.callback(self.training.time_set_up(self.ledger, self._finish_log).release)
         self.readings.workers.watch()
         set_up.callback(self.readings.workers.release)
 
@@ -153,7 +151,7 @@ class FitMonitor(Guarded):
         # by the time that training begins its loader's workers are there
         self._ends[Phase.SETTING_UP].close()
         ends = self._ends[Phase.TRAINING]
-        self.steps = steps = FitSteps(
+        self._steps = steps = FitSteps(
             self.training,
             self.step_timer,
             self._work_counter(),
@@ -162,7 +160,6 @@ class FitMonitor(Guarded):
             log=self.log,
             failed=self.note_failure,
         )
-        self._events = steps.events
         steps.begin(ends)
         self._measure_waits()
         self.step_timer.start()
@@ -196,6 +193,11 @@ class FitMonitor(Guarded):
         )
 
     # -- between steps -------------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> FitSteps | None:
+        """What ends the steps; None unless it trains."""
+        return self._steps if self.phase is Phase.TRAINING else None
 
     @property
     def recording(self) -> bool:
@@ -277,7 +279,6 @@ class FitMonitor(Guarded):
     @guarded_end
     def _end_training(self, reason: Reason) -> None:
         """Stop timing, restore what was replaced, write what an unfinished window has, log the last entry."""
-        self.steps = None
         try:
             with ExitStack() as last, self._ends[Phase.TRAINING], self._ends[Phase.SETTING_UP]:
                 if self.step_timer.began:
@@ -323,6 +324,9 @@ class FitMonitor(Guarded):
     def _finish_parts(self, *, interrupted: bool) -> None:
         if self.window is not None:
             self.window.finish(interrupted=interrupted)
+        self._finish_log()
+
+    def _finish_log(self) -> None:
         if self.log is not None:
             self.log.finish()
 
@@ -357,7 +361,7 @@ class FitMonitor(Guarded):
     @property
     def memory(self) -> MemoryWatch | None:
         """What watches PyTorch's allocator; None without a GPU."""
-        return None if self._events is None else self._events.memory
+        return None if self._steps is None else self._steps.events.memory
 
     def trace(self) -> TraceReport | None:
         """The report on the window; None without one."""
@@ -365,8 +369,8 @@ class FitMonitor(Guarded):
 
     def metrics(self) -> dict[str, float]:
         """The metrics of memory and of `torch.compile` as they are now."""
-        return {} if self._events is None else self._events.metrics()
+        return {} if self._steps is None else self._steps.events.metrics()
 
     def recompilations(self) -> tuple[Recompilation, ...]:
         """What `torch.compile` compiled again."""
-        return () if self._events is None else self._events.recompilations()
+        return () if self._steps is None else self._steps.events.recompilations()

@@ -123,7 +123,7 @@ class RunTelemetry:
             throttled_pct=usage.throttled_pct,
             throttled_by_pct=usage.throttled_by_pct,
             joules_per_sample=watts / samples_per_second if watts is not None and samples_per_second else None,
-            joules=self.sampler.joules,
+            joules=self.sampler.energy.joules,
             allocated_peak_gib=None if allocator is None else _gib(allocator.peak_bytes),
             alloc_retries=None if allocator is None else allocator.retries,
             device_allocs_per_step=None if allocator is None or not steps else allocator.device_allocs / steps,

@@ -148,6 +148,22 @@ class UsageCurve:
         return tuple(self._points)
 
 
+class EnergyMeter:
+    """Adds up a board's energy over all samples, counted or not."""
+
+    def __init__(self) -> None:
+        self.joules: float | None = None  # None if unknown
+        self._latest_j: float | None = None
+
+    def add(self, energy_j: float | None) -> None:
+        """Add the meter's reading, if there is one. The meter may restart."""
+        if energy_j is None:
+            return
+        if self._latest_j is not None:
+            self.joules = (self.joules or 0.0) + max(energy_j - self._latest_j, 0.0)
+        self._latest_j = energy_j
+
+
 class TelemetrySampler:
     """Samples a GPU's sensors in a background thread, which never raises.
 
@@ -164,13 +180,12 @@ class TelemetrySampler:
         self.device: GpuReader | None = None  # the device, once the thread has found it
         self.problem = ""  # why there is no telemetry; empty if there is
         self.latest: Mapping[str, float] = {}  # the latest reading of each sensor, counted or not
-        self.joules: float | None = None  # energy of the board over all samples, counted or not; None if unknown
+        self.energy = EnergyMeter()
         self._open_reader = open_reader
         self._period_s = period_s
         self._clock_ns = clock_ns
         self._interval, self._run, self._curve = GpuUsage(), GpuUsage(), UsageCurve()
         self._previous: GpuSample | None = None
-        self._latest_j: float | None = None
         self._counting = True
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -217,18 +232,11 @@ class TelemetrySampler:
             usage = GpuUsage.of(sample, self._previous, counted=self._counting)
             self._curve.add(usage)
             self.latest = usage.mean
-            self._add_energy(sample.energy_j)
+            self.energy.add(sample.energy_j)
             if self._counting:
                 self._previous = sample
                 self._interval, self._run = self._interval.plus(usage), self._run.plus(usage)
         return True
-
-    def _add_energy(self, energy_j: float | None) -> None:
-        if energy_j is None:
-            return
-        if self._latest_j is not None:
-            self.joules = (self.joules or 0.0) + max(energy_j - self._latest_j, 0.0)  # the meter may restart
-        self._latest_j = energy_j
 
     def close(self) -> None:
         """Shut NVML down, in the thread."""

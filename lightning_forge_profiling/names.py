@@ -287,10 +287,6 @@ def per_second(unit: str, *, device: bool = False, loop: str = "") -> str:
     return f"throughput/{of}{unit}_per_sec"
 
 
-KINETO_LOG_LEVEL: Final = "KINETO_LOG_LEVEL"
-OWN_KINETO_LEVEL: Final = "_FORGE_PROFILING_KINETO"
-"""Environment variables that `run` sets where the first is not: Kineto reads it when the first profiler starts."""
-
 _SWITCH: Final = "FORGE_PROFILING"
 SWITCHED_OFF: Final = f"{_SWITCH}=0"
 

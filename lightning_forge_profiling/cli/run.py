@@ -14,9 +14,7 @@ from typing import Any
 from lightning_forge_profiling import entry_point
 from lightning_forge_profiling.cli.shared import warn
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.names import KINETO_LOG_LEVEL, OWN_KINETO_LEVEL, SWITCHED_OFF, switched_off
-
-_QUIET_KINETO = "6"  # above its warnings of a machine without a GPU and its notes on start and stop
+from lightning_forge_profiling.names import SWITCHED_OFF, switched_off
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,8 +30,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         path = [str(Path(entry_point.__file__).with_name("at_start")), environment.get("PYTHONPATH")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-        if not args.no_window and KINETO_LOG_LEVEL not in environment:
-            environment |= {KINETO_LOG_LEVEL: _QUIET_KINETO, OWN_KINETO_LEVEL: "1"}
     if entry_point.is_first_rank():
         warn(does)
     sys.stdout.flush()

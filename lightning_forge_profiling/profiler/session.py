@@ -4,8 +4,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType, TracebackType
@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, record_function
 from torch.profiler.profiler import _KinetoProfile
 
 from lightning_forge_profiling.forks import OWNED
-from lightning_forge_profiling.names import KINETO_LOG_LEVEL, METADATA_KEY, OWN_KINETO_LEVEL
+from lightning_forge_profiling.names import METADATA_KEY
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import TraceOutput, exit_timeout_s, finished
 from lightning_forge_profiling.profiler.collector import (
@@ -41,10 +41,21 @@ from lightning_forge_profiling.profiler.config import (
 )
 from lightning_forge_profiling.schema import TraceReport
 
+KINETO_LOG_LEVEL: Final = "KINETO_LOG_LEVEL"
+"""Environment variable that Kineto reads when the first profiler of a process starts."""
+_QUIET: Final = "6"  # above its notes on start and stop, and its warnings of a machine without a GPU
 
-def _leave_kinetos_level() -> None:
-    """Remove from the environment what `run` set for the start of the first profiler."""
-    if os.environ.pop(OWN_KINETO_LEVEL, None):
+
+@contextmanager
+def quiet_kineto() -> Iterator[None]:
+    """Let Kineto write nothing to standard error, unless the user has set its level or it has started before."""
+    if KINETO_LOG_LEVEL in os.environ:
+        yield
+        return
+    os.environ[KINETO_LOG_LEVEL] = _QUIET
+    try:
+        yield
+    finally:
         os.environ.pop(KINETO_LOG_LEVEL, None)
 
 
@@ -244,7 +255,6 @@ class TraceSession:
                 )
         except Exception as exc:
             self._fail(exc)
-        _leave_kinetos_level()
         self._phase = Phase.DONE
 
     def finish(self, timeout_s: float = 600, *, interrupted: bool = False, alone: bool = False) -> TraceReport:
@@ -305,9 +315,8 @@ class TraceSession:
             with_stack=config.with_stack,
             with_flops=config.with_flops,
         )
-        with no_warning_of_later_cycles():
+        with no_warning_of_later_cycles(), quiet_kineto():
             self._profiler.prepare_trace()
-        _leave_kinetos_level()
         if recording:
             self._profiler.start_trace()
         self._report = replace(self._report, status="recording", start_stall_ms=(perf_counter() - began) * 1e3)

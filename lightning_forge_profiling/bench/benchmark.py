@@ -202,7 +202,7 @@ def benchmark(
         **others: none; the function's keyword arguments go into `kwargs`.
 
     Returns:
-        The result: print it, draw it with `svg()`, or pass several to `compare_benchmarks`.
+        The result: print it, or pass several to `compare_benchmarks`.
 
     Raises:
         ConfigurationError: an argument cannot work.

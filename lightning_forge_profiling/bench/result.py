@@ -1,4 +1,4 @@
-"""The result of `benchmark`: samples, what follows from them, and its text, JSON and histogram."""
+"""The result of `benchmark`: samples, what follows from them, and its text and JSON."""
 
 import json
 import math
@@ -13,51 +13,6 @@ import numpy as np
 
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.clocks import ClockSummary
-
-_LONGEST_TITLE: Final = 88  # of 12 pixels, in letters of mean width
-_MOST_BARS: Final = 60
-
-
-def draw(samples: Sequence[float], title: str, subtitle: str, unit: str) -> str:
-    """Draw samples as bars, with lines at the median and at the 5th and 95th percentile."""
-    from lightning_forge_profiling.report.page import rendered  # noqa: PLC0415  (Jinja2 only where one is drawn)
-
-    values = np.asarray(samples, float)
-    low, high = (float(value) for value in np.percentile(values, [1, 99]))  # samples beyond are counted at the side
-    margin = (high - low) * 0.05 or abs(low) * 0.01 or 1e-3
-    low, high = low - margin, high + margin
-    inside = values[(values >= low) & (values <= high)]
-    counts, edges = np.histogram(inside, int(min(_MOST_BARS, max(5, 2 * len(inside) ** 0.5))), (low, high))
-
-    def x(value: float) -> float:
-        return round(20 + (value - low) / (high - low) * 600, 1)
-
-    bars = [
-        {
-            "x": x(start),
-            "y": round(190 - 130 * count / counts.max(), 1),
-            "width": max(round(x(end) - x(start) - 1, 1), 0.5),
-            "tip": f"{count} samples, {start:.4g} to {end:.4g} {unit}",
-        }
-        for count, start, end in zip(counts.tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-        if count
-    ]
-    marks = zip(("p5", "median", "p95"), np.percentile(values, [5, 50, 95]).tolist(), strict=True)
-    return rendered(
-        "histogram.svg",
-        label=title,
-        title=_shortened(title),
-        subtitle=_shortened(subtitle),
-        bars=bars,
-        marks=[{"x": x(value), "text": f"{name} {value:.4g} {unit}"} for name, value in marks],
-        above=int((values > high).sum()),
-        below=int((values < low).sum()),
-    )
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST_TITLE else f"{text[: _LONGEST_TITLE - 1]}…"
-
 
 _Z95: Final = 1.96  # of the normal distribution
 # All of n samples lie on one side of the true median with probability 2 * 2^-n, which is under 5 % from 6 on.
@@ -98,7 +53,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     return ordered[rank - 1], ordered[count - rank]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BenchmarkResult:
     """The time of one call of a function.
 
@@ -234,14 +189,6 @@ class BenchmarkResult:
             raise ConfigurationError(f"Not a result of to_json(): {error}.") from error
         return cls.from_dict(values)
 
-    def svg(self) -> str:
-        """A histogram of the samples, as the text of an SVG file."""
-        how = f"{in_unit(self.median_us)} ({self.method}, {self._cache()}) on {self.device}"
-        scale, unit = _unit(self.median_us)
-        return draw([sample / scale for sample in self.samples_us], printable(self.name), printable(how), unit)
-
-    _repr_svg_ = svg  # a notebook shows this
-
     def _cache(self) -> str:
         if self.enqueue_us is None:
             return "on the host's clock" + (f", {self.threads} CPU threads" if self.threads else "")
@@ -272,9 +219,11 @@ class BenchmarkResult:
         lines += [f"warning: {warning}" for warning in self.warnings]
         return "\n  ".join(map(printable, lines))
 
+    __repr__ = __str__  # a notebook shows this
+
 
 def printable(text: str) -> str:
-    r"""Text with every unprintable character escaped, for terminals and XML."""
+    r"""Text with every unprintable character escaped, for terminals."""
     return "".join(
         " " if character.isspace() else character if character.isprintable() else repr(character)[1:-1]
         for character in text
@@ -288,15 +237,10 @@ def in_unit(us: float) -> str:
         >>> in_unit(2.345), in_unit(0.0213), in_unit(187_300.0)
         ('2.35 µs', '21.3 ns', '187 ms')
     """
-    scale, unit = _unit(us)
+    units = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
+    scale, unit = next(((scale, unit) for scale, unit in units if abs(us) >= scale), (1e-3, "ns"))
     digits = len(str(int(abs(us / scale))))
     return f"{us / scale:.{max(0, 3 - digits)}f} {unit}"
-
-
-def _unit(us: float) -> tuple[float, str]:
-    """The unit for a time: how many microseconds it has, and its symbol."""
-    units = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
-    return next(((scale, unit) for scale, unit in units if abs(us) >= scale), (1e-3, "ns"))
 
 
 def _is_finite(value: object) -> bool:

@@ -139,7 +139,7 @@ class TestPage:
         )
         assert 10 < 12.7 * shown[0] < 17
         theme = LIGHT if scheme == "light" else DARK
-        drawn = draw_operation(H200.operations[0], theme, "svg", narrow=width <= 720)
+        drawn = draw_operation(H200.operations[0], theme, narrow=width <= 720)
         assert shown[1].endswith(b64encode(drawn).decode())
         assert page.run("return document.documentElement.scrollWidth") <= width
 

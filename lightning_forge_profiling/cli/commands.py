@@ -410,7 +410,7 @@ docs/sharing.md lists what is removed and what a copy still contains.
         "faster: in a stream of calls, for a single call, and with copies to the GPU and back.",
         examples="""\
   forge-profiling crossover --html crossover.html
-  forge-profiling crossover --ops matmul,softmax --sizes 64:4096 --dtype bfloat16 --png crossover.png
+  forge-profiling crossover --ops matmul,softmax --sizes 64:4096 --dtype bfloat16 --html bf16.html
   forge-profiling crossover --json h100.json                        measure on the machine with the GPU,
   forge-profiling crossover --from h100.json --html crossover.html  draw on another
 
@@ -439,8 +439,6 @@ minutes.
             ),
             option("--json FILE", shared.file_or_dash, "write all numbers as JSON; - prints them and nothing else"),
             option("--html FILE", shared.file, "write a page with plots and tables"),
-            option("--png FILE", shared.file, "write the plot"),
-            option("--svg FILE", shared.file, "write the plot"),
         ),
     ),
     Command(

@@ -2,9 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 from lightning_forge_profiling.cli.commands import DTYPES, MAX_TIME_S, SIZES
 from lightning_forge_profiling.cli.shared import (
@@ -35,22 +33,18 @@ def _refuse_early(args: argparse.Namespace) -> None:
     if args.source is not None and any(value is not None for value in asked):
         raise ConfigurationError("--from measures nothing: leave out --ops, --sizes, --dtype and --max-time")
     json = None if args.json == DASH else args.json
-    refuse_bad_outputs(
-        {"--json": json, "--html": args.html, "--png": args.png, "--svg": args.svg},
-        [] if args.source in {None, DASH} else [("--from", args.source)],
-    )
-    if args.html or args.svg:
-        _check_drawing("svg")
-    if args.png:
-        _check_drawing("png")
+    sources = [] if args.source in {None, DASH} else [("--from", args.source)]
+    refuse_bad_outputs({"--json": json, "--html": args.html}, sources)
+    if args.html:
+        _check_drawing()
 
 
-def _check_drawing(kind: Literal["png", "svg"]) -> None:
+def _check_drawing() -> None:
     """Draw an empty plot, to find a missing or broken matplotlib before measuring."""
     try:
         from lightning_forge_profiling.crossover.plot import LIGHT, draw_operation  # noqa: PLC0415
 
-        draw_operation(curves.OperationCurves(name="", meaning="", curves=()), LIGHT, kind)
+        draw_operation(curves.OperationCurves(name="", meaning="", curves=()), LIGHT)
     except Exception as error:  # a broken installation can raise anything
         missing = isinstance(error, ModuleNotFoundError) and error.name == "matplotlib"
         why = "is not installed" if missing else f"fails here ({type(error).__name__}: {error})"
@@ -108,24 +102,12 @@ def _hand_over(args: argparse.Namespace, result: curves.CrossoverResult) -> None
             curves.print_crossover(result)
         sys.stdout.flush()
     finally:  # the reader of a pipe may close it early
-        for path, content in _drawn(args, result):
-            write(path, content)
+        if args.html:
+            from lightning_forge_profiling.crossover.plot import crossover_page  # noqa: PLC0415  (loads matplotlib)
+
+            write(args.html, crossover_page(result).encode(errors="replace"))
     if args.json != DASH:
         for path in written:
             say(f"written    {path}")
     if failed:
         raise OSError("; ".join(failed))
-
-
-def _drawn(args: argparse.Namespace, result: curves.CrossoverResult) -> Iterator[tuple[Path, bytes]]:
-    if args.html:
-        from lightning_forge_profiling.crossover.plot import crossover_page  # noqa: PLC0415  (loads matplotlib)
-
-        yield args.html, crossover_page(result).encode(errors="replace")
-    if args.png or args.svg:
-        from lightning_forge_profiling.crossover.plot import LIGHT, draw_result  # noqa: PLC0415  (loads matplotlib)
-
-        if args.png:
-            yield args.png, draw_result(result, LIGHT, "png")
-        if args.svg:
-            yield args.svg, draw_result(result, LIGHT, "svg")

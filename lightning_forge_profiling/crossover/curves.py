@@ -312,18 +312,14 @@ def _uncertain(crossover: Crossover) -> str:
     return " (within the noise, at no size)"
 
 
-def threads(setting: Setting) -> str:
-    """The number of CPU threads, with its unit."""
-    return f"{setting.threads} thread{'' if setting.threads == 1 else 's'}"
-
-
 def facts(result: CrossoverResult) -> list[tuple[str, str]]:
     """Where and how a crossover was measured, as names and values."""
     setting = result.setting
     versions = f"{setting.torch} ({setting.platform})" if setting.platform else setting.torch
+    threads = f"{setting.threads} thread{'' if setting.threads == 1 else 's'}"
     named = [
         ("GPU", setting.gpu or "none"),
-        ("CPU", f"{setting.cpu}, {threads(setting)}"),
+        ("CPU", f"{setting.cpu}, {threads}"),
         ("Type", setting.dtype),
         ("TF32", setting.tf32),
         ("PyTorch", versions),

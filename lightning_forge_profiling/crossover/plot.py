@@ -2,18 +2,14 @@
 
 import io
 import math
-import textwrap
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from matplotlib import rc_context, rcParamsDefault
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from lightning_forge_profiling.bench.result import in_unit
@@ -28,13 +24,9 @@ from lightning_forge_profiling.crossover.curves import (
     describe,
     ends,
     facts,
-    threads,
     warnings,
 )
 from lightning_forge_profiling.report.page import web_page
-from lightning_forge_profiling.report.wording import short
-
-Format = Literal["png", "svg"]
 
 
 class Theme(NamedTuple):
@@ -59,81 +51,36 @@ _PENS: Final = MappingProxyType[Way, tuple[str, str, str]](
     }
 )
 
-_PANEL_INCHES: Final = (5.6, 3.9)
-_DPI: Final = 150
-_MOST_COLUMNS: Final = 2
-_ALONE_INCHES: Final = (7.6, 4.4)
+_INCHES: Final = (7.6, 4.4)
 _NARROW_INCHES: Final = (4.0, 4.2)  # on a phone, some 350 pixels wide, text of 9.5 points is then 11 pixels high
-_HEADING_INCHES: Final = 0.6  # of one line, and one of the legend
-_LINE_INCHES: Final = 0.22  # of each more
-_HEADING_MARGINS_INCHES: Final = 0.25
-_AXIS_INCHES: Final = 0.9  # left of a panel, with its labels
-_HEADING_POINTS: Final = 11
-_TITLE_POINTS: Final = 9.5
-_LONGEST_NAME: Final = 60
 _TICKS_PER_INCH: Final = 1.8
 _SPARSE: Final = 100.0  # an axis that is no longer has a label at 1, 2 and 5; a longer one has two powers of ten
 _SHORTEST_AXIS: Final = 10.0
 _ROUNDING: Final = 1 - 1e-9
 
 
-def draw_operation(operation: OperationCurves, theme: Theme, kind: Format, *, narrow: bool = False) -> bytes:
-    """A plot of one operation's curves."""
-    with _style(theme):
-        inches = _NARROW_INCHES if narrow else _ALONE_INCHES
+def draw_operation(operation: OperationCurves, theme: Theme, *, narrow: bool = False) -> bytes:
+    """A plot of one operation's curves, as SVG."""
+    panels = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
+    texts = ("text.color", "legend.labelcolor", "axes.titlecolor")
+    muted = ("axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    look: Any = {  # typed as a mapping of some hundred literals
+        **dict.fromkeys(panels, theme.panel),
+        **dict.fromkeys(texts, theme.ink),
+        **dict.fromkeys(muted, theme.muted),
+        "font.size": 9.5,
+        "svg.hashsalt": "forge-profiling",  # salted, identifiers are reproducible
+    }
+    inches = _NARROW_INCHES if narrow else _INCHES
+    stream = io.BytesIO()
+    with style.context(look, after_reset=True):  # over Matplotlib's own defaults, whatever the user's are
         figure = Figure(figsize=inches, layout="constrained")
         axes = figure.subplots()
         _draw(axes, operation, theme, most_ticks=round(inches[0] * _TICKS_PER_INCH))
         if axes.lines:
             figure.legend(loc="outside upper left", ncols=2 if narrow else 4, fontsize=9, frameon=False)
-        return _file(figure, kind)
-
-
-def draw_result(result: CrossoverResult, theme: Theme, kind: Format) -> bytes:
-    """A plot of all operations side by side, with a heading."""
-    with _style(theme):
-        columns = min(_MOST_COLUMNS, len(result.operations))
-        rows = math.ceil(len(result.operations) / columns)
-        width, height = _PANEL_INCHES
-        setting = result.setting
-        machine = f"{_short(setting.cpu)} ({threads(setting)}), {_short(setting.dtype)}"
-        machine = f"{_short(setting.gpu)} against {machine}" if setting.gpu else machine
-        heading = _wrapped(machine, columns * width - _HEADING_MARGINS_INCHES, _HEADING_POINTS)
-        titles = [
-            _wrapped(f"{_short(one.name)}: {_short(one.meaning)}", width - _AXIS_INCHES, _TITLE_POINTS)
-            for one in result.operations
-        ]
-        in_a_row = 2 * columns  # more legend entries would be cut off
-        ways = {curve.way for operation in result.operations for curve in operation.curves if curve.points}
-        more_lines = heading.count("\n") + (len(ways) > in_a_row)
-        inches = (columns * width, rows * height + _HEADING_INCHES + more_lines * _LINE_INCHES)
-        figure = Figure(figsize=inches, layout="constrained")
-        panels = figure.subplots(rows, columns, squeeze=False)
-        for axes in panels.flat[len(result.operations) :]:
-            axes.set_axis_off()
-        for axes, operation, title in zip(panels.flat, result.operations, titles, strict=False):
-            _draw(axes, operation, theme, most_ticks=round(width * _TICKS_PER_INCH))
-            axes.set_title(title, fontsize=_TITLE_POINTS, loc="left")
-        lines = {line.get_label(): line for axes in panels.flat for line in axes.get_legend_handles_labels()[0]}
-        look: Any = {"title_fontsize": _HEADING_POINTS, "alignment": "left", "ncols": in_a_row, "frameon": False}
-        figure.legend(lines.values(), lines.keys(), title=heading, loc="outside upper left", **look)
-        return _file(figure, kind)
-
-
-def _short(text: str) -> str:
-    return short(text, _LONGEST_NAME)
-
-
-def _wrapped(text: str, inches: float, points: float) -> str:
-    """Text broken into lines that fit, with dollar signs escaped: they would begin a formula."""
-    font = FontProperties(size=points)
-
-    def fits(line: str) -> bool:
-        return text_to_path.get_text_width_height_descent(line, font, ismath=False)[0] <= 72 * inches
-
-    tried = (textwrap.wrap(text, columns) for columns in range(len(text), 0, -1))
-    lines = next((lines for lines in tried if all(map(fits, lines))), [text])
-    return "\n".join(lines).replace("$", r"\$")
+        figure.savefig(stream, format="svg", metadata={"Date": None})
+    return stream.getvalue()
 
 
 def _draw(axes: Axes, operation: OperationCurves, theme: Theme, *, most_ticks: int) -> None:
@@ -205,31 +152,6 @@ def _times(low: float, high: float) -> tuple[float, float]:
     return low / more, high * more
 
 
-@contextmanager
-def _style(theme: Theme) -> Iterator[None]:
-    """Matplotlib's own defaults, whatever the user's are, in a theme's colours."""
-    defaults = {name: value for name, value in rcParamsDefault.items() if not name.startswith("backend")}
-    panels = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
-    texts = ("text.color", "legend.labelcolor", "axes.titlecolor")
-    muted = ("axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-    settings: Any = {  # typed as a mapping of some hundred literals
-        **defaults,
-        **dict.fromkeys(panels, theme.panel),
-        **dict.fromkeys(texts, theme.ink),
-        **dict.fromkeys(muted, theme.muted),
-        "font.size": 9.5,
-        "svg.hashsalt": "forge-profiling",  # salted, identifiers are reproducible
-    }
-    with rc_context(settings):
-        yield
-
-
-def _file(figure: Figure, kind: Format) -> bytes:
-    stream = io.BytesIO()
-    figure.savefig(stream, format=kind, dpi=_DPI, metadata={"Date": None} if kind == "svg" else None)
-    return stream.getvalue()
-
-
 _TITLE: Final = "The size from which the GPU is faster"
 _NARROW: Final = "(max-width: 720px)"  # as in assets/crossover.css
 _DARK: Final = "(prefers-color-scheme: dark)"
@@ -255,7 +177,7 @@ def crossover_page(result: CrossoverResult) -> str:
 
 def _operation(operation: OperationCurves) -> dict[str, Any]:
     plots = {
-        f"{prefix}{name}": b64encode(draw_operation(operation, theme, "svg", narrow=bool(prefix))).decode()
+        f"{prefix}{name}": b64encode(draw_operation(operation, theme, narrow=bool(prefix))).decode()
         for prefix in ("", "narrow_")
         for name, theme in (("dark", DARK), ("light", LIGHT))
     }

@@ -10,9 +10,8 @@ import argparse
 
 import numpy as np
 
-from lightning_forge_profiling.bench.comparison import compare_benchmarks
-from lightning_forge_profiling.bench.result import BenchmarkResult, median_interval
-from lightning_forge_profiling.bench.sampling import Options, collect
+from lightning_forge_profiling.bench.benchmark import Options, collect
+from lightning_forge_profiling.bench.result import BenchmarkResult, compare_benchmarks, median_interval
 
 NOISE = 0.02
 CALL_US = 20_000.0

@@ -3,8 +3,7 @@
 `Analysis` is at the top of the package.
 """
 
-from lightning_forge_profiling.bench.comparison import Comparison
-from lightning_forge_profiling.bench.result import BenchmarkResult
+from lightning_forge_profiling.bench.result import BenchmarkResult, Comparison
 from lightning_forge_profiling.flops.count import FlopCount
 from lightning_forge_profiling.flops.precision import MeasuredPeak
 from lightning_forge_profiling.pipeline import AnalysisResult

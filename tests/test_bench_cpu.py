@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_forge_profiling.bench.benchmark import benchmark, time_call
+from lightning_forge_profiling.bench.benchmark import Options, benchmark, collect, drift, time_call
+from lightning_forge_profiling.bench.call import TimedCall
 from lightning_forge_profiling.bench.methods import CALL, busy_us_per_call
-from lightning_forge_profiling.bench.sampling import Options, TimedCall, collect, drift
 from lightning_forge_profiling.errors import ForgeProfilingError
 
 

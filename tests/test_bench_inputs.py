@@ -11,11 +11,9 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from lightning_forge_profiling.bench.benchmark import benchmark
-from lightning_forge_profiling.bench.comparison import compare_benchmarks
-from lightning_forge_profiling.bench.device import find_device
-from lightning_forge_profiling.bench.result import BenchmarkResult
-from lightning_forge_profiling.bench.sampling import Options, default_name
+from lightning_forge_profiling.bench.benchmark import Options, benchmark
+from lightning_forge_profiling.bench.call import default_name, find_device
+from lightning_forge_profiling.bench.result import BenchmarkResult, compare_benchmarks
 from lightning_forge_profiling.errors import ConfigurationError
 from tests.simulated_gpu import SimulatedGpu
 

@@ -5,8 +5,8 @@ from itertools import count
 import pytest
 import torch
 
-from lightning_forge_profiling.bench.benchmark import time_call
-from lightning_forge_profiling.bench.sampling import Options, TimedCall
+from lightning_forge_profiling.bench.benchmark import Options, time_call
+from lightning_forge_profiling.bench.call import TimedCall
 from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
 from lightning_forge_profiling.gpu.clocks import ClockWatch
 from tests.fake_nvml import FakeNvml

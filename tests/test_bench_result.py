@@ -7,8 +7,13 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from lightning_forge_profiling.bench.comparison import compare_benchmarks
-from lightning_forge_profiling.bench.result import BenchmarkResult, in_unit, median_interval, median_noise
+from lightning_forge_profiling.bench.result import (
+    BenchmarkResult,
+    compare_benchmarks,
+    in_unit,
+    median_interval,
+    median_noise,
+)
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.clocks import ClockSummary
 

@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "record": {"msgspec", "schema", "json_layout"},
     "report": {"msgspec", "jinja2", "timing", "schema", "kineto", "diagnosis", "record", "json_layout"},
     "ranks": {"torch", "msgspec", "host", "schema"},
-    "bench": {"torch", "numpy", "msgspec", "host", "timing", "gpu", "diagnosis", "report"},
+    "bench": {"torch", "numpy", "msgspec", "host", "timing", "gpu", "diagnosis"},
     "comparison": {"numpy", "msgspec", "timing", "schema", "diagnosis", "record", "report", "bench"},
     "crossover": {"torch", "msgspec", "matplotlib", "host", "flops", "report", "bench", "json_layout"},
     "finish": {"msgspec", "host", "schema", "kineto", "diagnosis", "pipeline", "record", "report"},

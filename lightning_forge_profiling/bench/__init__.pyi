@@ -1,1 +1,1 @@
-from .comparison import compare_benchmarks as compare_benchmarks
+from .result import compare_benchmarks as compare_benchmarks

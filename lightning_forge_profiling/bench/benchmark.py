@@ -1,149 +1,291 @@
-"""`benchmark`: times one function, from its arguments to a `BenchmarkResult`."""
+"""`benchmark`: warms a function up, and samples it until the median is known well enough."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import gc
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
+from statistics import fmean, median
 from time import perf_counter_ns, sleep
 from typing import Any, Final, NamedTuple, Never
 
 import torch
 
-from lightning_forge_profiling.bench.device import (
-    CaptureError,
-    CudaDevice,
-    EventTimer,
-    GpuEffects,
-    device_of,
-    first_line,
-    gpu_effects,
-)
-from lightning_forge_profiling.bench.methods import (
-    Graph,
-    HostClock,
-    Kernels,
-    NoGpuWorkError,
-    OneCall,
-    Sampler,
-    Saturated,
-)
-from lightning_forge_profiling.bench.result import BenchmarkResult
-from lightning_forge_profiling.bench.sampling import (
-    HOST_METHODS,
-    Options,
-    TimedCall,
-    Unthrottled,
-    argument_sets,
-    collect,
-    no_garbage_collection,
-    sample_warnings,
-    unthrottled,
-    warm_up,
-)
+from lightning_forge_profiling.bench.call import TimedCall, argument_sets, device_of
+from lightning_forge_profiling.bench.device import CudaDevice, EventTimer, gpu_effects
+from lightning_forge_profiling.bench.methods import HOST_METHODS, METHODS, HostClock, MethodChoice, choose_method
+from lightning_forge_profiling.bench.result import BenchmarkResult, is_number, median_noise
 from lightning_forge_profiling.errors import ClocksUnavailableError, ConfigurationError, ForgeProfilingError
-from lightning_forge_profiling.gpu.clocks import ClockWatch
+from lightning_forge_profiling.gpu.clocks import ClockSummary, ClockWatch
 from lightning_forge_profiling.host import CpuTimes, cpu_times, waited_pct
 
-_CURRENT_STREAM_METHODS: Final = frozenset({"graph", "saturated", "events"})
+_MIN_TIME_S: Final = 0.1
+_MAX_TIME_S: Final = 3.0
 
 
-class MethodChoice(NamedTuple):
-    """How a function is timed, what a call does on the GPU (None if it does not use it), and warnings about both."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments of `benchmark` that do not describe the call, checked."""
 
-    sampler: Sampler
-    effects: GpuEffects | None
-    warnings: tuple[str, ...] = ()
+    method: str = "auto"
+    flush_l2: bool = True
+    warmup: int | None = None
+    min_time: float | None = None
+    max_time: float | None = None
+    max_noise: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ConfigurationError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}.")
+        if not isinstance(self.flush_l2, bool):
+            raise ConfigurationError(f"flush_l2 must be True or False, got {self.flush_l2!r}.")
+        if self.warmup is not None and (type(self.warmup) is not int or self.warmup < 0):
+            raise ConfigurationError(
+                f"warmup must be a number of calls, 0 or more, got {self.warmup!r}. Leave it out to warm up until the "
+                "time of a call is steady."
+            )
+        for name, value in (("max_time", self.max_time), ("min_time", self.min_time)):
+            if value is not None and not (is_number(value) and value < math.inf):
+                raise ConfigurationError(f"{name} must be a number of seconds, 0 or more, got {value!r}.")
+        if self.min_time_s > self.max_time_s:
+            raise ConfigurationError(f"min_time ({self.min_time_s} s) is longer than max_time ({self.max_time_s} s).")
+        if not is_number(self.max_noise) or not self.max_noise:
+            raise ConfigurationError(
+                f"max_noise must be a number greater than 0, such as 0.01 for 1 %, got {self.max_noise!r}."
+            )
+
+    @property
+    def min_time_s(self) -> float:
+        """`min_time`, by default 0.1 s or `max_time`, whichever is less."""
+        default = _MIN_TIME_S if self.max_time is None else min(_MIN_TIME_S, self.max_time)
+        return default if self.min_time is None else self.min_time
+
+    @property
+    def max_time_s(self) -> float:
+        """`max_time`, by default 3 s or `min_time`, whichever is more."""
+        default = _MAX_TIME_S if self.min_time is None else max(_MAX_TIME_S, self.min_time)
+        return default if self.max_time is None else self.max_time
 
 
-def choose_method(
-    call: TimedCall, options: Options, timer: EventTimer, effects: GpuEffects, call_us: float
-) -> MethodChoice:
-    """Choose the method that was asked for, or the one that suits the function."""
-    method = options.method
-    _refuse_impossible(method, effects)
-    estimated_us = effects.device_us if effects.on_stream else call_us
-    kernels = Kernels(call, timer.gpu, estimated_us, flush_l2=options.flush_l2 and effects.on_stream)
-    may_be_cpu_only = method in HOST_METHODS and not effects.certainly_on_stream
-    problem = None
-    if may_be_cpu_only or method == "kernels" or (method == "auto" and not effects.waits):
-        problem = kernels.problem()
-    on_host = MethodChoice(HostClock(call, timer.clock_ns), effects if effects.allocated_bytes else None)
-    if may_be_cpu_only and isinstance(problem, NoGpuWorkError):
-        choice = on_host
-    elif problem is not None and not effects.on_stream and method in {"auto", "cpu"}:  # "wall" waits for every stream
-        choice = on_host._replace(warnings=(f"whether it uses another stream is unknown ({first_line(problem)})",))
-    else:
-        choice = _on_gpu(call, options, kernels, problem, timer=timer, effects=effects)
-    return choice
+_MOST_FAILURES: Final = 20  # halving from 1000 calls to one fails 10 times
+
+_STEADY_BLOCKS: Final = 3
+_STEADY: Final = 0.05
+_BLOCK_NS: Final = 1_000_000
+_LEAST_WARM_UP_NS: Final = 50_000_000  # an idle GPU needs tens of milliseconds to reach its full clock
+_MOST_WARM_UP_NS: Final = 1_000_000_000
+
+# An H200 that multiplies matrices without a pause reaches its power cap after some 35 ms, and is 13 % slower from then
+# on (benchmarks/microbench.py). Busy a quarter of the time, it does not.
+_REST: Final = 3.0
+_LONGEST_REST_S: Final = 0.005
 
 
-def _refuse_impossible(method: str, effects: GpuEffects) -> None:
-    if method in _CURRENT_STREAM_METHODS and not effects.on_stream:
-        raise ConfigurationError(
-            f"method={method!r} times the current CUDA stream, and the function launches nothing there: leave method "
-            "out, or make the current stream wait for the streams that the function uses."
-        )
-    if method == "graph" and effects.waits:  # CUDA would break the capture off
-        raise ConfigurationError(
-            "method='graph' cannot capture a function that waits for the GPU (a synchronization such as .item(), "
-            "CUDA_LAUNCH_BLOCKING=1, or more launches than the queue of about 1000 holds): leave method out. To time a "
-            "graph that you have captured, call benchmark(graph.replay)."
-        )
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """What warming up showed."""
+
+    call_us: float  # wall time at its end
+    steady: bool | None  # whether blocks of calls took the same time; None if the caller chose the number of calls
+    warnings: list[str]  # of the first call
 
 
-def _on_gpu(
+def warm_up(
     call: TimedCall,
     options: Options,
-    kernels: Kernels,
-    problem: Exception | None,
+    clock_ns: Callable[[], int],
     *,
-    timer: EventTimer,
-    effects: GpuEffects,
-) -> MethodChoice:
-    """The method for a function that uses the GPU."""
-    flush_l2 = options.flush_l2
-    samplers: dict[str, Callable[[], Sampler]] = {
-        "kernels": lambda: kernels,
-        "graph": lambda: Graph(call, timer, effects),
-        "saturated": lambda: Saturated(call, timer, effects, flush_l2=flush_l2),
-        "events": lambda: OneCall("events", call, timer.event_us, flush_l2=flush_l2),
-        "wall": lambda: OneCall("wall", call, timer.wall_us, flush_l2=flush_l2),
-        "cpu": lambda: HostClock(call, timer.clock_ns),
-    }
-    method, warnings = options.method, []
-    if method == "auto":
-        method = "wall" if effects.waits and effects.on_stream else "kernels"
-    if method == "kernels" and problem is not None:
-        if options.method == "kernels":
-            raise ForgeProfilingError(
-                f"method='kernels' cannot be used: {first_line(problem)}. Leave method out, or take 'graph' or "
-                "'saturated', which need no profiler."
-            ) from problem
-        warnings.append(f"its kernels could not be read from the profiler ({first_line(problem)})")
-        # a graph of calls that each keep memory would keep the memory of all of them at once
-        method = "saturated" if flush_l2 or effects.kept_bytes > 0 else "graph"
-    try:
-        sampler = samplers[method]()
-    except Exception as error:  # only a capture can fail
-        if options.method != "graph":
-            warnings.append(f"it cannot be captured into a CUDA graph ({first_line(error)})")
-            sampler = samplers["saturated"]()
-        elif call.raised and not isinstance(error, CaptureError):
-            error.add_note("It cannot be captured into a CUDA graph: choose another method, such as 'saturated'.")
-            raise
+    synchronize: Callable[[], None] = lambda: None,
+    rest: Callable[[float], None] | None = None,
+) -> WarmUp:
+    """Call the function until three blocks of calls in a row take the same time within 5 %, for 0.05 to 1 s.
+
+    A block is whole rounds through the argument sets.
+    """
+
+    def timed_us(calls: int) -> float:
+        began = clock_ns()
+        call.call_many(calls)
+        synchronize()
+        return (clock_ns() - began) / 1e3
+
+    began = clock_ns()
+    warnings = call.call_first()
+    synchronize()
+    if options.warmup is not None:
+        more = options.warmup - 1
+        first_us = (clock_ns() - began) / 1e3
+        return WarmUp(timed_us(more) / more if more > 0 else first_us, None, warnings)
+    most_ns = max(min(options.max_time_s * 1e9, _MOST_WARM_UP_NS), _LEAST_WARM_UP_NS)
+    began, size, blocks = clock_ns(), call.sets, [0.0]
+    while True:
+        block_us = timed_us(size)
+        passed_ns = clock_ns() - began
+        blocks.append(block_us / size)
+        _pause(rest, block_us * 1e3)
+        last = blocks[-_STEADY_BLOCKS:]
+        if block_us * 1e3 < _BLOCK_NS:
+            size, blocks = size * 2, blocks[-1:]
+            steady = False
         else:
-            raise ForgeProfilingError(
-                f"method='graph' cannot be used: {first_line(error)}. Leave method out, or take 'saturated'."
-            ) from error
-    if sampler is kernels and not effects.on_stream:
-        warnings.append(
-            "its kernels were found on other streams, which the current one does not wait for: they were timed without "
-            "an L2 flush, and whether the function waits for them is unknown"
+            steady = len(blocks) > _STEADY_BLOCKS and max(last) <= (1 + _STEADY) * min(last)
+        if (steady and passed_ns >= _LEAST_WARM_UP_NS) or passed_ns >= most_ns:
+            return WarmUp(median(last), steady, warnings)
+
+
+def collect(
+    take: Callable[[], Sequence[float]],
+    options: Options,
+    clock_ns: Callable[[], int],
+    mean_of: int = 1,
+    *,
+    clock_watch: ClockWatch | None = None,
+    rest: Callable[[float], None] | None = None,
+) -> list[float]:
+    """Take samples, each the mean of so many that are taken, until the options say stop."""
+    samples: list[float] = []
+    taken: list[float] = []  # for the next mean
+    next_check, failures = 1.0, 0
+    began = start = clock_ns()
+    if clock_watch is not None:
+        clock_watch.read(0)
+    while True:
+        new = take()
+        failures += not new
+        taken += new
+        whole = len(taken) // mean_of * mean_of
+        samples += [fmean(taken[first : first + mean_of]) for first in range(0, whole, mean_of)]
+        del taken[:whole]
+        if clock_watch is not None and whole:
+            clock_watch.read(len(samples))
+        _pause(rest, clock_ns() - start)
+        now = clock_ns()
+        passed_s, took_s = (now - began) / 1e9, (now - start) / 1e9
+        start = now if whole else start
+        if not samples:
+            if failures > _MOST_FAILURES and passed_s >= options.max_time_s:
+                raise ForgeProfilingError(f"Could not collect a sample within max_time ({options.max_time_s} s).")
+            continue
+        if passed_s < options.min_time_s:
+            continue
+        if passed_s + took_s > options.max_time_s:
+            return samples
+        if len(samples) >= next_check:
+            if median_noise(samples) <= options.max_noise:
+                return samples
+            next_check = len(samples) * 1.1  # each check sorts them all
+
+
+def _pause(rest: Callable[[float], None] | None, after_ns: float) -> None:
+    """Rest for three times as long as the device worked, 5 ms at most, so that it stays below its power cap."""
+    if rest is not None:
+        rest(min(_REST * after_ns / 1e9, _LONGEST_REST_S))
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Keep Python's cyclic collector from running inside a sample."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+_FEWEST_KEPT: Final = 10
+_BUSY_PCT: Final = 5.0
+_LOWERED: Final = 0.97
+
+_DRIFT: Final = 0.05
+_DRIFT_SAMPLES: Final = 20
+_SLOW_FIRST: Final = 1.5
+_Z99: Final = 2.576  # of the normal distribution, two-sided
+
+
+class Unthrottled(NamedTuple):
+    """The samples that were taken at full clock, or all of them if too few are left otherwise."""
+
+    samples: list[float]
+    clock: ClockSummary | None
+    warnings: list[str]
+
+
+def unthrottled(samples: list[float], clock_watch: ClockWatch) -> Unthrottled:
+    """Drop the samples that were taken while the GPU's clock was held down."""
+    kept = [s for s, held in zip(samples, clock_watch.throttled(len(samples)), strict=True) if not held]
+    dropped = len(samples) - len(kept)
+    clock = clock_watch.summary(dropped)
+    if clock is None:
+        return Unthrottled(samples, None, ["the GPU's clock could not be read while sampling"])
+    why = " and ".join(clock.reasons)
+    moved = f"the clock was lowered from {clock.max_mhz} to {clock.min_mhz} MHz ({why})"
+    warnings = []
+    if dropped and len(kept) < _FEWEST_KEPT:
+        kept, clock = samples, clock_watch.summary(0)
+        warnings = [f"{moved} during nearly all samples: none was left out"]
+    elif dropped:
+        warnings = [f"{moved}: {dropped} of {len(samples)} samples were left out"]
+    elif clock.reasons and clock.max_mhz < _LOWERED * clock.limit_mhz:
+        warnings = [f"the clock was held down all the time ({why}): {clock.max_mhz} of {clock.limit_mhz} MHz"]
+    return Unthrottled(kept, clock, warnings)
+
+
+def sample_warnings(
+    samples: Sequence[float], *, steady: bool | None, max_noise: float, waits_pct: float = 0.0
+) -> list[str]:
+    """What is wrong with the samples, one sentence each."""
+    texts = []
+    if busy := waits_pct >= _BUSY_PCT:
+        texts.append(
+            f"the machine is busy: the call waited for a core {waits_pct:.0f} % of the time; free a core, or take the "
+            f"minimum, {min(samples):.3g} µs"
         )
-    if sampler.method == "graph" and flush_l2:
-        warnings.append("a CUDA graph cannot flush the L2 cache between its calls: it was timed hot")
-    if sampler.method == "cpu":
-        warnings.append("it uses the GPU, and method='cpu' times only the host's part of a call: the launches")
-    return MethodChoice(sampler, effects, tuple(warnings))
+    if steady is False:
+        texts.append("the warm-up ended before calls took the same time")
+    if moved := drift(samples):
+        texts.append(moved)
+    advice = "" if moved or busy else ": raise max_time"  # more samples help neither against drift nor against others
+    noise = median_noise(samples)
+    if math.isinf(noise):
+        texts.append(f"too few samples ({len(samples)}) for an interval of the median{advice}")
+    elif noise > max_noise:
+        texts.append(f"it did not converge: the median is known to ±{noise:.1%}, not to ±{max_noise:.1%}{advice}")
+    if not median(samples):
+        texts.append("at least half of the samples are 0: the median is meaningless")
+    return texts
+
+
+def drift(samples: Sequence[float]) -> str:
+    """Whether the first samples differ from the last, as a sentence; "" if they do not."""
+    if len(samples) < _DRIFT_SAMPLES:
+        return ""
+    middle = median(samples)
+    quarter = len(samples) // 4
+    if samples[0] >= max(samples) > max(samples[-quarter:]) and samples[0] > _SLOW_FIRST * middle:
+        return f"not warmed up: the first sample took {samples[0] / middle:.1f} times the median"
+    first, last = sorted(samples[:quarter]), sorted(samples[-quarter:])
+    ratio = median(first) / median(last) if median(last) > 0 else 1.0
+    if ratio > 1 + _DRIFT and _lie_apart(last, first):
+        return f"not warmed up: the first quarter of the samples took {ratio:.3g} times as long as the last"
+    if ratio < 1 - _DRIFT and _lie_apart(first, last):
+        return f"getting slower: the last quarter of the samples took {1 / ratio:.3g} times as long as the first"
+    return ""
+
+
+def _lie_apart(low: Sequence[float], high: Sequence[float]) -> bool:
+    """Whether two sorted sets of as many samples differ: disjoint middle halves, and different ranks at 1 %."""
+    # The middle halves of 5 samples each are disjoint by chance in every tenth run; among hundreds of samples, ranks
+    # alone find differences too small to matter. Source: W. J. Conover, Practical Nonparametric Statistics (3rd ed.,
+    # 1999), section 5.1 (Mann-Whitney test).
+    count = len(low)
+    if high[count // 4] <= low[-1 - count // 4]:
+        return False
+    above = sum(bisect_left(low, value) + bisect_right(low, value) for value in high) / 2  # pairs; a tie is half a pair
+    return above - count**2 / 2 > _Z99 * math.sqrt(count**2 * (2 * count + 1) / 12)
 
 
 def benchmark(
@@ -225,7 +367,12 @@ def benchmark(
     options = Options(
         method=method, flush_l2=flush_l2, warmup=warmup, min_time=min_time, max_time=max_time, max_noise=max_noise
     )
-    where = device_of(call, device, method)
+    where = device_of(call, device)
+    if where.type == "cpu" and method not in HOST_METHODS:
+        raise ConfigurationError(
+            f"method={method!r} needs a CUDA device, and the function seems to run on the CPU: leave method out, "
+            "move its tensors to the GPU, or pass device='cuda' if it does run there."
+        )
     with ExitStack() as stack:
         gpu: CudaDevice | None = None
         clock_watch: ClockWatch | None = None
@@ -263,7 +410,14 @@ def time_call(
         else:
             warmed = warm_up(call, options, clock_ns, synchronize=gpu.synchronize, rest=rest)
             timer = EventTimer(gpu, clock_ns)
-            choice = choose_method(call, options, timer, gpu_effects(call, timer, warmed.call_us), warmed.call_us)
+            choice = choose_method(
+                call,
+                options.method,
+                timer,
+                gpu_effects(call, timer, warmed.call_us),
+                warmed.call_us,
+                flush_l2=options.flush_l2,
+            )
         sampler, effects = choice.sampler, choice.effects
         if effects is None:  # nothing reaches the GPU
             gpu = clock_watch = None

@@ -1,24 +1,20 @@
-"""A CUDA device, as far as timing needs it; on which device a function runs, and what a call does there."""
+"""A CUDA device, as far as timing needs it, and what a call does there."""
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
-from types import FunctionType
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from lightning_forge_profiling.bench.sampling import HOST_METHODS, TimedCall
-from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
-from lightning_forge_profiling.gpu.clocks import named_device
+from lightning_forge_profiling.bench.call import TimedCall
+from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.safe_files import read_regular
 from lightning_forge_profiling.timing.events import DeviceEventSource, Event
 
@@ -188,131 +184,16 @@ class EventTimer:
         self._end.synchronize()
         return EventTiming(self._start.elapsed_time(self._end) * 1e3, saturated)
 
-    def event_us(self, run: Callable[[], object], *, flush_l2: bool) -> float:
-        """How long `run` takes from an idle GPU, in microseconds; the GPU's waits for the host are included."""
-        return self.between(run, flush_l2=flush_l2).us
-
-    def wall_us(self, run: Callable[[], object], *, flush_l2: bool) -> float:
-        """The same with the wait for its end, by the host's clock."""
+    def host_us(self, run: Callable[[], object], *, flush_l2: bool = False, waits: bool = False) -> float:
+        """How long `run` keeps the host busy if the GPU is idle, in microseconds; with or without its end."""
         if flush_l2:
             self.gpu.flush_l2()
         self.gpu.synchronize()
         began = self.clock_ns()
         run()
-        self.gpu.synchronize()
+        if waits:
+            self.gpu.synchronize()
         return (self.clock_ns() - began) / 1e3
-
-    def enqueue_us(self, run: Callable[[], object]) -> float:
-        """How long `run` keeps the host busy if the GPU is idle, in microseconds."""
-        self.gpu.synchronize()
-        began = self.clock_ns()
-        run()
-        return (self.clock_ns() - began) / 1e3
-
-
-def device_of(call: TimedCall, asked: torch.device | str | int | None, method: str) -> torch.device:
-    """The device to time a call on. May call it once."""
-    device = find_device(call.values, asked)
-    unsure = device.type == "cpu" and asked is None  # a model on the GPU may take its batches from the CPU
-    if (unsure or device.type == "cuda") and _cuda_in_use() and torch.cuda.is_current_stream_capturing():
-        raise ConfigurationError(
-            "A CUDA graph is being captured, and nothing can be timed meanwhile: call benchmark outside of the capture."
-        )
-    if unsure:
-        device = _device_allocated_on(call) or device
-    if device.type == "cpu" and method not in HOST_METHODS:
-        raise ConfigurationError(
-            f"method={method!r} needs a CUDA device, and the function seems to run on the CPU: leave method out, "
-            "move its tensors to the GPU, or pass device='cuda' if it does run there."
-        )
-    return device
-
-
-def find_device(values: object, asked: torch.device | str | int | None) -> torch.device:
-    """Where a function runs, as far as can be known without calling it."""
-    devices = {device.type: device for device in reversed(list(_devices(values)))}
-    if "meta" in devices:
-        raise ConfigurationError(
-            "There are tensors on the meta device, which have no data: make them on the CPU or a CUDA device."
-        )
-    device = None if asked is None else named_device(asked)
-    if asked is None:
-        not_cpu = devices.get("cuda") or next((at for kind, at in devices.items() if kind != "cpu"), None)
-        device = not_cpu or torch.device("cpu" if devices or not _cuda_in_use() else "cuda")
-    if device is None:
-        raise ConfigurationError(f"device={asked!r} is not a device: pass 'cpu' or one such as 'cuda:0'.")
-    if device.type == "cpu" and "cuda" in devices:
-        raise ConfigurationError(
-            f"device='cpu', but there are tensors on {devices['cuda']}: leave device out, or move them to the CPU."
-        )
-    return device if device.type == "cpu" else _with_index(device)
-
-
-def _with_index(device: torch.device) -> torch.device:
-    if device.type != "cuda":
-        raise ConfigurationError(f"A function on {device} cannot be timed: only the CPU and CUDA devices can.")
-    if not torch.cuda.is_available():
-        raise ConfigurationError(
-            f"device='{device}', but PyTorch sees no CUDA device here: leave device out, or pass 'cpu'."
-        )
-    count = torch.cuda.device_count()
-    index = torch.cuda.current_device() if device.index is None else device.index
-    if index >= count:
-        names = "only cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
-        raise ConfigurationError(f"device='{device}', but PyTorch sees {names} here.")
-    return torch.device("cuda", index)
-
-
-def _devices(value: object, within: tuple[FunctionType, ...] = ()) -> Iterator[torch.device]:
-    """The devices of all tensors and modules in a value: in containers, partials, closures, globals and owners."""
-    if isinstance(value, torch.Tensor):
-        yield value.device
-    elif isinstance(value, torch.nn.Module):
-        yield from (tensor.device for tensor in chain(value.parameters(), value.buffers()))
-    elif isinstance(value, Mapping):
-        yield from _devices(list(value.values()), within)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _devices(item, within)
-    elif isinstance(value, partial):
-        yield from _devices([value.func, value.args, value.keywords], within)
-    elif isinstance(value, FunctionType):
-        if value in within:  # it is recursive
-            return
-        used = (value.__globals__.get(name) for name in value.__code__.co_names)
-        yield from _devices([each for each in used if isinstance(each, torch.Tensor | torch.nn.Module)])
-        for cell in value.__closure__ or ():
-            with suppress(ValueError):  # the cell is still empty
-                yield from _devices(cell.cell_contents, (*within, value))
-    else:
-        owner = getattr(value, "__self__", None)
-        yield from () if owner is value else _devices(owner, within)
-
-
-def _device_allocated_on(call: TimedCall) -> torch.device | None:
-    """The CUDA device on which one call takes memory from PyTorch; None for none."""
-    # Nearly all work on a GPU does: a copy to it, and every operation that returns a new tensor. A function of the CPU
-    # is only called once more, CUDA is not started for it, and a CPU build of PyTorch does not call it at all.
-    if torch.version.cuda is None and torch.version.hip is None:
-        return None
-    before = _allocated_bytes()
-    call.call_first()
-    after = _allocated_bytes()
-    return next((torch.device("cuda", index) for index, taken in after.items() if taken != before.get(index, 0)), None)
-
-
-def _allocated_bytes() -> dict[int, int]:
-    """How much memory PyTorch has ever allocated on each CUDA device, by its index."""
-    if not _cuda_in_use():
-        return {}
-    key = "allocated_bytes.all.allocated"  # which PyTorch's other allocators count too
-    return {index: torch.cuda.memory_stats(index).get(key, 0) for index in range(torch.cuda.device_count())}
-
-
-def _cuda_in_use() -> bool:
-    """Whether PyTorch has used a CUDA device in this process. Asking does not start CUDA."""
-    is_initialized: Callable[[], bool] = torch.cuda.is_initialized  # untyped in PyTorch; false in a forked child
-    return is_initialized()
 
 
 _MOST_CALLS: Final = 10
@@ -374,7 +255,7 @@ def gpu_effects(call: TimedCall, timer: EventTimer, call_us: float) -> GpuEffect
     long = call_us > _TIME_US
     calls = 1 if long else min(_MOST_CALLS, max(2, int(_TIME_US / max(call_us, 1.0))))
     before = timer.gpu.memory()
-    enqueue_us = median(timer.enqueue_us(call.call) for _ in range(calls))
+    enqueue_us = median(timer.host_us(call.call) for _ in range(calls))
     after = timer.gpu.memory()
     ahead = _AHEAD_OF_LONG if long else _AHEAD
     # A call that waits for the GPU cannot return before the GPU has finished the spinning kernel queued ahead of it.

@@ -1,15 +1,20 @@
-"""The timing methods. Each takes samples: microseconds of one call."""
+"""The timing methods, each taking samples (microseconds of one call), and which of them suits a function."""
 
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from lightning_forge_profiling.bench.device import CudaDevice, EventTimer, GpuEffects
-from lightning_forge_profiling.bench.sampling import TimedCall
-from lightning_forge_profiling.errors import ForgeProfilingError
+from lightning_forge_profiling.bench.call import TimedCall
+from lightning_forge_profiling.bench.device import CaptureError, CudaDevice, EventTimer, GpuEffects, first_line
+from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
+
+METHODS: Final = ("auto", "cpu", "wall", "events", "saturated", "graph", "kernels")
+HOST_METHODS: Final = ("auto", "cpu", "wall")
+"""Those that need no GPU. On a CPU all three are the same."""
+_CURRENT_STREAM_METHODS: Final = frozenset({"graph", "saturated", "events"})
 
 CALL: Final = "forge.benchmark.call"  # a call's span in the trace
 _WORK: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -77,14 +82,16 @@ class HostClock(Sampler):
 class OneCall(Sampler):
     """One call a sample, from an idle GPU, timed by the host's clock ("wall") or by two events ("events")."""
 
-    def __init__(self, method: str, call: TimedCall, time_us: Callable[..., float], *, flush_l2: bool) -> None:
+    def __init__(self, method: str, call: TimedCall, timer: EventTimer, *, flush_l2: bool) -> None:
         super().__init__(call, flush_l2=flush_l2)
         self.method = method
-        self._time_us = time_us
+        self._timer = timer
 
     def __call__(self) -> Sequence[float]:
         """One sample."""
-        return [self._time_us(self._call.call, flush_l2=self.flush_l2)]
+        if self.method == "wall":
+            return [self._timer.host_us(self._call.call, flush_l2=self.flush_l2, waits=True)]
+        return [self._timer.between(self._call.call, flush_l2=self.flush_l2).us]
 
 
 class Saturated(Sampler):
@@ -142,7 +149,7 @@ class Graph(Saturated):
         replay = timer.gpu.capture(call.call_many, self.calls)
         replay()
         self._run = lambda _: replay()
-        self._ahead_us = 2 * median(timer.enqueue_us(replay) for _ in range(_GRAPH_LAUNCHES)) + _AHEAD_US
+        self._ahead_us = 2 * median(timer.host_us(replay) for _ in range(_GRAPH_LAUNCHES)) + _AHEAD_US
 
 
 class NoGpuWorkError(ForgeProfilingError):
@@ -235,3 +242,100 @@ def busy_us_per_call(events: Iterable[Mapping[str, Any]]) -> list[float]:
             busy[number] += max(end - max(start, reached[number]), 0.0)
             reached[number] = max(reached[number], end)
     return busy
+
+
+class MethodChoice(NamedTuple):
+    """How a function is timed, what a call does on the GPU (None if it does not use it), and warnings about both."""
+
+    sampler: Sampler
+    effects: GpuEffects | None
+    warnings: tuple[str, ...] = ()
+
+
+def choose_method(
+    call: TimedCall, method: str, timer: EventTimer, effects: GpuEffects, call_us: float, *, flush_l2: bool
+) -> MethodChoice:
+    """Choose the method that was asked for, or the one that suits the function."""
+    _refuse_impossible(method, effects)
+    estimated_us = effects.device_us if effects.on_stream else call_us
+    kernels = Kernels(call, timer.gpu, estimated_us, flush_l2=flush_l2 and effects.on_stream)
+    may_be_cpu_only = method in HOST_METHODS and not effects.certainly_on_stream
+    problem = None
+    if may_be_cpu_only or method == "kernels" or (method == "auto" and not effects.waits):
+        problem = kernels.problem()
+    on_host = MethodChoice(HostClock(call, timer.clock_ns), effects if effects.allocated_bytes else None)
+    if may_be_cpu_only and isinstance(problem, NoGpuWorkError):
+        return on_host
+    if problem is not None and not effects.on_stream and method in {"auto", "cpu"}:  # "wall" waits for every stream
+        return on_host._replace(warnings=(f"whether it uses another stream is unknown ({first_line(problem)})",))
+    return _on_gpu(call, method, kernels, problem, timer=timer, effects=effects, flush_l2=flush_l2)
+
+
+def _refuse_impossible(method: str, effects: GpuEffects) -> None:
+    if method in _CURRENT_STREAM_METHODS and not effects.on_stream:
+        raise ConfigurationError(
+            f"method={method!r} times the current CUDA stream, and the function launches nothing there: leave method "
+            "out, or make the current stream wait for the streams that the function uses."
+        )
+    if method == "graph" and effects.waits:  # CUDA would break the capture off
+        raise ConfigurationError(
+            "method='graph' cannot capture a function that waits for the GPU (a synchronization such as .item(), "
+            "CUDA_LAUNCH_BLOCKING=1, or more launches than the queue of about 1000 holds): leave method out. To time a "
+            "graph that you have captured, call benchmark(graph.replay)."
+        )
+
+
+def _on_gpu(
+    call: TimedCall,
+    asked: str,
+    kernels: Kernels,
+    problem: Exception | None,
+    *,
+    timer: EventTimer,
+    effects: GpuEffects,
+    flush_l2: bool,
+) -> MethodChoice:
+    """The method for a function that uses the GPU."""
+    samplers: dict[str, Callable[[], Sampler]] = {
+        "kernels": lambda: kernels,
+        "graph": lambda: Graph(call, timer, effects),
+        "saturated": lambda: Saturated(call, timer, effects, flush_l2=flush_l2),
+        "events": lambda: OneCall("events", call, timer, flush_l2=flush_l2),
+        "wall": lambda: OneCall("wall", call, timer, flush_l2=flush_l2),
+        "cpu": lambda: HostClock(call, timer.clock_ns),
+    }
+    method, warnings = asked, []
+    if method == "auto":
+        method = "wall" if effects.waits and effects.on_stream else "kernels"
+    if method == "kernels" and problem is not None:
+        if asked == "kernels":
+            raise ForgeProfilingError(
+                f"method='kernels' cannot be used: {first_line(problem)}. Leave method out, or take 'graph' or "
+                "'saturated', which need no profiler."
+            ) from problem
+        warnings.append(f"its kernels could not be read from the profiler ({first_line(problem)})")
+        # a graph of calls that each keep memory would keep the memory of all of them at once
+        method = "saturated" if flush_l2 or effects.kept_bytes > 0 else "graph"
+    try:
+        sampler = samplers[method]()
+    except Exception as error:  # only a capture can fail
+        if asked != "graph":
+            warnings.append(f"it cannot be captured into a CUDA graph ({first_line(error)})")
+            sampler = samplers["saturated"]()
+        elif call.raised and not isinstance(error, CaptureError):
+            error.add_note("It cannot be captured into a CUDA graph: choose another method, such as 'saturated'.")
+            raise
+        else:
+            raise ForgeProfilingError(
+                f"method='graph' cannot be used: {first_line(error)}. Leave method out, or take 'saturated'."
+            ) from error
+    if sampler is kernels and not effects.on_stream:
+        warnings.append(
+            "its kernels were found on other streams, which the current one does not wait for: they were timed without "
+            "an L2 flush, and whether the function waits for them is unknown"
+        )
+    if sampler.method == "graph" and flush_l2:
+        warnings.append("a CUDA graph cannot flush the L2 cache between its calls: it was timed hot")
+    if sampler.method == "cpu":
+        warnings.append("it uses the GPU, and method='cpu' times only the host's part of a call: the launches")
+    return MethodChoice(sampler, effects, tuple(warnings))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_forge_profiling.flops.peaks import DEVICES, find_peak, power_may_tell
+from lightning_forge_profiling.flops.peaks import DEVICES, find_peak
 
 GIB = 2**30
 BY_NAME = {part.device: part for part in DEVICES}
@@ -282,20 +282,20 @@ def test_what_is_not_in_the_table_or_not_one_device_has_no_peak():
         ("NVIDIA H100", {"sms": 114}, "H100 PCIe"),
         ("NVIDIA H100", {"sms": 132, "memory_bytes": 85_029_158_912}, "H100 SXM"),
         ("NVIDIA H100", {"memory_bytes": 99_987_488_768}, "H100 NVL"),
-        ("NVIDIA H100", {"power_w": 700.0}, "H100 SXM"),
+        ("NVIDIA H100", {"power_w": lambda: 700.0}, "H100 SXM"),
         ("NVIDIA H100", {"memory_bytes": 85_029_158_912}, None),
-        ("NVIDIA H100", {"power_w": 350.0}, None),  # any of them can be limited to this
-        ("Tesla V100", {"power_w": 300.0}, "V100 SXM2"),
+        ("NVIDIA H100", {"power_w": lambda: 350.0}, None),  # any of them can be limited to this
+        ("Tesla V100", {"power_w": lambda: 300.0}, "V100 SXM2"),
         ("AMD Instinct MI250X/MI250", {"sms": 110}, "MI250X (one die)"),
         ("AMD Instinct MI250X/MI250", {"sms": 104}, "MI250 (one die)"),
         ("NVIDIA A100-SXM4-40GB", {"sms": 108, "memory_bytes": 42_405_855_232}, "A100"),
-        ("NVIDIA A100 80GB PCIe", {"sms": 108, "memory_bytes": 84_974_239_744, "power_w": 300.0}, "A100"),
+        ("NVIDIA A100 80GB PCIe", {"sms": 108, "memory_bytes": 84_974_239_744, "power_w": lambda: 300.0}, "A100"),
         ("NVIDIA GeForce RTX 2060", {"sms": 30}, "GeForce RTX 2060 6 GB"),
         ("NVIDIA GeForce RTX 3050", {"memory_bytes": int(7.65 * GIB)}, "GeForce RTX 3050 8 GB"),
         ("NVIDIA GeForce RTX 3080", {"sms": 68}, "GeForce RTX 3080 10 GB"),
         ("NVIDIA GeForce RTX 3080", {"memory_bytes": int(11.76 * GIB)}, "GeForce RTX 3080 12 GB"),
         ("NVIDIA GeForce RTX 4090", {"sms": 128, "memory_bytes": 25_393_692_672}, "GeForce RTX 4090"),
-        ("NVIDIA H200", {"sms": 132, "memory_bytes": 150_109_880_320, "power_w": 700.0}, "H200 SXM"),
+        ("NVIDIA H200", {"sms": 132, "memory_bytes": 150_109_880_320, "power_w": lambda: 700.0}, "H200 SXM"),
         ("AMD Instinct MI300X", {"sms": 304, "memory_bytes": 206_141_652_992}, "MI300X"),
         ("AMD Instinct MI300X", {"sms": 38}, None),  # one of eight compute partitions
         ("NVIDIA H100 80GB HBM3", {"sms": 16}, None),  # a slice whose name does not say so
@@ -332,12 +332,20 @@ def test_only_rates_that_are_printed_with_sparsity_are_halved(name):
         assert " ," not in source
 
 
-def test_only_where_several_devices_go_by_a_name_the_power_limit_may_tell():
-    assert power_may_tell("Tesla V100")
-    assert power_may_tell("NVIDIA H100", memory_bytes=85_029_158_912)
-    assert not power_may_tell("NVIDIA GeForce RTX 3080"), "no row has one"
-    assert not power_may_tell("NVIDIA RTX 5000 Ada Generation")
-    assert not power_may_tell("NVIDIA H200")
+@pytest.mark.parametrize(
+    ("name", "figures", "asked"),
+    [
+        ("Tesla V100", {}, True),
+        ("NVIDIA H100", {"memory_bytes": 85_029_158_912}, True),
+        ("NVIDIA GeForce RTX 3080", {}, False),  # no row has one
+        ("NVIDIA RTX 5000 Ada Generation", {}, False),
+        ("NVIDIA H200", {}, False),
+    ],
+)
+def test_the_power_limit_is_asked_for_only_where_several_devices_go_by_a_name(name, figures, asked):
+    calls = []
+    find_peak(name, **figures, power_w=lambda: calls.append(name))
+    assert bool(calls) == asked
 
 
 def test_every_row_of_the_table_is_whole():

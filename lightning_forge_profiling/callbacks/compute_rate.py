@@ -10,7 +10,7 @@ from msgspec import structs
 from lightning_forge_profiling.callbacks.batches import WorkCounter
 from lightning_forge_profiling.callbacks.fit_settings import ThroughputSettings
 from lightning_forge_profiling.callbacks.training import UNKNOWN, Training
-from lightning_forge_profiling.flops.peaks import find_peak, power_may_tell
+from lightning_forge_profiling.flops.peaks import find_peak
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf32
 from lightning_forge_profiling.gpu.nvml import find_device, open_nvml
 from lightning_forge_profiling.names import MFU, MFU_MEASURED, PEAK_TFLOPS, TFLOPS
@@ -90,10 +90,12 @@ def run_peak(training: Training, given: float | None, *, asks_power: bool = True
         dtype = "tf32"
     if given is not None:
         return Peak(given, dtype, properties.name, "given")
-    name, memory, sms = torch.cuda.get_device_name(device), properties.total_memory, properties.multi_processor_count
-    known = find_peak(name, memory_bytes=memory, sms=sms)
-    if known is None and asks_power and power_may_tell(name, memory_bytes=memory, sms=sms):
-        known = find_peak(name, memory_bytes=memory, sms=sms, power_w=_power_limit_w(device, str(properties.uuid)))
+    known = find_peak(
+        torch.cuda.get_device_name(device),
+        memory_bytes=properties.total_memory,
+        sms=properties.multi_processor_count,
+        power_w=lambda: _power_limit_w(device, str(properties.uuid)) if asks_power else None,
+    )
     if known is None:
         return Peak(None, dtype, properties.name, f"{properties.name} is not in the peak table")
     if dtype not in known.flops:
@@ -122,15 +124,13 @@ def _power_limit_w(device: torch.device, uuid: str) -> float | None:
         nvml.nvmlShutdown()
 
 
-_GIVE_PEAK: Final = (
-    "give the device's dense {0} rate in operations a second, ThroughputCallback(peak_flops=989e12), or what it "
-    'reaches now, measured_peak=measure_peak("{0}")'
-)
-
-
 def give_peak(dtype: str) -> str:
     """What to do about the unknown peak of a type."""
-    return _GIVE_PEAK.format("bf16" if dtype == UNKNOWN else dtype)
+    known = "bf16" if dtype == UNKNOWN else dtype
+    return (
+        f"give the device's dense {known} rate in operations a second, ThroughputCallback(peak_flops=989e12), or what "
+        f'it reaches now, measured_peak=measure_peak("{known}")'
+    )
 
 
 GIVE_FLOPS: Final = (

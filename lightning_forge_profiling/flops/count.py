@@ -184,24 +184,21 @@ class _CopyShapes(TorchFunctionMode):
 
 def _what_fails(module: nn.Module, batch: Any, memo: dict[int, Any]) -> str:
     """The name of the part that cannot be copied, if it can be found."""
-    for what, held in _copied_alone(module, batch):
+    parts = [("the batch", batch)]
+    for path, part in module.named_modules():
+        with suppress(Exception):
+            state = part.__reduce_ex__(4)[2]  # what deepcopy copies: without a Trainer
+            parts += [
+                (f"its attribute {path}.{name}".replace(" .", " "), value)
+                for name, value in state.items()
+                if name not in {"_parameters", "_buffers", "_modules"}
+            ]
+    for what, held in parts:
         try:
             copy.deepcopy(held, dict(memo))
         except Exception:
             return what
     return "it"
-
-
-def _copied_alone(module: nn.Module, batch: Any) -> Iterator[tuple[str, Any]]:
-    yield "the batch", batch
-    for path, part in module.named_modules():
-        state: Any = None
-        with suppress(Exception):
-            state = part.__reduce_ex__(4)[2]  # what deepcopy copies: without a Trainer
-        if isinstance(state, dict):
-            for name, value in state.items():
-                if name not in {"_parameters", "_buffers", "_modules"}:
-                    yield f"its attribute {path}.{name}".replace(" .", " "), value
 
 
 _WRAPPERS: Final = {"FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel", "DTensor"}

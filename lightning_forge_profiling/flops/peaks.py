@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -25,15 +25,12 @@ class DevicePeak:
         """The source of one type's rate: data sheets give fp64 and fp32 without sparsity, so they are not halved."""
         return self.source.replace(", halved", "") if dtype in {"fp64", "fp32"} else self.source
 
-    def fits(self, memory_bytes: int | None, sms: int | None, power_w: float | None) -> bool:
+    def fits(self, memory_bytes: int | None, sms: int | None) -> bool:
         """Whether nothing that the driver reports contradicts it."""
         # up to a tenth less than the nominal memory, without ECC and the driver's own reserve
         memory_gib = memory_bytes / 2**30 if memory_bytes and self.memory_gib else None
-        return (
-            (memory_gib is None or math.isclose(memory_gib, self.memory_gib or 0.0, rel_tol=0.1))
-            and (not sms or sms == self.sms)
-            and not (power_w and self.power_w and power_w > self.power_w)
-        )
+        fits_memory = memory_gib is None or math.isclose(memory_gib, self.memory_gib or 0.0, rel_tol=0.1)
+        return fits_memory and (not sms or sms == self.sms)
 
 
 _CLOCK: Final = "SMs and boost clock from NVIDIA's data sheets; rates an SM as in the "
@@ -235,13 +232,17 @@ _NO_DISTINCTION: Final = frozenset({"", "NVIDIA", "TESLA", "GEFORCE", "AMD", "IN
 
 
 def find_peak(
-    name: str, *, memory_bytes: int | None = None, sms: int | None = None, power_w: float | None = None
+    name: str,
+    *,
+    memory_bytes: int | None = None,
+    sms: int | None = None,
+    power_w: Callable[[], float | None] = lambda: None,
 ) -> DevicePeak | None:
     """Look a device up by its driver's name; None unless exactly one device matches.
 
     Every word must match, so that similar names (a laptop's GPU, a MIG slice, a virtual GPU, an export version) are not
     taken for a device in the table. The other arguments decide between devices of one name, or contradict it (a compute
-    partition with fewer units).
+    partition with fewer units). The power limit is asked for only where several devices of different limits match.
 
     Examples:
         >>> find_peak("NVIDIA H100 PCIe").flops["bf16"] / 1e12
@@ -251,20 +252,13 @@ def find_peak(
         >>> find_peak("NVIDIA H100", sms=114).device
         'H100 PCIe'
     """
-    matches = _matches(name, memory_bytes, sms, power_w)
-    return matches[0] if len(matches) == 1 else None
-
-
-def power_may_tell(name: str, *, memory_bytes: int | None = None, sms: int | None = None) -> bool:
-    """Whether several devices in the table match whose power limits differ."""
-    matches = _matches(name, memory_bytes, sms, None)
-    return len(matches) > 1 and any(device.power_w for device in matches)
-
-
-def _matches(name: str, memory_bytes: int | None, sms: int | None, power_w: float | None) -> list[DevicePeak]:
     words = frozenset(re.split(r"[^A-Z0-9.]+", name.upper())) - _NO_DISTINCTION
     named = (device for device in DEVICES if device.name <= words <= device.name | device.also)
-    return [device for device in named if device.fits(memory_bytes, sms, power_w)]
+    matches = [device for device in named if device.fits(memory_bytes, sms)]
+    if len(matches) > 1 and any(device.power_w for device in matches):
+        limit_w = power_w() or 0.0
+        matches = [device for device in matches if limit_w <= (device.power_w or limit_w)]
+    return matches[0] if len(matches) == 1 else None
 
 
 # copies of 39 to 134 MB from pinned memory ran at 53 to 55 GB/s on H100s and H200s, on PCIe 5; PCIe 4 has half

@@ -69,6 +69,15 @@ def draw_operation(operation: OperationCurves, theme: Theme, *, narrow: bool = F
         **dict.fromkeys(texts, theme.ink),
         **dict.fromkeys(muted, theme.muted),
         "font.size": 9.5,
+        "legend.fontsize": 9,
+        "legend.frameon": False,
+        "lines.linewidth": 1.8,
+        "lines.markersize": 4.5,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": theme.line,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
         "svg.hashsalt": "forge-profiling",  # salted, identifiers are reproducible
     }
     inches = _NARROW_INCHES if narrow else _INCHES
@@ -78,7 +87,7 @@ def draw_operation(operation: OperationCurves, theme: Theme, *, narrow: bool = F
         axes = figure.subplots()
         _draw(axes, operation, theme, most_ticks=round(inches[0] * _TICKS_PER_INCH))
         if axes.lines:
-            figure.legend(loc="outside upper left", ncols=2 if narrow else 4, fontsize=9, frameon=False)
+            figure.legend(loc="outside upper left", ncols=2 if narrow else 4)
         figure.savefig(stream, format="svg", metadata={"Date": None})
     return stream.getvalue()
 
@@ -95,8 +104,6 @@ def _draw(axes: Axes, operation: OperationCurves, theme: Theme, *, most_ticks: i
             color=colour,
             marker=marker,
             linestyle=dashes,
-            linewidth=1.8,
-            markersize=4.5,
         )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -110,10 +117,6 @@ def _draw(axes: Axes, operation: OperationCurves, theme: Theme, *, most_ticks: i
     axes.yaxis.set_minor_formatter(NullFormatter())  # by default powers of ten, without a unit
     axes.set_xlabel("size n")
     axes.set_ylabel("time of a call")
-    axes.grid(visible=True, which="major", color=theme.line, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
     _mark(axes, operation, theme)
 
 
@@ -152,26 +155,19 @@ def _times(low: float, high: float) -> tuple[float, float]:
     return low / more, high * more
 
 
-_TITLE: Final = "The size from which the GPU is faster"
-_NARROW: Final = "(max-width: 720px)"  # as in assets/crossover.css
-_DARK: Final = "(prefers-color-scheme: dark)"
-
-
 def crossover_page(result: CrossoverResult) -> str:
     """A crossover as a web page, with the plots inside in light and dark colours."""
     crossed = {crossover.way for operation in result.operations for crossover in operation.crossovers}
     return web_page(
         "crossover.html",
         styles=("crossover",),
-        heading=_TITLE if result.setting.gpu else NO_GPU,
+        heading="The size from which the GPU is faster" if result.setting.gpu else NO_GPU,
         ways={way: WAY_NAMES[way] for way in GPU_WAYS if way in crossed} if result.setting.gpu else None,
         operations=[_operation(operation) for operation in result.operations],
         names=WAY_NAMES,
         in_unit=in_unit,
         facts=list(facts(result)),
         warnings=warnings(result),
-        narrow=_NARROW,
-        dark=_DARK,
     )
 
 

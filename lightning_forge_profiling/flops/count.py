@@ -6,7 +6,7 @@ import random
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from math import prod
@@ -49,30 +49,34 @@ FORMULAS: Final[dict[Any, Callable[..., int]]] = {
 }
 
 
-class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches the operators of one step; set `in_backward` when the backward pass starts."""
+class _Uncounted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects the operators of one step that may multiply and have no formula."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, formulas: Mapping[Any, Callable[..., int]]) -> None:
-        """Start without operators."""
+    def __init__(self, formulas: Container[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.in_backward = False
-        self.recomputed = 0
-        self.uncounted: set[str] = set()
+        self.names: set[str] = set()
         self._formulas = formulas
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and count it."""
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
         operator = func if isinstance(func, HigherOrderOperator) else func.overloadpacket
-        if operator not in self._formulas:
-            if _may_multiply(operator):
-                self.uncounted.add(str(operator))
-        elif self.in_backward and _computes_again():
-            self.recomputed += self._formulas[operator](*args, **kwargs, out_val=out)
-        return out
+        if operator not in self._formulas and _may_multiply(operator):
+            self.names.add(str(operator))
+        return func(*args, **(kwargs or {}))
+
+
+class _Phase(nullcontext[None]):
+    """Replaces the counter's module tracker, whose hooks fail in some steps: what is counted here is by phase."""
+
+    in_backward = False
+
+    @property
+    def parents(self) -> tuple[str, str]:
+        """What an operator counts for: its phase, and the whole, which the counter calls `Global`."""
+        if not self.in_backward:
+            return "Global", "forward"
+        return "Global", "recomputed" if _computes_again() else "backward"
 
 
 def _computes_again() -> bool:
@@ -382,31 +386,27 @@ def _as_products() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fastpath)
 
 
-class _AnyModule(nullcontext[None]):
-    """Replaces the counter's module tracker: no result here is per module, and its hooks fail in some steps."""
-
-    parents = frozenset({"Global"})
-
-
 def _count(module: nn.Module, batch: Any, mode: FakeTensorMode, *, backward: bool) -> FlopCount:
     """Run a step of what `fake_copy` made."""
     counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
-    counter.mod_tracker = _AnyModule()  # type: ignore[assignment]
-    watch = OperatorWatch(counter.flop_registry)
+    counter.mod_tracker = phase = _Phase()  # type: ignore[assignment]
+    uncounted = _Uncounted(counter.flop_registry)
     # the counter decomposes composites and passes the rest on
-    with _as_products(), torch.enable_grad(), mode, watch, counter:
+    with _as_products(), torch.enable_grad(), mode, uncounted, counter:
         loss = _loss(_step(module, batch))
-        forward = counter.get_total_flops()
         if backward and loss is not None:
-            watch.in_backward = True
+            phase.in_backward = True
             loss.backward()  # type: ignore[no-untyped-call]
-    operators = Counter(counter.get_flop_counts().get("Global", {}))
+    counts = counter.get_flop_counts()
+    of_forward, of_backward, recomputed = (
+        sum(counts.get(name, {}).values()) for name in ("forward", "backward", "recomputed")
+    )
     return FlopCount(
-        forward=forward,
-        backward=counter.get_total_flops() - forward - watch.recomputed,
-        recomputed=watch.recomputed,
-        by_operator={str(operator): flops for operator, flops in operators.most_common()},
-        uncounted=tuple(sorted(watch.uncounted)),
+        forward=of_forward,
+        backward=of_backward,
+        recomputed=recomputed,
+        by_operator={str(operator): flops for operator, flops in Counter(counts.get("Global", {})).most_common()},
+        uncounted=tuple(sorted(uncounted.names)),
     )
 
 

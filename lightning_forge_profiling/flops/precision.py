@@ -53,9 +53,7 @@ def has_tf32(device: torch.device) -> bool:
 
 
 def fp32_runs_as_tf32(module: nn.Module) -> bool:
-    """Whether PyTorch lets a GPU compute this module's fp32 products as TF32."""
-    if torch.version.hip is not None:
-        return False  # ROCm has no such switch that works by itself
+    """Whether PyTorch lets a GPU that `has_tf32` compute this module's fp32 products in it."""
     # The defaults differ: cuDNN allows TF32, matrix products do not. Then most of the module's layers decide; a
     # recurrent one has two products, of its input and of its state, in each direction.
     allowed = tf32_allowed()

@@ -6,10 +6,7 @@ Lightning imports this module in every script of the environment, so it imports 
 import os
 from collections.abc import Iterable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from logging import LogRecord
+from typing import Any, Final
 
 RUN_OPTIONS: Final = "FORGE_PROFILING_RUN"
 """Environment variable set by `run`: a JSON object with the arguments of each callback, by class name."""
@@ -21,7 +18,7 @@ _NO_STEP: Final = (
     'fabric.call("on_train_batch_end") around it'
 )
 
-_seen: Final[set[str]] = set()  # "Fabric" if the script has made one, "Adding" if Lightning has said that it adds ours
+_seen: Final[set[str]] = set()  # "Fabric" if the script has made one
 
 
 def callbacks() -> list[Any]:
@@ -39,11 +36,10 @@ def callbacks() -> list[Any]:
     if not options:
         return []
     import json  # noqa: PLC0415  (every script of the environment imports this module)
-    import logging  # noqa: PLC0415
 
     from lightning_forge_profiling.callbacks.forge_profiler import ForgeProfilerCallback  # noqa: PLC0415  (loads torch)
     from lightning_forge_profiling.callbacks.throughput import ThroughputCallback  # noqa: PLC0415
-    from lightning_forge_profiling.plain_text import plain_logger  # noqa: PLC0415
+    from lightning_forge_profiling.plain_text import once, plain_logger  # noqa: PLC0415
 
     kinds: dict[str, Any] = {kind.__name__: kind for kind in (ForgeProfilerCallback, ThroughputCallback)}
     try:
@@ -55,21 +51,12 @@ def callbacks() -> list[Any]:
         plain_logger(__name__).warning(message, options, exc)
         return []
     _watch_exit()
-    for package in ("lightning.fabric", "lightning_fabric"):
-        logging.getLogger(f"{package}.utilities.registry").addFilter(_is_news)
+    for package in ("lightning.fabric", "lightning_fabric"):  # else it says so for each Trainer
+        once(f"{package}.utilities.registry", "from entry point 'forge_profiling'")
     for callback in added:
         size = None if batch_size is None else partial(_of_each_batch, batch_size)
         callback.settings = callback.settings.under_run(logs=logs, fits=fits, batch_size_fn=size)
     return added
-
-
-def _is_news(record: "LogRecord") -> bool:
-    """Not what Lightning says again for each further Trainer."""
-    if "from entry point 'forge_profiling'" not in str(record.msg):
-        return True
-    said_before = "Adding" in _seen
-    _seen.add("Adding")
-    return not said_before
 
 
 def fabric_callbacks() -> list[object]:

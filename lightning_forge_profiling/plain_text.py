@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import unicodedata
+from functools import cache
 from typing import Any, Final
 
 # Terminal escape sequences (ECMA-48): CSI with its parameters, OSC and similar strings with their text, the rest.
@@ -87,3 +88,17 @@ def plain_logger(name: str) -> logging.Logger:
     log = logging.getLogger(name)
     log.addFilter(_PLAIN_ARGUMENTS)
     return log
+
+
+@cache
+def once(logger: str, phrase: str) -> None:
+    """Let a logger, of another package, say messages with a phrase once in this process."""
+    said: list[str] = []
+
+    def is_news(record: logging.LogRecord) -> bool:
+        if phrase not in str(record.msg):
+            return True
+        said.append(phrase)
+        return len(said) == 1
+
+    logging.getLogger(logger).addFilter(is_news)

@@ -20,7 +20,6 @@ from lightning_forge_profiling.names import (
     PROFILER,
     REGIONS,
     RESERVED,
-    STEPS,
     TFLOPS,
     WAIT_PREFIX,
     WHOLE,
@@ -1456,8 +1455,7 @@ class RunLedger(msgspec.Struct, ShownInNotebook, frozen=True, kw_only=True):
         counted_s: of the parts inside a step's regions, seconds in the steps that count; None in files of older
             versions.
         long_steps: in how many of these steps a part took 0.1 ms or more at once, if nearly all its time is in them.
-        goodput: productive step time as a fraction of `wall_s` less `profiler`: `steps`, and on a GPU training during
-            hooks.
+        goodput: productive step time as a fraction of `fit_s`: `steps`, and on a GPU training during hooks.
         spans: when parts of 1 ms and more took place, the epochs and the recorded window, by their beginning.
     """
 
@@ -1475,13 +1473,6 @@ class RunLedger(msgspec.Struct, ShownInNotebook, frozen=True, kw_only=True):
     def fit_s(self) -> float:
         """Seconds of the fit, without what was before it and without this package's own time."""
         return self.wall_s - sum(self.parts.get(part, 0.0) for part in (*BEFORE_FIT, PROFILER))
-
-    @property
-    def fit_goodput(self) -> float | None:
-        """Productive step time as a fraction of `fit_s`; None if unknown."""
-        if self.goodput is None or STEPS not in self.parts or self.fit_s <= 0:
-            return None
-        return self.goodput * (self.wall_s - self.parts.get(PROFILER, 0.0)) / self.fit_s
 
     @property
     def fit_pct(self) -> dict[str, float]:
@@ -2274,7 +2265,9 @@ class LastPulse(msgspec.Struct, frozen=True, kw_only=True):
     restarts: _Whole = 0
 
 
-RankState = Literal["live", "late", "stands", "waits", "gone", "stopped", "silent", "finished", "failed", "missing"]
+RankState = Literal[
+    "live", "late", "stands", "waits", "gone", "stopped", "silent", "finished", "failed", "interrupted", "missing"
+]
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -2363,18 +2356,23 @@ class RunStatus(msgspec.Struct, frozen=True):
     """Status of a run or of one rank.
 
     Attributes:
-        outcome: `running`; `finished` or `failed`, by the last line; `silent` without a new line for long.
+        outcome: `running`; `finished`, `failed` or, by Ctrl-C, `interrupted`; `silent` without a new line for long.
         step: number of steps up to the last line.
         began: start of the fit, Unix time in seconds.
         at: time of the last line, Unix time in seconds.
         text: the status in words.
     """
 
-    outcome: Literal["running", "finished", "failed", "silent"]
+    outcome: Literal["running", "finished", "failed", "interrupted", "silent"]
     step: int
     began: float
     at: float
     text: str
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last line is its end."""
+        return self.outcome in {"finished", "failed", "interrupted"}
 
 
 class RunProgress(msgspec.Struct, frozen=True):

@@ -406,7 +406,7 @@ def test_a_callback_that_waits_for_queued_work_costs_what_the_gpu_idles(tmp_path
     train(tmp_path, GPT(), random_tokens(70, **TWICE), 60, [ours, reads()], precision="bf16-true")
     run, part = ours.analysis().run, f"callback/{reads.__name__}.on_train_batch_end"
     in_loop_s = run.ledger.parts["steps"] + run.ledger.parts[part]
-    idled_s = in_loop_s - run.ledger.goodput * (run.ledger.wall_s - run.ledger.parts["profiler"])
+    idled_s = in_loop_s - run.ledger.goodput * run.ledger.fit_s
     print(
         f"{part} {run.ledger.parts[part]:.2f} of {in_loop_s:.2f} s in the loop, of which the GPU idled {idled_s:.2f} s"
     )

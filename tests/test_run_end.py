@@ -27,7 +27,7 @@ LEDGER = RunLedger(
     parts={"startup/imports": 9.0, "steps": 7.4, "checkpoint": 1.1, "profiler": 2.5},
     unexplained_s=0.0,
     counts={},
-    goodput=7.4 / 17.5,
+    goodput=7.4 / 8.5,
 )
 
 
@@ -71,25 +71,26 @@ def printed(report, files=None, width=80):
     return text.getvalue()
 
 
-def test_the_fifteen_lines(tmp_path, monkeypatch):
+def test_the_sixteen_lines(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     mfu = compute_of("mfu", 400e12, Peak(989.5e12, "bf16", "H200 SXM", "data sheet"))
     report = report_of(analysed(**INPUT_BOUND), compute=(mfu,))
     assert printed(report, tmp_path / "lightning_logs" / "version_0" / "forge_record").splitlines() == [
         "",
         "Where a step of GPT goes: 49.5 ms (p95 49.5), 54 of 60 steps on NVIDIA H200",
-        "data        █████▉       24.2 %   12.0 ms",
-        "forward     █████▍       22.2 %   11.0 ms",
-        "backward    █████████▊   40.4 %   20.0 ms",
-        "optimizer   ██▍          10.1 %   5.00 ms",
-        "rest        ▊             3.0 %   1.50 ms",
+        "                          share   mean ms",
+        "data        █████▉       24.2 %     12.00",
+        "forward     █████▍       22.2 %     11.00",
+        "backward    █████████▊   40.4 %     20.00",
+        "optimizer   ██▍          10.1 %      5.00",
+        "rest        ▊             3.0 %      1.50",
         "throughput  646 samples/s, 20.2 steps/s, MFU 40.4 %",
-        "goodput     87 % of the fit was training (42 % of the process, with imports)",
+        "goodput     87 % of the fit was training",
         "",
         "verdict     input-bound: the GPU waits 12.0 ms of each 49.5 ms step for the data",
         "            loader (host wait 25.0 ms, 13.0 ms of it hidden).",
         "try         DataLoader(..., num_workers=4)",
-        "saves       about 12.0 ms a step (24 %, 95 % interval 22 to 26 %)",
+        "saves       about 12.0 ms a step (24 %)",
         "more        forge-profiling view lightning_logs/version_0/forge_record",
     ]
 
@@ -97,21 +98,22 @@ def test_the_fifteen_lines(tmp_path, monkeypatch):
 @pytest.mark.parametrize("advice", ["Do less.", "Do much less of it. " * 30], ids=["short", "long"])
 @pytest.mark.parametrize("title", ["it waits", "training waits for what takes long " * 12], ids=["short", "long"])
 @pytest.mark.parametrize("users", [(), ("attention", "loss", "augment")], ids=["built-in", "users"])
-def test_it_is_never_longer_or_wider(title, advice, users):
+def test_it_is_never_longer_or_wider_than_what_to_try_needs(title, advice, users):
     analysis = analysed(title=title.strip(), advice=advice.strip(), fix="")
     report = report_of(analysis, users=users, device="cuda:0 (NVIDIA RTX PRO 6000 Blackwell Server Edition)")
     for width in (80, 200):
         lines = printed(report, width=width).splitlines()
-        assert len(lines) <= 15
+        assert " ".join(line.strip() for line in lines).count(advice.split()[-1]) == advice.count(advice.split()[-1])
+        assert len(lines) - len(advice) // 60 <= 19, "what to try is never cut"
         assert max(map(len, lines)) <= 80
-        assert sum("%   " in line for line in lines) >= 3, "where the step goes"
+        assert sum("%   " in line for line in lines) >= 4, "where the step goes"
         assert any(line.startswith("your attention") for line in lines) is bool(users)
 
 
 def test_the_shares_of_the_built_in_regions_sum_to_the_step():
     for users in ((), ("mine",)):
         shown = printed(report_of(analysed(**INPUT_BOUND), users=users))
-        shares = re.findall(r"^(?!your)\w+ +[█-▏]* +([\d.]+) % +[\d.]+ ms", shown, re.MULTILINE)
+        shares = re.findall(r"^(?!your)\w+ +[█-▏]* +([\d.]+) % +[\d.]+$", shown, re.MULTILINE)
         assert sum(map(float, shares)) == pytest.approx(100, abs=0.3)
 
 

@@ -14,6 +14,7 @@ from lightning_forge_profiling.report.run_wording import (
 )
 from lightning_forge_profiling.report.wording import by_text, calls, digits, short, short_kernel_name
 from lightning_forge_profiling.schema import Distribution, RunLedger, SlowStep, TelemetrySummary, WindowEffect
+from lightning_forge_profiling.timing.ledger import goodput
 from tests.evidence import made_evidence
 
 
@@ -71,13 +72,13 @@ def test_the_pace_after_a_window_against_that_before_it():
     assert window_effect_words(effect) == expected
 
 
-def test_goodput_is_of_the_run_without_profiling():
+def test_goodput_is_of_the_fit_without_profiling():
     parts = {"startup/imports": 2.5, "steps": 7.2, "validation": 0.3}
-    ledger = RunLedger(wall_s=10.0, parts=parts, unexplained_s=0.0, counts={}, goodput=0.72)
-    said = "96 % of the fit was training (72 % of the process, with imports)"
-    assert goodput_words(ledger) == said
-    assert goodput_words(replace(ledger, wall_s=12.8, parts={**parts, "profiler": 2.8})) == said
-    assert goodput_words(replace(ledger, goodput=None)) == ""
+    ledger = RunLedger(wall_s=10.0, parts=parts, unexplained_s=0.0, counts={})
+    with_ours = replace(ledger, wall_s=12.8, parts={**parts, "profiler": 2.8})
+    assert [goodput(ledger), goodput(with_ours)] == pytest.approx([0.96, 0.96])
+    assert goodput_words(replace(ledger, goodput=0.96)) == "96 % of the fit was training"
+    assert goodput_words(ledger) == ""
 
 
 def test_readings_that_are_missing_are_left_out():

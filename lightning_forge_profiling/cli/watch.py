@@ -68,7 +68,7 @@ def _run_to_watch(path: Path, every_s: float, *, waits: bool) -> tuple[Follower,
 
 
 def _ended(record: RunRecord) -> bool:
-    return status_of(record, time.time()).outcome in {"finished", "failed"}
+    return status_of(record, time.time()).ended
 
 
 def _redrawn(follower: Follower, where: str, every_s: float) -> RunRecord:

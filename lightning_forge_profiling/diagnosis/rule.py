@@ -122,16 +122,21 @@ def as_finding(
 _BEYOND: Final = 1.2  # from this multiple of the cause's cost on, a saving needs an explanation
 
 
+_BOUND: Final = ", if all of it goes"
+
+
 def saving(ms: float | None, step_ms: float, *, at_most: bool, cost_ms: float | None = None) -> Saving | None:
     """A predicted saving of so much of each step."""
     if ms is None or ms <= 0 or step_ms <= 0:
         return None
     ms = min(ms, step_ms)
     pct = 100 * ms / step_ms
-    text = f"That saves {'at most' if at_most else 'about'} {in_ms(ms)} a step ({pct:.0f} %)."
+    text = f"That saves {'at most' if at_most else 'about'} {in_ms(ms)} a step ({pct:.0f} %)"
     if cost_ms is not None and ms > _BEYOND * cost_ms:
-        text = f"{text[:-1]}, other waits for the host included: without this delay, the host runs ahead of the GPU."
-    return Saving(ms_per_step=ms, pct=pct, at_most=at_most, text=text)
+        text += ", other waits for the host included: without this delay, the host runs ahead of the GPU"
+    elif at_most:
+        text += _BOUND
+    return Saving(ms_per_step=ms, pct=pct, at_most=at_most, text=f"{text}.")
 
 
 def replayed_saving(replay: Replay | None, code: str, live_ms: float | None = None) -> Saving | None:
@@ -177,7 +182,8 @@ def _left(step_ms: Sequence[float], after_ms: Sequence[float], live_ms: float) -
 def saving_of_fit(seconds: float, whole_s: float, steps: int, *, at_most: bool, whole: str = "fit") -> Saving:
     """A predicted saving of the fit's wall time, or of the run's, which begins before it."""
     pct, bound = 100 * seconds / whole_s, "at most" if at_most else "about"
-    text = f"That saves {bound} {in_s(seconds)} of the {whole}'s {in_s(whole_s)} ({pct:.0f} %)."
+    goes = _BOUND if at_most else ""
+    text = f"That saves {bound} {in_s(seconds)} of the {whole}'s {in_s(whole_s)} ({pct:.0f} %){goes}."
     return Saving(ms_per_step=1e3 * seconds / steps, pct=pct, at_most=at_most, text=text)
 
 

@@ -18,9 +18,9 @@ from lightning_forge_profiling.report.ranks import (
     worst_first,
 )
 from lightning_forge_profiling.report.run_status import span
-from lightning_forge_profiling.report.run_table import print_run, region_row, run_table
+from lightning_forge_profiling.report.run_table import of_step_ms, print_run, run_table, step_table, to_try
 from lightning_forge_profiling.report.run_wording import rate_words
-from lightning_forge_profiling.report.screen import NAMES_WIDTH, Column, Line, Screen, Table, Text
+from lightning_forge_profiling.report.screen import NAMES_WIDTH, Line, Screen, Table, Text
 from lightning_forge_profiling.report.wording import digits
 from lightning_forge_profiling.schema import (
     Analysis,
@@ -38,6 +38,7 @@ _STYLES: Final[Mapping[str, str]] = {
     "running": "bold green",
     "finished": "bold green",
     "failed": "bold red",
+    "interrupted": "bold yellow",
     "silent": "bold yellow",
 }
 _FINDINGS, _EVENTS = 3, 5
@@ -153,20 +154,15 @@ def print_pace(rank: RankRecord, now: float, screen: Screen) -> None:
     written = f"written {run_status.duration(now - stretch.at)} ago"
     screen.line(Text(f"Steps {stretch.first:,} to {stretch.end - 1:,}{of_rank}, {written}", "bold"))
     mean_ms = rates.mean_ms("step")
-    times = [f"{_ms(mean_ms, mean_ms):>{_MS}} ms mean"]
+    times = [f"{of_step_ms(mean_ms, mean_ms):>{_MS}} ms mean"]
     if p50:
-        times += [f"{_ms(p50, mean_ms):>{_MS}} median", f"{_ms(p95, mean_ms):>{_MS}} p95"]
+        times += [f"{of_step_ms(p50, mean_ms):>{_MS}} median", f"{of_step_ms(p95, mean_ms):>{_MS}} p95"]
     screen.lines([Line("step", Text(",".join(times)))])
-    if run_status.split(stretch.intervals):
-        screen.table(latest_regions(stretch.intervals))
+    if run_status.split(stretch.intervals) and (table := latest_regions(stretch.intervals)):
+        screen.table(table)
     metrics = run_status.mean_metrics(stretch.intervals, lambda one: step_total_ms(one.counters))
     parts = (("throughput", _throughput(rates, metrics)), ("gpu", _gpu(metrics)))
     screen.lines((Line(name, Text(", ".join(words))) for name, words in parts if words))
-
-
-def _ms(ms: float, step_ms: float) -> str:
-    """A part of a step, with as many digits for all parts."""
-    return f"{ms:,.{2 if step_ms >= 1 else 4}f}"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -177,14 +173,9 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_LEVELS[min(int(8 * (value - low) / span), 7) if span else 0] for value in shown)
 
 
-def latest_regions(intervals: Sequence[IntervalLine]) -> Table:
+def latest_regions(intervals: Sequence[IntervalLine]) -> Table | None:
     """Table of the regions over the steps of intervals."""
-    rates = run_status.rates_of(intervals)
-    step_ms = rates.mean_ms("step")
-    ms = {name: rates.mean_ms(name) for name in rates.regions} | {"unknown": rates.unknown_ms / max(rates.steps, 1)}
-    rows = [region_row(name, 100 * each / step_ms, _ms(each, step_ms)) for name, each in ms.items() if each > 0]
-    columns = (Column("", "text"), Column("share of mean", "share"), Column("mean ms".rjust(_MS)))
-    return Table(columns, (*rows, region_row("step", None, _ms(step_ms, step_ms))), ruled=False, steady=True)
+    return step_table(run_status.rates_of(intervals), steady=True)
 
 
 def _throughput(rates: Rates, metrics: Mapping[str, float]) -> list[str]:
@@ -218,6 +209,8 @@ def _causes(analysis: Analysis) -> Iterator[Line]:
     for name, finding in zip(names, analysis.findings, strict=False):
         text = f"{finding.code}, {finding.share_pct:.0f} % of {finding.whole}: {finding.title}"
         yield Line(name, Text(text, "bold yellow", marked=finding.code))
+        if finding.code == analysis.verdict and name == "verdict":
+            yield from to_try(finding)
 
 
 def _energy(record: RunRecord) -> Iterator[Line]:

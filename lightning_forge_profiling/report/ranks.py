@@ -33,7 +33,7 @@ _STATES: Final[Mapping[RankState, str]] = {
     "waits": "waiting",
     "missing": "never heard",
 }
-_BAD: Final = ("stands", "gone", "stopped", "silent", "missing", "late", "failed")  # worst first
+_BAD: Final = ("stands", "gone", "stopped", "silent", "missing", "late", "failed", "interrupted")  # worst first
 
 
 def ranks_of(record: RunRecord, now: float) -> RanksStatus:
@@ -59,7 +59,7 @@ def _with_record(one: RankStatus, record: RankRecord | None, now: float) -> Rank
         return one
     run, host = rank_status(record, now), one.host or record.begin.host
     age_s = max(now - run.at, 0.0)
-    if run.outcome in {"finished", "failed"}:
+    if run.ended:
         return structs.replace(one, host=host, state=run.outcome, age_s=age_s, step=run.step)
     if one.state == "missing" or (one.state in {"late", "silent"} and age_s < one.age_s):
         return structs.replace(
@@ -106,7 +106,7 @@ def worst_first(status: RanksStatus) -> list[RankStatus]:
 def ranks_title(record: RunRecord, status: RanksStatus, now: float) -> str:
     """What the table of the ranks is by, and how old that is."""
     run, first = status_of(record, now), record.heard.get(0)
-    if run.outcome in {"finished", "failed"}:
+    if run.ended:
         return "Ranks over the run"
     if not record.heard:
         return "Ranks by their records"

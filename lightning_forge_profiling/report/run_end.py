@@ -1,4 +1,4 @@
-"""What is printed at the end of a fit, in 15 lines of 80 columns: where a step goes, then the verdict and its fix."""
+"""What is printed at the end of a fit, in some 16 lines of 80 columns: where a step goes, the verdict, what to try."""
 
 import re
 from collections.abc import Iterator
@@ -13,14 +13,13 @@ from lightning_forge_profiling.report import run_table
 from lightning_forge_profiling.report.run_wording import goodput_words, recompiled_lines
 from lightning_forge_profiling.report.screen import NAMES_WIDTH, Line, Screen, Text, wrap
 from lightning_forge_profiling.report.wording import digits, verdict
-from lightning_forge_profiling.schema import Analysis, Finding, RunEvidence, RunReport
+from lightning_forge_profiling.schema import Analysis, RunEvidence, RunReport
 
 _NAME: Final = re.compile(r"\((.+)\)$")  # of a device, as in `cuda:0 (NVIDIA H200)`
-_LINES: Final = 15
+_LINES: Final = 16
 _WIDTH: Final = 80
-_FEWEST_ROWS: Final = 3
+_FEWEST_ROWS: Final = 4
 _VERDICT_LINES: Final = 4  # a straggler with its cause and the line of the code
-_ADVICE_LINES: Final = 2
 
 
 def print_end(report: RunReport, files: Path | None, screen: Screen | None = None) -> None:
@@ -36,7 +35,7 @@ def print_end(report: RunReport, files: Path | None, screen: Screen | None = Non
     screen.line()
     for line in titles:
         screen.line(Text(line, "bold"))
-    if table := run_table.brief_table(report, max(_LINES - taken, _FEWEST_ROWS)):
+    if table := run_table.step_table(report.run.steady, most=max(_LINES - taken - 1, _FEWEST_ROWS)):
         screen.table(table)
     screen.lines(above)
     if below:
@@ -100,32 +99,23 @@ def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
         text = said.text if finding is None else f"{first}{finding.code}: {finding.title}."
         yield Line("verdict", Text(_cut(text, room, _VERDICT_LINES), said.style, said.marked))
         if finding is not None:
-            yield from _remedy(finding, room)
+            yield from run_table.to_try(finding)
+            if finding.saves is not None:
+                yield Line("saves", Text(finding.saves.text.removeprefix("That saves ").rstrip(".")))
         if finding is not None and finding.source == "trace" and 0 < (steps := report.run.steady.steps) < MIN_STEPS:
             text = f"the verdict is of the recorded steps: beside them {steps} count, and it takes {MIN_STEPS}"
             yield Line("note", Text(text))
         if analysis.verdict in MACHINE:
             yield from run_table.also(analysis)
+        else:
+            machine = (one for one in analysis.findings if one.code in MACHINE)
+            yield from (Line("also", Text(f"{one.code}: {one.title}.")) for one in machine)
     if report.trace is not None and report.trace.memory_path is not None:
         yield Line("snapshot", Text(str(report.trace.memory_path)), whole=True)
     if report.trace is not None and report.trace.url:
         yield Line("copied to", Text(report.trace.url), whole=True)
     if files is not None:
         yield Line("more", Text(f"forge-profiling view {quote(_short(files))}"), whole=True)
-
-
-def _remedy(finding: Finding, room: int) -> Iterator[Line]:
-    """The fix, and what it saves with its interval."""
-    if finding.fix:
-        yield Line("try", Text(finding.fix, "bold"), whole=True)
-    elif finding.advice:
-        yield Line("try", Text(_cut(finding.advice, room, _ADVICE_LINES)))
-    if finding.saves is not None:
-        text, between = finding.saves.text.removeprefix("That saves ").rstrip("."), finding.saved_pct
-        if between is not None and finding.saves.low_pct is None:  # else it is in the text
-            share = f"({finding.saves.pct:.0f} %"
-            text = text.replace(f"{share})", f"{share}, 95 % interval {between[0]:.0f} to {between[1]:.0f} %)")
-        yield Line("saves", Text(_cut(text, room, _ADVICE_LINES)))
 
 
 def _cut(text: str, width: int, lines: int) -> str:

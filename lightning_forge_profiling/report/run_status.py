@@ -40,11 +40,11 @@ _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
 
 
 def status_of(record: RunRecord, now: float) -> RunStatus:
-    """Status of a run: finished when its lowest rank has, failed when any rank has."""
+    """Status of a run: finished when its lowest rank has, failed or interrupted as the first rank that was."""
     ranks = dict(_rank_statuses(record, now))
-    failed = min((one for one in ranks.values() if one.outcome == "failed"), key=lambda one: one.at, default=None)
-    if failed is not None:
-        return failed
+    broken = [one for one in ranks.values() if one.outcome in {"failed", "interrupted"}]
+    if broken:
+        return min(broken, key=lambda one: one.at)
     first = next(iter(ranks.values()))
     shown = first if first.outcome == "finished" else max(ranks.values(), key=lambda one: one.at)
     return structs.replace(shown, text=shown.text + ("" if shown.outcome == "silent" else silent_ranks(record, now)))
@@ -75,6 +75,8 @@ def rank_status(rank: RankRecord, now: float, heard: LastPulse | None = None) ->
         steps = "1 step" if end.step == 1 else f"{end.step:,} steps"
         if end.outcome == "finished":
             return RunStatus("finished", end.step, began, end.at, f"finished after {after}, {steps}")
+        if end.exception.partition(":")[0] == KeyboardInterrupt.__name__:
+            return RunStatus("interrupted", end.step, began, end.at, f"interrupted after {after}, step {end.step:,}")
         what = end.exception or "an exception without a message"
         return RunStatus("failed", end.step, began, end.at, f"failed after {after}, step {end.step:,}: {what}")
     times = [began, *(line.at for line in rank.lines)][-_RECENT:]

@@ -4,7 +4,7 @@ import io
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from math import floor, log10
@@ -19,12 +19,21 @@ from lightning_forge_profiling.report import run_wording
 from lightning_forge_profiling.report.page import rendered
 from lightning_forge_profiling.report.screen import NAMES_WIDTH, Column, Line, Row, Screen, Table, Text
 from lightning_forge_profiling.report.wording import between, by_text, digits, verdict
-from lightning_forge_profiling.schema import Analysis, Rates, RunEvidence, RunLedger, RunReport, RunSummary, TraceReport
+from lightning_forge_profiling.schema import (
+    Analysis,
+    Finding,
+    Rates,
+    RunEvidence,
+    RunLedger,
+    RunReport,
+    RunSummary,
+    TraceReport,
+)
 
 _SHOWN_PCT: Final = 0.05  # what is shorter shows as 0.0 %
 _SMALL_PCT: Final = 1.0  # regions that take less share a row
 _REST: Final = "rest"
-_TIMES: Final = ("median ms", "p95 ms", "host mean")
+_TIMES: Final = ("mean ms", "median", "p95", "host")
 _HOST_DIFFERS_PCT: Final = 1.0  # from this share of the step on, a host time that is not the device time has a column
 # elsewhere a host time says where the host waits for room in the GPU's queue
 _HOST_WAITS_IN: Final[Sequence[str]] = ("data", "transfer")
@@ -44,17 +53,12 @@ class RunTable:
     lines: tuple[Line, ...] = ()  # rates, then files
 
 
-def region_row(name: str, pct: float | None, *times: str) -> Row:
-    """A region with its share of the mean step and its times, or the step itself, which has no share."""
-    return Row((name, "" if pct is None else f"{pct:.1f} %", *times), strong=pct is None, share=pct)
-
-
 def run_table(report: RunReport) -> RunTable:
     """The content of the table."""
     return RunTable(
         verdict=tuple(_verdict(report)),
         title=_title(report),
-        table=_table(report) if report.run.steady.steps else None,
+        table=step_table(report.run.steady, report.run, on_device=report.on_device),
         lines=(*_rate_lines(report), *_file_lines(report)),
     )
 
@@ -87,6 +91,14 @@ def also(analysis: Analysis) -> Iterator[Line]:
         yield Line("also", Text(unreliable + named))
 
 
+def to_try(finding: Finding) -> Iterator[Line]:
+    """What to try: a line of code or a command where there is one, and never cut."""
+    if finding.fix:
+        yield Line("try", Text(finding.fix, "bold"), whole=True)
+    elif finding.advice:
+        yield Line("try", Text(finding.advice))
+
+
 def no_verdict(run: RunSummary) -> Iterator[Line]:
     """Why there is no verdict."""
     if run.steps:
@@ -113,73 +125,86 @@ def _sampled(rates: Rates) -> str:
     if not 0 < rates.split_steps < rates.steps:
         return ""
     each = rates.steps / rates.split_steps
-    return f"sampled: {f'1 in {each:.0f}' if each >= 2 else f'{rates.split_steps} of {rates.steps}'} steps"  # noqa: PLR2004
+    return f"sampled {f'1 in {each:.0f}' if each >= 2 else f'{rates.split_steps} of {rates.steps}'}"  # noqa: PLR2004
 
 
-def _table(report: RunReport) -> Table:
-    """The split of the step; its first heading says in which steps regions were timed.
+def step_table(
+    rates: Rates,
+    run: RunSummary | None = None,
+    *,
+    on_device: bool = False,
+    most: int | None = None,
+    steady: bool = False,
+) -> Table | None:
+    """Where a step goes: each region's share of the mean step and its mean time, in every view of a run.
 
-    Columns without a number and regions of 0.0 % are left out; small ones share a row.
+    Args:
+        rates: of the steps.
+        run: its medians, percentiles and, where they say something, host times are shown too; None for means alone.
+        on_device: whether a GPU was used.
+        most: show at most so many regions, and no row for the step, which the title has.
+        steady: each region has a row, so that rows stay where they are from frame to frame.
     """
-    run = report.run
-    rates, step_ms, share = run.steady, run.steady.mean_ms("step"), run.steady.share_pct
-    # of times in milliseconds beside that of a step
-    decimals = 3 if step_ms <= 0 else max(1, min(3, 4 - floor(log10(step_ms))))
+    step_ms = rates.mean_ms("step")
+    if step_ms <= 0:
+        return None
 
-    def row(name: str, pct: float | None, *times_ms: float | None) -> Row:
-        padded = (*times_ms, None, None, None)[: len(_TIMES)]
-        return region_row(name, pct, *("" if ms is None else f"{ms:.{decimals}f}" for ms in padded))
+    def row(name: str, ms: float, *others_ms: float | None, whole: bool = False) -> Row:
+        pct, times = 100 * ms / step_ms, (ms, *others_ms, None, None, None)[: len(_TIMES)]
+        cells = ("" if time is None else of_step_ms(time, step_ms) for time in times)
+        return Row((name, "" if whole else f"{pct:.1f} %", *cells), strong=whole, share=None if whole else pct)
 
-    def of(region: str, name: str) -> Row:
-        times = run.regions[region]
-        return row(name, share(region), times.p50_ms, times.p95_ms, host.get(region))
+    def of_region(region: str, name: str) -> Row:
+        times = None if run is None else run.regions[region]
+        spread = (None, None) if times is None else (times.p50_ms, times.p95_ms)
+        return row(name, ms[region], *spread, host.get(region))
 
-    # mean host times that say something beside the device's
-    least = _HOST_DIFFERS_PCT / 100 * step_ms
-    waits = [name for name in _HOST_WAITS_IN if name in rates.regions and report.on_device]
-    host = {name: rates.mean_host_ms(name) for name in waits}
-    host = {name: ms for name, ms in host.items() if abs(ms - rates.mean_ms(name)) >= least > 0}
-    regions = rates.regions if rates.split_steps else ()
-    small = [name for name in regions if share(name) < _SMALL_PCT and name not in host]
-    rest_pct = sum(map(share, small))
-    merged = len([name for name in small if share(name) >= _SHOWN_PCT]) > 1
-    rows = [
-        of(name, name)
-        for name in regions
-        if name in host or (share(name) >= _SHOWN_PCT and not (merged and name in small))
-    ]
-    rows += [row(_REST, rest_pct)] if merged else []
-    unknown_pct = 100 * rates.unknown_ms / rates.total_ms if step_ms else 0.0
-    rows += [row("unknown", unknown_pct)] if unknown_pct >= _SHOWN_PCT else []
-    rows.append(row("step", None, run.step_ms.p50, run.step_ms.p95))
-    rows += [of(name, f"your {name}") for name in (rates.user_regions if rates.split_steps else ())]
-    columns = Column(_sampled(rates), "text"), Column("share of mean", "share"), *map(Column, _TIMES)
+    host = {} if run is None or not on_device else _host_ms(rates, step_ms)
+    ms = {name: rates.mean_ms(name) for name in (*rates.regions, *rates.user_regions)} if rates.split_steps else {}
+    users = [name for name in rates.user_regions if name in ms]
+    built_in = [name for name in rates.regions if name in ms]
+    if most is not None:
+        users = sorted(users, key=lambda name: -ms[name])[: max(most // 3, 1)]
+    shown = built_in
+    if not steady:
+        pct = {name: 100 * ms[name] / step_ms for name in built_in}
+        shown = _worth_a_row(pct, [*host], None if most is None else most - len(users))
+    rest_ms, unknown_ms = sum(ms[name] for name in built_in if name not in shown), rates.unknown_ms / rates.steps
+    rows = [of_region(name, name) for name in built_in if name in shown]
+    together = {_REST: rest_ms, "unknown": unknown_ms}
+    rows += [row(name, its_ms) for name, its_ms in together.items() if 100 * its_ms >= _SHOWN_PCT * step_ms]
+    if most is None:
+        rows.append(row("step", step_ms, *(() if run is None else (run.step_ms.p50, run.step_ms.p95)), whole=True))
+    rows += [of_region(name, f"your {name}") for name in users]
+    if not rows:
+        return None
+    heading = _sampled(rates).ljust(NAMES_WIDTH - 2)
+    columns = Column(heading, "text"), Column("share", "share"), *map(Column, _TIMES)
     filled = [place for place in range(len(columns)) if place <= 1 or any(row.cells[place] for row in rows)]
     kept = (replace(row, cells=tuple(row.cells[place] for place in filled)) for row in rows)
-    return Table(tuple(columns[place] for place in filled), tuple(kept), ruled=False)
+    return Table(tuple(columns[place] for place in filled), tuple(kept), ruled=False, steady=steady)
 
 
-def brief_table(report: RunReport, most: int) -> Table | None:
-    """The largest regions with their mean times, at most so many rows, the last for the others; None for no row."""
-    rates, step_ms = report.run.steady, report.run.steady.mean_ms("step")
-    if not rates.split_steps or step_ms <= 0:
-        return None
-    ms = {name: rates.mean_ms(name) for name in (*rates.regions, *rates.user_regions)}
+def of_step_ms(ms: float, step_ms: float) -> str:
+    """A time in milliseconds beside that of a step, with as many decimals for all of them."""
+    decimals = 3 if step_ms <= 0 else max(1, min(3, 3 - floor(log10(step_ms))))
+    return f"{ms:,.{decimals}f}"
 
-    def row(name: str, region_ms: float) -> Row:
-        return region_row(name.ljust(NAMES_WIDTH - 2), 100 * region_ms / step_ms, f"{digits(region_ms)} ms")
 
-    users = sorted(rates.user_regions, key=lambda name: -ms[name])[: max(most // 3, 1)]
-    shown = [name for name in rates.regions if 100 * ms[name] >= _SMALL_PCT * step_ms]
-    room = most - len(users)
-    largest = sorted(shown, key=lambda name: -ms[name])[: room - (len(shown) < len(rates.regions) or len(shown) > room)]
-    rest_ms = sum(ms[name] for name in rates.regions if name not in largest)
-    unknown_ms = rates.unknown_ms / rates.steps
-    rows = [row(name, ms[name]) for name in rates.regions if name in largest]
-    rows += [row(_REST, rest_ms)] if 100 * rest_ms >= _SHOWN_PCT * step_ms else []
-    rows += [row("unknown", unknown_ms)] if 100 * unknown_ms >= _SMALL_PCT * step_ms else []
-    rows += [row(f"your {name}", ms[name]) for name in users]
-    return Table((Column("", "text"), Column("", "share"), Column("")), tuple(rows), ruled=False) if rows else None
+def _worth_a_row(pct: Mapping[str, float], always: Sequence[str], most: int | None) -> list[str]:
+    """The regions that have a row of their own: not the small ones, if there are several, and at most so many."""
+    small = [name for name in pct if pct[name] < _SMALL_PCT and name not in always]
+    several = len([name for name in small if pct[name] >= _SHOWN_PCT]) > 1
+    shown = [name for name in pct if name in always or (pct[name] >= _SHOWN_PCT and not (several and name in small))]
+    if most is None or len(shown) + several <= most:
+        return shown
+    return sorted(shown, key=lambda name: -pct[name])[: most - 1]
+
+
+def _host_ms(rates: Rates, step_ms: float) -> dict[str, float]:
+    """Mean host times that say something beside the device's: of waits, if they differ by 1 % of the step."""
+    host = {name: rates.mean_host_ms(name) for name in _HOST_WAITS_IN if name in rates.regions}
+    return {name: ms for name, ms in host.items() if 100 * abs(ms - rates.mean_ms(name)) >= _HOST_DIFFERS_PCT * step_ms}
 
 
 def _rate_lines(report: RunReport) -> Iterator[Line]:

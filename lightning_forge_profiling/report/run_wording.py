@@ -18,7 +18,6 @@ from lightning_forge_profiling.diagnosis.machine_rules import (
 )
 from lightning_forge_profiling.diagnosis.ranks import late_rank, not_measured
 from lightning_forge_profiling.diagnosis.rule import MIN_SHARE_PCT, in_ms
-from lightning_forge_profiling.names import STARTUP_IMPORTS, STARTUP_PROCESS
 from lightning_forge_profiling.report.wording import digits
 from lightning_forge_profiling.schema import (
     RankWork,
@@ -95,14 +94,8 @@ def rate_words(rates: Rates, replicas: float, width: int = 0) -> list[str]:
 
 
 def goodput_words(ledger: RunLedger) -> str:
-    """How much of the fit and of its process was training, this package's own time left out; "" if unknown."""
-    if ledger.goodput is None or ledger.fit_goodput is None:
-        return ""
-    words = f"{_ALL_PCT * ledger.fit_goodput:.0f} % of the fit was training"
-    if not {STARTUP_IMPORTS, STARTUP_PROCESS} & ledger.parts.keys():  # a further fit of its process
-        return words
-    goodput_pct = _ALL_PCT * ledger.goodput
-    return f"{words} ({f'{goodput_pct:.0f}' if goodput_pct >= 1 else '<1'} % of the process, with imports)"
+    """How much of the fit was training, this package's own time left out; "" if unknown."""
+    return "" if ledger.goodput is None else f"{_ALL_PCT * ledger.goodput:.0f} % of the fit was training"
 
 
 def slower_after(effect: WindowEffect) -> bool:

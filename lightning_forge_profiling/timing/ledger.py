@@ -326,12 +326,11 @@ def _largest_first(parts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def goodput(ledger: RunLedger, on_device: Rates | None = None) -> float:
-    """Productive step time as a fraction of wall time, less this package's own."""
+    """Productive step time as a fraction of the fit, less this package's own time."""
     # the ledger's part `steps` is productive: every training batch but the first, warm-up included, without hooks,
     # loggers and other parts. On a GPU, training goes on while a hook waits for queued work or runs beside it. So where
     # a region's host time exceeds its device time, its hooks are productive up to that excess.
-    whole_s = ledger.wall_s - ledger.parts.get(PROFILER, 0.0)
-    if whole_s <= 0:
+    if ledger.fit_s <= 0:
         return 0.0
     productive_s = ledger.parts.get(STEPS, 0.0)
     if on_device is not None:
@@ -342,7 +341,7 @@ def goodput(ledger: RunLedger, on_device: Rates | None = None) -> float:
         for region, seconds in hooks_s.items():
             ahead_ms = on_device.mean_host_ms(region) - on_device.mean_ms(region)
             productive_s += min(seconds, max(ahead_ms, 0.0) * on_device.steps / 1e3)
-    return productive_s / whole_s
+    return productive_s / ledger.fit_s
 
 
 def ledger_metrics(ledger: RunLedger, on_device: Rates | None = None) -> dict[str, float]:

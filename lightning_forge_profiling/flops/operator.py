@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Final, NamedTuple
+from typing import Annotated, ClassVar, Final, NamedTuple, TypeVar
 
 import msgspec
+
+_T = TypeVar("_T")
 
 
 class UncountableError(Exception):
@@ -50,17 +52,13 @@ class Call:
         """The element type of a tensor, by its short name."""
         return _DTYPES[self.types[index].rpartition("::")[2]]
 
-    def flag(self, index: int) -> bool:
-        """The value of a boolean argument."""
-        return {"True": True, "False": False}[self.concrete[index]]
-
-    def mask(self, index: int) -> tuple[bool, bool, bool]:
-        """The value of an argument of three booleans."""
-        return msgspec.json.decode(self.concrete[index].lower(), type=tuple[bool, bool, bool])
+    def value(self, index: int, of_type: type[_T]) -> _T:
+        """The value of an argument that is no tensor. Booleans are recorded as Python writes them."""
+        return msgspec.json.decode(self.concrete[index].lower(), type=of_type)
 
     def per_dimension(self, index: int, dimensions: int) -> list[int]:
         """A stride, padding or dilation; one number stands for all dimensions."""
-        values = msgspec.json.decode(self.concrete[index], type=_Steps)
+        values = self.value(index, _Steps)
         if len(values) not in {1, dimensions}:
             raise UncountableError
         return values * dimensions if len(values) == 1 else values
@@ -120,7 +118,7 @@ class Convolution:
     def flops(self, call: Call) -> int:
         """Count one call."""
         image, weight = call.shape(0), call.shape(1)
-        if self.transposed is True or (self.transposed and call.flag(self.transposed)):
+        if self.transposed is True or (self.transposed and call.value(self.transposed, bool)):
             return convolution_flops(image, weight, image[2:])
         dimensions = len(image) - 2
         stride = call.per_dimension(self.stride, dimensions)
@@ -149,8 +147,8 @@ class ConvolutionBackward:
     def flops(self, call: Call) -> int:
         """Count one call."""
         gradient, image, weight = call.shape(0), call.shape(1), call.shape(2)
-        positions = image[2:] if call.flag(self.transposed) else gradient[2:]
-        of_input, of_weight, _of_bias = call.mask(self.output_mask)
+        positions = image[2:] if call.value(self.transposed, bool) else gradient[2:]
+        of_input, of_weight, _of_bias = call.value(self.output_mask, tuple[bool, bool, bool])
         return (of_input + of_weight) * convolution_flops(image, weight, positions)
 
 

@@ -106,11 +106,12 @@ def test_goodput_is_the_one_of_the_other_reports(show):
 
 def test_the_slowest_steps_and_the_spans_are_in_tables(show):
     page = show(analysis())
-    assert page.column("course", 1) == ["step 120", "step 121"]
-    assert page.column("course", 4) == ["640 of it callback/EMA.hook", "\N{EN DASH}"]
+    before = page.column("course", 1)
+    assert before[-2:] == ["step 120", "step 121"]
+    assert page.column("course", 4)[-2:] == ["640 of it callback/EMA.hook", "\N{EN DASH}"]
     page.one("#course summary").click()
     page.run_until_done("setTimeout(done)")
-    assert len(page.column("course", 1)) == 2 + len(SPANS)
+    assert len(page.column("course", 1)) == len(before) + len(SPANS)
 
 
 def test_a_run_without_a_ledger_has_no_picture_and_one_without_spans_has_its_bar(show):

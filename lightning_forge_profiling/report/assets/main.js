@@ -79,7 +79,7 @@ function build(summary, record, timelines) {
   const several = ranks.length > 1;
   const breakdown = breakdownSection(ranks, summary.words);
   const verdict = section("verdict", "", verdictSection(summary, record));
-  const found = findings.length > 0 && section("findings", "Findings", findingsSection(findings, summary.words));
+  const found = findings.length > 0 && section("findings", "Findings", findingsSection(findings, summary.words, summary.verdict));
   const course = [
     run?.ledger && section("course", "Where the run's time went", courseSection(run, summary.words)),
     record && record.seconds.length > 0 && section("over-time", "Over the run", curvesSection(record)),
@@ -94,13 +94,13 @@ function build(summary, record, timelines) {
     ranks.length > 0 && element("div", null, several && element("div", { class: "heading details" }, element("h2", null, "Details of one rank"), detailRanks), details),
     (collectives.length > 0 || waits.length > 0) && section("collectives", "Collectives over the ranks", collectivesSection(collectives, waits)),
   ];
-  const whole = run && section("run", "The whole run", runSection(run, summary.words));
+  const whole = run && !record && section("run", "The whole run", runSection(run, summary.words));
   const advice = hints.length > 0 && section("hints", "Hints", hintsSection(hints, several));
   const sections = (record ? [
     verdict, section("step", record.step.title || "Where a step goes", stepSection(record)), found, ...course,
     record.ranks && section("ranks", record.ranks.title, ranksSection(record.ranks)),
     ranks.length > 0 && element("div", { class: "heading details", id: "window" }, element("h2", null, "The recorded window")), ...window, ...ofRanks,
-    whole, record.events.length > 0 && section("events", "Events", eventsSection(record)), advice, section("setting", "Setting", settingSection(record)),
+    record.events.length > 0 && section("events", "Events", eventsSection(record)), advice, section("setting", "Setting", settingSection(record)),
   ] : [verdict, ...window, found, ...course, ...ofRanks, whole, advice]).filter(Boolean);
   const page = document.getElementById("page");
   page.append(

@@ -173,6 +173,12 @@ function courseSection(run, words) {
     ...runBar(ledger, words.parts, colours),
     axis && runLanes(run, axis, colours, causes),
     axis && element("p", { class: "muted help-text" }, `A span includes what ran inside it, the seconds of a part do not; paler spans stand for several.${before}`),
+    smallTable("Wall time of the run", [
+      column.name("Part", (row) => row.part),
+      column.number("seconds", (row) => row.seconds),
+      column.bar("% of the run", (row) => (100 * row.seconds) / ledger.wall_s),
+      column.count("times", (row) => row.times),
+    ], words.parts),
     words.slowest.length > 0 && slowestTable(run, words.slowest),
     axis && table,
   ];

@@ -94,7 +94,8 @@ function codeBadge(code, { docs }, attributes) {
   return element("a", { ...attributes, href: docs[code], target: "_blank", rel: "noopener noreferrer", title: `${code} in the documentation` }, code);
 }
 
-function findingsSection(findings, words) {
+// What to change for the verdict is said above.
+function findingsSection(findings, words, verdict) {
   const { shares, remarks } = words;
   return [...findings.map((finding, index) => element("article", { class: "finding", id: findingId(findings, finding) },
     element("p", { class: "badges" }, codeBadge(finding.code, words, { class: "badge quiet" }),
@@ -102,7 +103,7 @@ function findingsSection(findings, words) {
       element("span", { class: "muted" }, `${shares[index]}${ofRank(finding.rank)} \u00b7 from the ${finding.source === "run" ? "whole run" : "trace"}`)),
     element("h3", null, finding.title),
     facts(Object.entries(finding.evidence).map(([key, value]) => evidence(key, value))),
-    element("p", { class: "advice" }, remedy(finding)), fix(finding))), ...remarks.map((remark) => element("p", { class: "muted" }, remark))];
+    (index > 0 || finding.code !== verdict) && [element("p", { class: "advice" }, remedy(finding)), fix(finding)])), ...remarks.map((remark) => element("p", { class: "muted" }, remark))];
 }
 
 function hintsSection(hints, several) {
@@ -275,12 +276,6 @@ function runSection(run, words) {
       ...(rows.some((row) => row.p50_ms !== null) ? [column.number("median", (row) => row.p50_ms, 3, `of the ${run.timing.on_device ? "GPU" : "host"} ms of a step`)] : []),
       ...(rows.some((row) => row.p95_ms !== null) ? [column.number("p95", (row) => row.p95_ms, 3, "95th percentile of the same")] : []),
     ], rows),
-    run.ledger && smallTable("Wall time of the run", [
-      column.name("Part", (row) => row.part),
-      column.number("seconds", (row) => row.seconds),
-      column.bar("% of the run", (row) => (100 * row.seconds) / run.ledger.wall_s),
-      column.count("times", (row) => row.times),
-    ], words.parts),
   ];
 }
 

@@ -4,9 +4,10 @@
     python -m benchmarks.compare_false_alarms --pairs 200 --keep FOLDER   # real processes in turns, an hour
 
 Simulated steps have noise that lasts for some steps, slow drifts, spikes, a pace that differs from process to process,
-and a machine whose pace wanders from run to run. Real runs are those of `benchmarks.short_run`, each a process of its
-own, on a machine as busy as it is; runs that FOLDER already has count. Slow-downs of real runs are made by multiplying
-the steps of one side.
+a loader that is waited for every eighth step, and a machine whose pace wanders from run to run. What else a fit takes
+is a fifth of it, and scatters by 10 %. Real runs are those of `benchmarks.short_run`, each a process of its own, on a
+machine as busy as it is; runs that FOLDER already has count. Slow-downs of real runs are made by multiplying the steps
+of one side.
 """
 
 import argparse
@@ -23,11 +24,12 @@ import numpy.typing as npt
 
 from benchmarks.fresh import module
 from lightning_forge_profiling.comparison.compare import compare
-from lightning_forge_profiling.comparison.ratio import Outcome
-from lightning_forge_profiling.comparison.source import Conditions, Source, record_source, unsteadiness
+from lightning_forge_profiling.comparison.outcome import gates
+from lightning_forge_profiling.comparison.source import FIT, PART_ERROR, Source, record_source, slow_steps
 from lightning_forge_profiling.diagnosis.bootstrap import BlockBootstrap, Estimate
 from lightning_forge_profiling.names import RECORD_FOLDER
 from lightning_forge_profiling.record.reader import read_run
+from lightning_forge_profiling.schema import Conditions, Outcome
 
 LIMIT_PCT: Final = 5.0
 STEP_MS: Final = 10.0
@@ -35,6 +37,11 @@ BLOCKS: Final = 55
 """As a record's totals have them: 32 to 64."""
 SPIKES: Final = 0.005
 SPIKE_MS: Final = 20.0
+WAIT_MS: Final = 60.0
+"""Of a step that waits for the loader."""
+REST: Final = 0.25
+"""Of a fit, relative to its steps: validation, checkpoints."""
+REST_SCATTER: Final = 0.1
 WANDERS_BACK: Final = 0.9
 """What is left in the next run of how much the machine's pace is off."""
 BETWEEN_RUNS_S: Final = 10.0
@@ -52,6 +59,7 @@ class Machine:
         drift: from the first step of a run to its last.
         scatter: between processes.
         wanders: of the machine's pace, from one run to the next.
+        every: number of steps from one wait for the loader to the next; 0 for none.
     """
 
     noise: float
@@ -59,12 +67,14 @@ class Machine:
     drift: float
     scatter: float
     wanders: float
+    every: int = 0
 
 
 MACHINES: Final = {
     "idle": Machine(noise=0.03, lasts=0.5, drift=0.005, scatter=0.01, wanders=0.002),
     "shared": Machine(noise=0.05, lasts=0.9, drift=0.02, scatter=0.02, wanders=0.04),
     "busy": Machine(noise=0.2, lasts=0.95, drift=0.1, scatter=0.1, wanders=0.05),
+    "loader": Machine(noise=0.03, lasts=0.5, drift=0.005, scatter=0.01, wanders=0.002, every=8),
 }
 
 
@@ -80,45 +90,51 @@ def simulated(random: np.random.Generator, machine: Machine, runs: int, steps: i
         machines[run] += WANDERS_BACK * machines[run - 1]
     pace = machine.scatter * random.normal(size=(runs, 1)) + machines
     spikes = SPIKE_MS * (random.random((runs, steps)) < SPIKES)
+    waits = np.zeros((runs, steps))
+    if machine.every:
+        waits = WAIT_MS * ((np.arange(steps) + random.integers(machine.every, size=(runs, 1))) % machine.every == 0)
     steady = np.maximum(1 + machine.noise * times + drift, 0.2)
-    return np.asarray(STEP_MS * np.exp(pace) * steady + spikes, dtype=float)
+    return np.asarray(STEP_MS * np.exp(pace) * steady + spikes + waits, dtype=float)
 
 
-def as_source(times_ms: Runs, number: int) -> Source:
-    """A run as `compare` has it from a record."""
+def as_source(times_ms: Runs, number: int, rest: float) -> Source:
+    """A run as `compare` has it from a record; `rest` is what else the fit takes, relative to the steps."""
     parts = np.array_split(times_ms, BLOCKS)
     counted, sums = [len(part) for part in parts], [float(part.sum()) for part in parts]
     step = BlockBootstrap(counted, sums).ratio(sums, counted)
     median = Estimate(value=float(np.median(times_ms)))
-    return source(f"{number}", step or median, median, number * BETWEEN_RUNS_S, len(times_ms))
-
-
-def source(run: str, step: Estimate, median: Estimate, began_s: float, steps: int) -> Source:
-    """A run of which the step alone is compared."""
+    independent = float(times_ms.std() / times_ms.mean()) / len(times_ms) ** 0.5
+    step, steps, began_s = step or median, len(times_ms), number * BETWEEN_RUNS_S
+    error = float(np.hypot(step.log_error or 0.0, rest * PART_ERROR) / (1 + rest))
+    fit = replace(step, value=step.value * steps * (1 + rest), log_error=error)
     return Source(
-        source=run,
+        source=f"{number}",
         kind="record",
-        run=run,
+        run=f"{number}",
         conditions=Conditions(device="", world_size=1),
         steps=steps,
+        all_steps=steps,
         began_s=began_s,
         ended_s=began_s + step.value * steps / 1e3,
-        metrics={"step": step},
-        unsteadiness=unsteadiness(step, median),
+        metrics={"step": step, FIT: fit},
+        unsteadiness=step.log_drift,
+        slow_steps=slow_steps(step, median, independent),
     )
 
 
-def outcomes(runs: Sequence[Source], size: int, slow_down: float = 1.0) -> Iterator[Outcome | None]:
+def outcomes(runs: Sequence[Source], size: int, slow_down: float = 1.0) -> Iterator[Outcome]:
     """Of so many runs a side in turns, the second side slowed down; every other comparison begins with that side."""
     for number, first in enumerate(range(0, len(runs) - 2 * size + 1, 2 * size)):
         sides = [runs[first + turn : first + 2 * size : 2] for turn in (0, 1)]
         a, b = sides[:: -1 if number % 2 else 1]
-        slower = [replace(run, metrics={"step": _times(run.metrics["step"], slow_down)}) for run in b]
-        yield compare(a, slower, limit_pct=LIMIT_PCT).metrics["step"].outcome
+        slower = [
+            replace(run, metrics={name: _times(value, slow_down) for name, value in run.metrics.items()}) for run in b
+        ]
+        yield gates(compare(a, slower, limit_pct=LIMIT_PCT), (), LIMIT_PCT)[0].outcome
 
 
-def _times(step: Estimate, factor: float) -> Estimate:
-    return replace(step, value=factor * step.value)
+def _times(estimate: Estimate, factor: float) -> Estimate:
+    return replace(estimate, value=factor * estimate.value)
 
 
 def row(*cells: str) -> None:
@@ -126,7 +142,7 @@ def row(*cells: str) -> None:
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def shares(counted: Iterator[Outcome | None]) -> tuple[str, ...]:
+def shares(counted: Iterator[Outcome]) -> tuple[str, ...]:
     """Cells of a table: how many comparisons, and the share of each outcome."""
     counts = Counter(counted)
     total = counts.total()
@@ -148,7 +164,10 @@ def simulate(comparisons: int) -> None:
     for name, machine in MACHINES.items():
         for size, steps in ((1, 220), (1, 600), (2, 600), (3, 600), (5, 600)):
             times = simulated(random, machine, 2 * size * comparisons, steps)
-            runs = [as_source(run, number) for number, run in enumerate(times)]
+            rests = REST * np.exp(REST_SCATTER * random.normal(size=len(times)))
+            runs = [
+                as_source(run, number, float(rest)) for number, (run, rest) in enumerate(zip(times, rests, strict=True))
+            ]
             slow_downs = {1: (1.0, 1.25, 10.0)}.get(size, (1.0, 1.1, 1.25))
             for slow_down in slow_downs:
                 change = f"+{100 * (slow_down - 1):.0f} %" if slow_down > 1 else "none"

@@ -2522,3 +2522,175 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     summary: RankSummary
     collectives: RankCollectives
     timeline: Timeline
+
+
+# -- comparisons of two sides of runs, traces or benchmark results -----------------------------------------------------
+
+Outcome: TypeAlias = Literal["faster", "same", "slower", "too noisy", "too short"]
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """Conditions that runs must share for their step times to be comparable."""
+
+    device: str
+    world_size: int
+    precision: str = ""
+    batch_size: int | None = None
+
+
+class Ratio(msgspec.Struct, frozen=True, kw_only=True):
+    """Ratio of the second side to the first.
+
+    Attributes:
+        low: lower end of the 95 % interval; None if unknown.
+        high: upper end of it.
+        log_error: standard error of the logarithm.
+        scatter: standard deviation of the logarithm between equal runs, measured or assumed.
+        paired: whether it is from the differences between runs made in turns.
+    """
+
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+    log_error: float | None = None
+    scatter: float | None = None
+    paired: bool = False
+
+
+class ComparedMetric(msgspec.Struct, frozen=True, kw_only=True):
+    """A metric on both sides: a row of the comparison.
+
+    Attributes:
+        a: geometric mean over the runs before; None if no run has it.
+        b: the same of the runs now.
+        pct: change in percent; None unless all runs have the metric, as `ratio` and `outcome`.
+        outcome: what the interval says of the limit.
+        differs: whether the sides differ beyond chance; of several regions together.
+        share_pct: of the step, or of the wall time; 100 if it is no part.
+        more_is_better: whether it is a rate.
+    """
+
+    name: str
+    unit: str
+    a: float | None
+    b: float | None
+    pct: float | None = None
+    ratio: Ratio | None = None
+    outcome: Outcome | None = None
+    differs: bool = False
+    share_pct: float = 100.0
+    more_is_better: bool = False
+
+
+class ComparedAmount(msgspec.Struct, frozen=True, kw_only=True):
+    """What is shown without a test: a part of the ledger, a finding, a kernel. Means over the runs.
+
+    Attributes:
+        pct: change in percent; None where there was none before.
+        per: what `a` and `b` are of: the `step`, the `run`, or `1,000 steps`.
+        a_calls: number of calls before.
+        b_calls: number of calls now.
+    """
+
+    name: str
+    a: float
+    b: float
+    pct: float | None
+    per: str
+    a_calls: float = 0.0
+    b_calls: float = 0.0
+
+
+class FixedFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding that costs at most half as much now, and what its fix was predicted to save. Means over the runs.
+
+    Attributes:
+        part: the region that it is of, or its own code.
+        before_ms: its cost before, of each step.
+        now_ms: its cost now.
+        predicted_ms: the predicted saving.
+        at_most: whether the prediction is a bound.
+        step_ms: how much shorter the step is, by all that changed.
+    """
+
+    code: str
+    part: str
+    before_ms: float
+    now_ms: float
+    predicted_ms: float
+    at_most: bool
+    step_ms: float
+
+
+class ComparedSide(msgspec.Struct, frozen=True, kw_only=True):
+    """One side of a comparison: a run, or several repeats.
+
+    Attributes:
+        steps: number of counted steps of each run.
+        verdict: the most frequent one; "" without any.
+        verdicts: number of runs by verdict.
+        wall_s: mean wall time with the start-up; 0 if unknown.
+    """
+
+    sources: tuple[str, ...]
+    steps: tuple[int, ...]
+    conditions: Conditions
+    commits: tuple[str, ...]
+    verdict: str
+    verdicts: Mapping[str, int]
+    wall_s: float
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What changed from `a` to `b`.
+
+    Attributes:
+        headline: what changed most, in a sentence.
+        rows: names of the metrics that are shown; all of them with `--verbose`.
+        metrics: all metrics, by name.
+        ledger: seconds; the largest change first, as in all that follow.
+        findings: percent; of those whose cost changed with the step, a region or the run.
+        idle: milliseconds per step by cause, as in all that follow.
+        verdict: what became of the verdict.
+        differs: conditions in which the runs differ, one sentence each.
+        doubts: what makes the runs hard to compare: unfinished, on a busy machine, on different hosts.
+        notes: settings that differ, and the like.
+        assumed_scatter_pct: scatter between equal runs; None with repeats, which measure it.
+        followed: whether the runs were made one after the other; None if the scatter was given.
+    """
+
+    kind: str
+    a: ComparedSide
+    b: ComparedSide
+    headline: str
+    rows: tuple[str, ...]
+    metrics: Mapping[str, ComparedMetric]
+    ledger: tuple[ComparedAmount, ...] = ()
+    findings: tuple[ComparedAmount, ...] = ()
+    fixed: tuple[FixedFinding, ...] = ()
+    gpu: tuple[ComparedAmount, ...] = ()
+    idle: tuple[ComparedAmount, ...] = ()
+    kinds: tuple[ComparedAmount, ...] = ()
+    kernels: tuple[ComparedAmount, ...] = ()
+    verdict: str = ""
+    differs: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    assumed_scatter_pct: float | None = None
+    followed: bool | None = False
+
+
+class Gate(msgspec.Struct, frozen=True, kw_only=True):
+    """What a comparison says of one metric and a limit.
+
+    Attributes:
+        missing: what would decide it; "" if it is decided.
+        needed_runs: number of runs a side that would; None if unknown, or over 100.
+    """
+
+    metric: str
+    limit_pct: float | None
+    outcome: Outcome
+    text: str
+    missing: str = ""
+    needed_runs: int | None = None

@@ -47,7 +47,7 @@ def read_all(record, other):
         ["watch", record, "--once"],
         ["report", record, "--html", other.parent / "run.html"],
         ["compare", other, record, "--anyway"],
-        ["compare", record, other, "--anyway", "--json", "--fail-over", "5"],
+        ["compare", record, other, "--anyway", "--format", "json", "--fail-over", "5"],
     )
     codes, errors = [], io.StringIO()
     for command in commands:

@@ -334,7 +334,7 @@ Traces are compared by the medians of their whole steps, of which each side need
                 "--scatter PCT",
                 shared.percentage,
                 "scatter between equal runs to assume where repeats do not measure it, as a standard deviation in "
-                "percent (default: 4 if one run followed the other, else 6; 0 for traces)",
+                "percent (default: 3 if one run followed the other, else 6; 0 for traces)",
             ),
             flag("--anyway", "compare runs of different hardware, batch size, precision or world size"),
             argument(
@@ -344,7 +344,7 @@ Traces are compared by the medians of their whole steps, of which each side need
                 help="text, the comparison as JSON, or the second side's times as github-action-benchmark reads them "
                 "(customSmallerIsBetter)",
             ),
-            argument("--json", action="store_const", const="json", dest="format", help="the same as --format json"),
+            flag("--verbose", "all metrics, the ledger, findings, sensors, settings that differ"),
         ),
     ),
     Command(

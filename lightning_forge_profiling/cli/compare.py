@@ -11,7 +11,7 @@ from lightning_forge_profiling.analysis.fixes import Change
 from lightning_forge_profiling.bench.result import BenchmarkResult
 from lightning_forge_profiling.cli.shared import Progress, any_at, say, warn, write_as_json
 from lightning_forge_profiling.comparison import compare as comparing
-from lightning_forge_profiling.comparison.outcome import gate, github_benchmark, overall, print_comparison
+from lightning_forge_profiling.comparison.outcome import gates, github_benchmark, print_comparison
 from lightning_forge_profiling.comparison.source import Source, benchmark_source, record_source, trace_source
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.json_layout import read_summary
@@ -23,7 +23,7 @@ from lightning_forge_profiling.safe_files import open_regular, read_regular
 from lightning_forge_profiling.what_if import Prediction, predict
 
 _AGAINST = "against"
-_EXIT_CODES: dict[str | None, int] = {"slower": 1, "too noisy": 3, "too short": 3}
+_EXIT_CODES: dict[str, int] = {"slower": 1, "too noisy": 3, "too short": 3}
 _MOST_RANKS = 64  # of more ranks, only the first is read: a run of 1,000 ranks needs some 150 MB
 _START_BYTES = 4096
 _MOST_BYTES = 64 << 20
@@ -40,15 +40,14 @@ def compare(args: argparse.Namespace) -> int:
         if differs and before[0].kind != "trace" and not args.anyway:
             raise ConfigurationError(f"not comparable: {'; '.join(differs)} (--anyway compares them)")
         comparison = comparing.compare(before, after, scatter_pct=args.scatter, limit_pct=args.fail_over)
-    asked = args.metric or ["call" if comparison.kind == "benchmark" else "step"]
-    gates = [gate(comparison, metric, args.fail_over) for metric in dict.fromkeys(asked)]
-    outcome = overall(gates)
+    decided = gates(comparison, args.metric or (), args.fail_over)
+    outcome = decided[0].outcome  # the worst
     if args.format == "json":
-        write_as_json({"outcome": outcome, "gates": gates, "comparison": comparison})
+        write_as_json({"outcome": outcome, "gates": decided, "comparison": comparison})
     elif args.format == "github":
         write_as_json(github_benchmark(comparison))
     else:
-        print_comparison(comparison, gates)
+        print_comparison(comparison, decided, verbose=args.verbose)
     code = _EXIT_CODES.get(outcome, 0) if args.fail_over is not None else 0
     return min(code, 1) if args.fail_undecided else code
 

@@ -198,8 +198,8 @@ GRAPHS = ("forward", "backward", "optimizer")
 DASH = Path("-")  # standard input or output
 
 METRICS = """\
-metrics of runs (default: step): step, median, p95, samples, tokens, a region (data, transfer, forward, backward,
-optimizer, other), last_fifth, validation, checkpoint, startup, goodput, rank1, rank2, ...
+metrics of runs (default: step and fit): step, fit, median, p95, samples, tokens, a region (data, transfer, forward,
+backward, optimizer, other), last_fifth, validation, checkpoint, startup, goodput, rank1, rank2, ...
 metrics of traces (default: step): step, busy, idle, matmul, comm, memory, other
 metric of results of benchmark(): call"""
 

@@ -1,22 +1,32 @@
-"""Compares two sides of runs, traces or benchmark results: metrics with their intervals, and what else changed."""
+"""Compares two sides of runs, traces or benchmark results: rows with their intervals, a sentence, what else changed."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from math import hypot
+from math import ceil, hypot, log
 from operator import mul
 from statistics import fmean
 from typing import Final
 
-from lightning_forge_profiling.comparison.ratio import PLAUSIBLE, Outcome, Ratio, decide, geometric_mean, ratio_of
-from lightning_forge_profiling.comparison.source import Conditions, Source, mean_amount
+from msgspec.structs import replace
+
+from lightning_forge_profiling.comparison.ratio import PLAUSIBLE, decide, geometric_mean, ratio_of
+from lightning_forge_profiling.comparison.source import FIT, Source, mean_amount
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.rule import REGION_OF
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.report.wording import digits
+from lightning_forge_profiling.schema import (
+    CATEGORIES,
+    ComparedAmount,
+    ComparedMetric,
+    ComparedSide,
+    Comparison,
+    FixedFinding,
+)
 
-SCATTER_IN_TURNS_PCT: Final = 4.0
+SCATTER_IN_TURNS_PCT: Final = 3.0
 # Assumed standard deviation between equal runs with one run a side, if one followed the other and if not. The error
 # rates that follow are those of `python -m benchmarks.compare_false_alarms`.
 SCATTER_APART_PCT: Final = 6.0
@@ -30,6 +40,20 @@ _ONCE: Final = ("startup", "sanity_check", "teardown")  # parts of the ledger th
 _RATES: Final = frozenset({"samples", "tokens", "goodput"})
 OF_THE_RUN: Final = frozenset({"validation", "checkpoint", "startup", "goodput"})
 _PLAUSIBLE_ONCE: Final = 10.0  # one value a run: with cold caches a start-up takes four times as long
+_PARTS: Final = (*REGIONS, "busy", "idle", *CATEGORIES)  # of a step
+_CAUSES: Final = (
+    *REGIONS,
+    *CATEGORIES,
+    "validation",
+    "checkpoint",
+)  # what a change of the step or of the fit can come from
+# So many times the interval of one part must leave out "no difference": of six parts of equal runs, one would otherwise
+# differ by chance in every fourth comparison (C. E. Bonferroni, 1936: the quantile at 0.4 % over that at 2.5 %).
+_OF_SIX: Final = 1.35
+_LEAST_SHARE_PCT: Final = 1.0
+_PLAIN_PCT: Final = 20.0  # the largest difference of which it is any use to say that there is none above
+_MOST_OF_IT: Final = 0.5  # least share of a finding's change that the step or its region changed by, too
+_CAUSE: Final = 2 / 3  # least share of a change that its cause explains
 _UNITS: Final = {
     "samples": "/s",
     "tokens": "/s",
@@ -38,7 +62,19 @@ _UNITS: Final = {
     "validation": "s",
     "checkpoint": "s",
     "startup": "s",
+    FIT: "s",
     "goodput": "%",
+}
+_WORDS: Final = {
+    "median": "median step",
+    "p95": "p95 of the step",
+    "samples": "samples/s",
+    "tokens": "tokens/s",
+    "last_fifth": "last over first fifth",
+    "startup": "start-up",
+    "checkpoint": "a checkpoint",
+    "validation": "a validation",
+    FIT: "whole fit",
 }
 _CONDITIONS: Final = {
     "device": "device",
@@ -46,87 +82,6 @@ _CONDITIONS: Final = {
     "precision": "precision",
     "batch_size": "batch size",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One metric on both sides."""
-
-    name: str
-    unit: str
-    a: float | None  # geometric mean over the runs before; None if no run has it
-    b: float | None
-    pct: float | None = None  # None unless all runs have it, as ratio and outcome
-    ratio: Ratio | None = None
-    outcome: Outcome | None = None
-    share_pct: float = 100.0  # of the step, or of the wall time; 100 if it is no part
-
-    @property
-    def more_is_better(self) -> bool:
-        """Whether the metric is a rate."""
-        return self.name in _RATES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """What is shown without a test: a part of the ledger, a finding, a kernel. Means over the runs."""
-
-    name: str
-    a: float
-    b: float
-    pct: float | None  # None where there was none before
-    per: str
-    a_calls: float = 0.0
-    b_calls: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fixed:
-    """A finding that costs at most half as much now, and what its fix was predicted to save. Means over the runs."""
-
-    code: str
-    part: str  # the region that it is of, or its own code
-    before_ms: float  # of each step
-    now_ms: float
-    predicted_ms: float
-    at_most: bool
-    step_ms: float  # how much shorter the step is, by all that changed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """One side of a comparison: a run, or several repeats."""
-
-    sources: tuple[str, ...]
-    steps: tuple[int, ...]  # counted ones of each run
-    conditions: Conditions
-    commits: tuple[str, ...]
-    verdict: str
-    verdicts: Mapping[str, int]  # number of runs by verdict
-    wall_s: float  # mean; 0 if unknown
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """What changed from `a` to `b`."""
-
-    kind: str
-    a: Side
-    b: Side
-    metrics: Mapping[str, Metric]
-    ledger: tuple[Change, ...] = ()  # seconds; the largest change first, as in all that follow
-    findings: tuple[Change, ...] = ()  # percent
-    fixed: tuple[Fixed, ...] = ()
-    gpu: tuple[Change, ...] = ()
-    idle: tuple[Change, ...] = ()  # milliseconds per step by cause, as in all that follow
-    kinds: tuple[Change, ...] = ()
-    kernels: tuple[Change, ...] = ()
-    differs: tuple[str, ...] = ()  # conditions, one sentence each
-    notes: tuple[str, ...] = ()
-    assumed_scatter_pct: float | None = None  # None with repeats, which measure it
-    followed: bool | None = False  # whether the runs were made one after the other; None if the scatter was given
-
-
 Sources = Sequence[Source]
 
 
@@ -140,22 +95,29 @@ def compare(a: Sources, b: Sources, *, scatter_pct: float | None = None, limit_p
     alone, given = len(a) + len(b) <= REPEATS, scatter_pct is not None
     if scatter_pct is None:
         scatter_pct = 0.0 if a[0].kind == "trace" else SCATTER_IN_TURNS_PCT if followed else SCATTER_APART_PCT
-    scatter = hypot(scatter_pct / 100, max(run.unsteadiness for run in (*a, *b)))
     metrics = {
-        name: _metric(name, sides, scatter, limit_pct, in_turns=bool(pairs))
+        name: _metric(name, sides, scatter_pct / 100, limit_pct, in_turns=bool(pairs))
         for name in dict.fromkeys(name for run in (*a, *b) for name in run.metrics)
     }
+    if not _alike(a, b) and FIT in metrics:  # the wall times of runs of different lengths have no ratio
+        metrics[FIT] = replace(metrics[FIT], ratio=None, pct=None, outcome=None, differs=False)
+    metrics = {name: _with_share(metric, metrics, (*a, *b)) for name, metric in metrics.items()}
+    findings = _findings(a, b, metrics)
     return Comparison(
         kind=a[0].kind,
         a=_side(a),
         b=_side(b),
-        metrics={name: _with_share(metric, metrics, (*a, *b)) for name, metric in metrics.items()},
+        headline=_headline(metrics, a, b),
+        rows=tuple(_rows(metrics)),
+        metrics=metrics,
         ledger=_ledger(a, b),
-        findings=_findings(a, b),
-        fixed=tuple(_fixed(a, b, metrics)),
+        findings=findings,
+        fixed=tuple(_fixed(a, b, metrics, findings)),
         gpu=_gpu(a, b),
         **{table: _changes(a, b, table, "step") for table in ("idle", "kinds", "kernels")},
+        verdict=_verdict(_side(a), _side(b), {change.name for change in findings}),
         differs=differences(a, b),
+        doubts=tuple(_doubts(a, b)),
         notes=tuple(_notes(a, b)),
         assumed_scatter_pct=scatter_pct if alone else None,
         followed=None if given else followed,
@@ -198,38 +160,133 @@ def _in_turns(a: Sources, b: Sources) -> list[tuple[Source, Source]]:
     return [(a[first[2]], b[second[2]]) for first, second in pairs]
 
 
-def _metric(name: str, sides: Sequence[Sources], scatter: float, limit_pct: float | None, *, in_turns: bool) -> Metric:
+def _metric(
+    name: str, sides: Sequence[Sources], scatter: float, limit_pct: float | None, *, in_turns: bool
+) -> ComparedMetric:
     estimates = [[run.metrics[name] for run in side if name in run.metrics] for side in sides]
     a, b = (geometric_mean([each.value for each in side]) if side else None for side in estimates)
-    metric = Metric(name=name, unit=_UNITS.get(name, "ms"), a=a, b=b)
+    rate = name in _RATES
+    metric = ComparedMetric(name=name, unit=_UNITS.get(name, "ms"), a=a, b=b, more_is_better=rate)
     if a == 0 or b == 0:  # of a trace
-        return replace(metric, outcome="same" if a == b else "faster" if a else "slower")
+        return replace(metric, outcome="same" if a == b else "faster" if a else "slower", differs=a != b)
     if [len(side) for side in estimates] != [len(side) for side in sides]:
         return metric
-    ratio = ratio_of(estimates[0], estimates[1], scatter, in_turns=in_turns)
+    unsteady = max(hypot(run.unsteadiness, run.slow_steps if name != "median" else 0.0) for run in chain(*sides))
+    ratio = ratio_of(estimates[0], estimates[1], hypot(scatter, unsteady), in_turns=in_turns)
     plausible = _PLAUSIBLE_ONCE if name in OF_THE_RUN else PLAUSIBLE
-    outcome = decide(ratio, limit_pct, more_is_better=metric.more_is_better, plausible=plausible)
+    outcome = decide(ratio, limit_pct, more_is_better=rate, plausible=plausible)
     if outcome == "too short" and name in OF_THE_RUN:
         outcome = "too noisy"
-    return replace(metric, ratio=ratio, pct=100 * (ratio.ratio - 1), outcome=outcome)
+    if ratio.low is None or ratio.high is None:
+        differs = outcome in {"slower", "faster"}
+    else:
+        differs = abs(log(ratio.ratio)) > log(ratio.high / ratio.low) / 2 * (_OF_SIX if name in _PARTS else 1.0)
+    return replace(metric, ratio=ratio, pct=100 * (ratio.ratio - 1), outcome=outcome, differs=differs)
 
 
-def _with_share(metric: Metric, metrics: Mapping[str, Metric], runs: Sources) -> Metric:
+def _with_share(metric: ComparedMetric, metrics: Mapping[str, ComparedMetric], runs: Sources) -> ComparedMetric:
     """The metric with its share of the step; of the wall time for what is no part of a step."""
     share = 100.0
     if metric.name in {*REGIONS, "unknown"}:
         step = metrics["step"]
         parts = [part / whole for part, whole in ((metric.a, step.a), (metric.b, step.b)) if part and whole]
         share = 100 * max(parts, default=0.0)
-    elif metric.unit == "s":
-        parts = [
-            sum(s for part, (s, _) in run.amounts.get("ledger", {}).items() if part.startswith(metric.name))
-            / run.wall_s
-            for run in runs
-            if run.wall_s
-        ]
+    elif metric.name in OF_THE_RUN and metric.unit == "s":
+        parts = [_ledger_s(run, metric.name) / run.wall_s for run in runs if run.wall_s]
         share = 100 * max(parts, default=1.0)
-    return replace(metric, share_pct=share)
+    return replace(metric, share_pct=share, differs=metric.differs and share >= _LEAST_SHARE_PCT)
+
+
+def _ledger_s(run: Source, name: str) -> float:
+    return sum(s for part, (s, _) in run.amounts.get("ledger", {}).items() if part.startswith(name))
+
+
+# -- what is said ------------------------------------------------------------------------------------------------------
+
+
+def _headline(metrics: Mapping[str, ComparedMetric], a: Sources, b: Sources) -> str:
+    """The part that explains most of a change of the fit or the step, else these themselves, or that none changed."""
+    step = metrics["call" if a[0].kind == "benchmark" else "step"]
+    whole = next((metric for metric in (metrics.get(FIT), step) if metric is not None and metric.differs), None)
+    costs = {name: _cost_s(metrics[name], a, b) for name in _CAUSES if name in metrics and metrics[name].differs}
+    cause = max(costs, key=lambda name: abs(costs[name]), default="")
+    if cause and (whole is None or costs[cause] / _cost_s(whole, a, b) >= _CAUSE):
+        return change_words(metrics[cause])
+    if whole is None and "median" in metrics and metrics["median"].differs:
+        whole = metrics["median"]
+    return none_above(step) if whole is None else change_words(whole)
+
+
+def _cost_s(metric: ComparedMetric, a: Sources, b: Sources) -> float:
+    """How many seconds more the steps, or a run's validations, take now."""
+    if metric.unit != "s":
+        return ((metric.b or 0.0) - (metric.a or 0.0)) / 1e3 * fmean(run.steps for run in b)
+    if metric.name in OF_THE_RUN:
+        return fmean(_ledger_s(run, metric.name) for run in b) - fmean(_ledger_s(run, metric.name) for run in a)
+    return (metric.b or 0.0) - (metric.a or 0.0)
+
+
+def _rows(metrics: Mapping[str, ComparedMetric]) -> Iterator[str]:
+    """The rows that are shown without `--verbose`."""
+    step = metrics.get("step") or metrics["call"]
+    yield step.name
+    if "median" in metrics and metrics["median"].differs != step.differs:
+        yield "median"
+    yield from (name for name in _PARTS if name in metrics and metrics[name].differs)
+    yield from (name for name in ("samples", "tokens", "validation", FIT) if name in metrics)
+
+
+def metric_title(name: str) -> str:
+    """A metric's name in words."""
+    return _WORDS.get(name, f"step of rank {name.removeprefix('rank')}" if name.startswith("rank") else name)
+
+
+def change_words(metric: ComparedMetric) -> str:
+    """The change with its 95 % interval: "forward 22 % slower (18 to 27 %): 11 to 13.4 ms"."""
+    ratio, name = metric.ratio, metric_title(metric.name)
+    values = " to ".join(digits(value or 0.0) for value in (metric.a, metric.b))
+    values = f"{values} {metric.unit}".removesuffix(" /s").rstrip()
+    if ratio is None:
+        return f"{name} {values}"
+    low, high = ratio.low, ratio.high
+    interval = f" ({percent(low)} to {percent(high)} %)" if low is not None and high is not None else ", no interval"
+    if not metric.differs:
+        return f"{name} {percent(ratio.ratio)} %{interval}: {values}"
+    more = ratio.ratio > 1
+    word = ("higher" if more else "lower") if metric.more_is_better else "slower" if more else "faster"
+    if low is None or high is None:
+        interval = ", more than equal runs differ"
+    else:
+        ends = [percent(end).lstrip("+-") for end in ((low, high) if more else (high, low))]
+        interval = f" ({' to '.join(ends)} %)"
+    return f"{name} {percent(ratio.ratio).lstrip('+-')} % {word}{interval}: {values}"
+
+
+def none_above(metric: ComparedMetric) -> str:
+    """That there is no difference above so many percent; the interval where that says nothing."""
+    above = reach_pct(metric)
+    if above is None or above > _PLAIN_PCT:
+        return f"undecided: {change_words(metric)}"
+    return f"no difference above {above:.2g} %" if above < 1 else f"no difference above {ceil(above)} %"
+
+
+def reach_pct(metric: ComparedMetric) -> float | None:
+    """The largest difference in the interval, in percent; None without one."""
+    ratio = metric.ratio
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return None
+    return 100 * max(1 - ratio.low, ratio.high - 1)
+
+
+def percent(ratio: float) -> str:
+    """A ratio as a change in percent: two digits or more, and no more than four."""
+    change = 100 * (ratio - 1)
+    if change >= 9999.5:  # noqa: PLR2004
+        return "+>9999"
+    return f"{change:+.1f}" if abs(change) < 9.95 else f"{change:+.0f}"  # noqa: PLR2004
+
+
+# -- what else changed -------------------------------------------------------------------------------------------------
 
 
 def differences(a: Sources, b: Sources) -> tuple[str, ...]:
@@ -243,9 +300,9 @@ def differences(a: Sources, b: Sources) -> tuple[str, ...]:
     return tuple(differing)
 
 
-def _side(runs: Sources) -> Side:
+def _side(runs: Sources) -> ComparedSide:
     verdicts = Counter(run.verdict for run in runs if run.verdict)
-    return Side(
+    return ComparedSide(
         sources=tuple(run.source for run in runs),
         steps=tuple(run.steps for run in runs),
         conditions=runs[0].conditions,
@@ -256,30 +313,29 @@ def _side(runs: Sources) -> Side:
     )
 
 
-def _changes(a: Sources, b: Sources, table: str, per: str) -> tuple[Change, ...]:
+def _changes(a: Sources, b: Sources, table: str, per: str) -> tuple[ComparedAmount, ...]:
     """Means over the runs, the largest change first."""
     sides = [[run.amounts.get(table, {}) for run in side] for side in (a, b)]
     names = dict.fromkeys(name for side in sides for amounts in side for name in amounts)
     return _largest_first(_change(name, per, *(mean_amount(side, name) for side in sides)) for name in names)
 
 
-def _largest_first(changes: Iterable[Change]) -> tuple[Change, ...]:
+def _largest_first(changes: Iterable[ComparedAmount]) -> tuple[ComparedAmount, ...]:
     return tuple(sorted(changes, key=lambda change: -abs(change.b - change.a)))
 
 
-def _change(name: str, per: str, *sides: tuple[float, float]) -> Change:
+def _change(name: str, per: str, *sides: tuple[float, float]) -> ComparedAmount:
     (a, a_calls), (b, b_calls) = sides
     pct = 100 * (b - a) / a if a else None if b else 0.0
-    return Change(name=name, a=a, b=b, pct=pct, per=per, a_calls=a_calls, b_calls=b_calls)
+    return ComparedAmount(name=name, a=a, b=b, pct=pct, per=per, a_calls=a_calls, b_calls=b_calls)
 
 
-def _ledger(a: Sources, b: Sources) -> tuple[Change, ...]:
+def _ledger(a: Sources, b: Sources) -> tuple[ComparedAmount, ...]:
     """Seconds per run if all runs have as many steps; else per 1,000 steps, except for one-time parts."""
     runs = (*a, *b)
     if not all(run.amounts.get("ledger") for run in runs):
         return ()
-    lengths = [run.all_steps for run in runs]
-    alike = max(lengths) - min(lengths) <= _LENGTHS_DIFFER * max(lengths)
+    alike = _alike(a, b)
     changes = []
     for part in dict.fromkeys(part for run in runs for part in run.amounts["ledger"]):
         of_run = alike or part.startswith(_ONCE)
@@ -292,23 +348,75 @@ def _ledger(a: Sources, b: Sources) -> tuple[Change, ...]:
     return _largest_first(changes)
 
 
-def _findings(a: Sources, b: Sources) -> tuple[Change, ...]:
+def _alike(a: Sources, b: Sources) -> bool:
+    """Whether all runs have as many steps."""
+    lengths = [run.all_steps for run in (*a, *b)]
+    return max(lengths) - min(lengths) <= _LENGTHS_DIFFER * max(lengths)
+
+
+def _findings(a: Sources, b: Sources, metrics: Mapping[str, ComparedMetric]) -> tuple[ComparedAmount, ...]:
+    """Findings whose cost changed with that of the step, of their region or of the run.
+
+    The same code may be `blocked-forward` in one run and `python-bound` in the next: nothing became faster or slower by
+    what the one costs less and the other more, and neither has changed.
+    """
     of_run = frozenset[str]().union(*(run.of_run for run in (*a, *b)))
-    changes = _changes(a, b, "findings", "step")
-    return tuple(replace(change, per="run") if change.name in of_run else change for change in changes)
+    changes = []
+    for change in _changes(a, b, "findings", "step"):
+        per = "run" if change.name in of_run else "step"
+        wholes = ("validation", "checkpoint", "startup", FIT) if per == "run" else (REGION_OF.get(change.name), "step")
+        cost = _cost(b, change.name, per) - _cost(a, change.name, per)
+        moved = [
+            (metric.b or 0.0) - (metric.a or 0.0)
+            for name in wholes
+            if name is not None and (metric := metrics.get(name)) is not None and metric.differs
+        ]
+        if abs(change.b - change.a) >= 1 and any(cost * by > 0 and abs(by) >= _MOST_OF_IT * abs(cost) for by in moved):
+            changes.append(replace(change, per=per))
+    return tuple(changes)
 
 
-def _fixed(a: Sources, b: Sources, metrics: Mapping[str, Metric]) -> Iterator[Fixed]:
+def _cost(side: Sources, code: str, per: str) -> float:
+    """Milliseconds of each step, or seconds of the run; 0 where it is too small to be a finding."""
+    shares = [run.amounts.get("findings", {}).get(code, _NONE)[0] / 100 for run in side]
+    wholes = [run.wall_s if per == "run" else run.metrics["step"].value for run in side]
+    return fmean(map(mul, shares, wholes))
+
+
+def _verdict(a: ComparedSide, b: ComparedSide, changed: set[str]) -> str:
+    if not (a.verdict or b.verdict):
+        return ""
+    before, now = (
+        f"{side.verdict or 'none'}{_of_runs(side.verdicts.get(side.verdict, 0), len(side.steps))}" for side in (a, b)
+    )
+    if a.verdict == b.verdict:
+        return f"{now}, as before"
+    if changed & {a.verdict, b.verdict}:
+        return f"{before} -> {now}"
+    return f"{before} before, {now} now; neither costs more or less than before by what these runs show"
+
+
+def _of_runs(having: int, runs: int) -> str:
+    return f" (in {having} of {runs} runs)" if having < runs and runs > 1 else ""
+
+
+def _fixed(
+    a: Sources, b: Sources, metrics: Mapping[str, ComparedMetric], changed: Sequence[ComparedAmount]
+) -> Iterator[FixedFinding]:
     step = metrics.get("step")
+    names = {change.name for change in changed} - {run.verdict for run in b}
     codes = [code for code in a[0].predicted if code not in MACHINE and all(code in run.predicted for run in a)]
     if step is None or step.a is None or step.b is None:
         return
     for code in codes:
         saves = [one for run in a if (one := run.predicted[code].saves) is not None]
         region = metrics.get(REGION_OF.get(code, ""))
-        before_ms, now_ms = (_of_step(side, code) for side in (a, b)) if region is None else (region.a, region.b)
-        if before_ms and now_ms is not None and 2 * now_ms <= before_ms:
-            yield Fixed(
+        if region is None:
+            before_ms, now_ms = _cost(a, code, "step"), _cost(b, code, "step")
+        else:
+            before_ms, now_ms = region.a or 0.0, region.b or 0.0
+        if code in names and before_ms and 2 * now_ms <= before_ms:
+            yield FixedFinding(
                 code=code,
                 part=code if region is None else region.name,
                 before_ms=before_ms,
@@ -319,13 +427,7 @@ def _fixed(a: Sources, b: Sources, metrics: Mapping[str, Metric]) -> Iterator[Fi
             )
 
 
-def _of_step(side: Sources, code: str) -> float:
-    """What a finding costs of the mean step; 0 where it is too small to be one."""
-    shares = [run.amounts.get("findings", {}).get(code, (0.0, 0.0))[0] for run in side]
-    return fmean(share * run.metrics["step"].value / 100 for share, run in zip(shares, side, strict=True))
-
-
-def _gpu(a: Sources, b: Sources) -> tuple[Change, ...]:
+def _gpu(a: Sources, b: Sources) -> tuple[ComparedAmount, ...]:
     """Means over the runs that have a sensor, of the sensors that both sides have."""
     sides = [[run.amounts.get("gpu", {}) for run in side] for side in (a, b)]
     before, now = (dict.fromkeys(chain.from_iterable(side)) for side in sides)
@@ -336,17 +438,22 @@ def _gpu(a: Sources, b: Sources) -> tuple[Change, ...]:
     )
 
 
-def _notes(a: Sources, b: Sources) -> Iterator[str]:
+def _doubts(a: Sources, b: Sources) -> Iterator[str]:
+    """What makes the runs hard to compare."""
     if {run.run for run in a if run.run} & {run.run for run in b}:
         yield "the same run is on both sides"
     hosts = [sorted({run.host for run in side if run.host}) for side in (a, b)]
     if all(hosts) and hosts[0] != hosts[1]:
         yield f"on different hosts: {', '.join(hosts[0])} before, {', '.join(hosts[1])} now"
-    for name in dict.fromkeys(name for run in (*a, *b) for name in run.settings):
-        before, now = ([*dict.fromkeys(run.settings[name] for run in side if name in run.settings)] for side in (a, b))
-        if before and now and sorted(before) != sorted(now):
-            yield f"{name} {' and '.join(before)} before, {' and '.join(now)} now"
     for side, runs in (("before", a), ("now", b)):
         for number, run in enumerate(runs, 1):
             where = side if len(runs) == 1 else f"{side}, run {number}"
             yield from (f"{where}: {text}" for text in run.notes)
+
+
+def _notes(a: Sources, b: Sources) -> Iterator[str]:
+    """Settings and versions that differ."""
+    for name in dict.fromkeys(name for run in (*a, *b) for name in run.settings):
+        before, now = ([*dict.fromkeys(run.settings[name] for run in side if name in run.settings)] for side in (a, b))
+        if before and now and sorted(before) != sorted(now):
+            yield f"{name} {' and '.join(before)} before, {' and '.join(now)} now"

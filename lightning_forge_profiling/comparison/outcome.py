@@ -1,184 +1,82 @@
-"""The outcome of a comparison: decided on one metric, in a sentence, as tables on a terminal, and for CI."""
+"""The outcome of a comparison: decided on metrics for CI, and as text on a terminal."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from lightning_forge_profiling.comparison.compare import (
-    OF_THE_RUN,
-    REPEATS,
-    Change,
-    Comparison,
-    Fixed,
-    Metric,
-    Side,
-)
-from lightning_forge_profiling.comparison.ratio import (
-    SAME_WITHIN_PCT,
-    Outcome,
-    Ratio,
-    runs_needed,
-    steps_needed,
-    tolerable_scatter,
-)
+from msgspec.structs import replace
+
+from lightning_forge_profiling.comparison.compare import OF_THE_RUN, REPEATS, change_words, metric_title, percent
+from lightning_forge_profiling.comparison.ratio import SAME_WITHIN_PCT, runs_needed, steps_needed
+from lightning_forge_profiling.comparison.source import FIT
 from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.report.screen import Row, Screen, Table, Text, columns_of
 from lightning_forge_profiling.report.wording import IDLE_WORDS, digits, kernel_labels
-from lightning_forge_profiling.schema import CATEGORIES
+from lightning_forge_profiling.schema import (
+    ComparedAmount,
+    ComparedMetric,
+    ComparedSide,
+    Comparison,
+    FixedFinding,
+    Gate,
+    Outcome,
+)
+
+_ORDER: Final[tuple[Outcome, ...]] = ("slower", "too noisy", "too short", "same", "faster")  # the worst first
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
-    """What a comparison says of one metric and a limit."""
+def gates(comparison: Comparison, names: Sequence[str], limit_pct: float | None) -> list[Gate]:
+    """Decide on the metrics, the worst first; without names on the step, and on the whole fit where that is decided.
 
-    metric: str
-    limit_pct: float | None
-    outcome: Outcome
-    text: str
-    missing: str = ""  # what would decide it
-    needed_runs: int | None = None  # a side; None if unknown, or over 100
+    A fit that is slower or faster decides where the step is undecided, since its time includes the steps'.
+    """
+    if names:
+        decided = [_gate(comparison, name, limit_pct) for name in dict.fromkeys(names)]
+    else:
+        decided = [_gate(comparison, "call" if comparison.kind == "benchmark" else "step", limit_pct)]
+        fit = comparison.metrics.get(FIT)
+        if fit is not None and fit.outcome in {"slower", "faster"}:
+            undecided = decided[0].outcome.startswith("too")
+            decided = [*([] if undecided else decided), _gate(comparison, FIT, limit_pct)]
+    return sorted(decided, key=lambda gate: _ORDER.index(gate.outcome))
 
 
-def gate(comparison: Comparison, name: str, limit_pct: float | None) -> Gate:
-    """Decide on one metric. An undecided gate says what would decide it."""
+def _gate(comparison: Comparison, name: str, limit_pct: float | None) -> Gate:
     metric = comparison.metrics.get(name)
     if metric is None or metric.outcome is None:
         having = ", ".join(name for name, other in comparison.metrics.items() if other.outcome is not None)
         raise ConfigurationError(f"no values of {name!r} on both sides; available: {having}")
-    undecided = metric.outcome.startswith("too")
+    missing, needed = "", None
+    if metric.outcome.startswith("too"):
+        missing, needed = _missing(comparison, metric, SAME_WITHIN_PCT if limit_pct is None else limit_pct)
     return Gate(
         metric=name,
         limit_pct=limit_pct,
         outcome=metric.outcome,
         text=change_words(metric),
-        missing=_what_would_tell(comparison, metric, limit_pct) if undecided else "",
-        needed_runs=_needed_runs(comparison, metric, limit_pct),
+        missing=missing,
+        needed_runs=needed,
     )
 
 
-def _needed_runs(comparison: Comparison, metric: Metric, limit_pct: float | None) -> int | None:
-    """Number of runs a side that decide, if they are more than there are."""
-    if metric.outcome != "too noisy" or metric.ratio is None or not metric.ratio.scatter:
-        return None
-    needed = runs_needed(metric.ratio.scatter, SAME_WITHIN_PCT if limit_pct is None else limit_pct)
-    few = min(len(comparison.a.steps), len(comparison.b.steps))
-    return needed if needed is not None and needed > few else None
-
-
-def overall(gates: Iterable[Gate]) -> Outcome | None:
-    """The outcome of several gates: the worst, and faster where all of them are; None without any."""
-    outcomes = {decided.outcome for decided in gates}
-    order: tuple[Outcome, ...] = ("slower", "too noisy", "too short", "same", "faster")
-    return next((outcome for outcome in order if outcome in outcomes), None)
-
-
-def headline(comparison: Comparison, decided: Gate) -> str:
-    """What the comparison says of a gate's metric; if it is undecided or the same, which other metric stands out."""
-    limit = "" if decided.limit_pct is None else f", limit {decided.limit_pct:g} %"
-    if decided.needed_runs is not None:
-        limit += f"; about {decided.needed_runs} runs a side would tell"
-    other = _standing_out(comparison, decided)
-    if other is None or decided.metric != "step":
-        return decided.text + limit
-    state = "the same" if decided.outcome == "same" else "undecided"
-    return f"{change_words(other)}; the {metric_title(decided.metric)} is {state}: {decided.text}{limit}"
-
-
-def _standing_out(comparison: Comparison, decided: Gate) -> Metric | None:
-    """What got slower beyond the limit and what is called the same: the part with the most time, else the median."""
-    if decided.outcome in {"slower", "faster"}:
-        return None
-    beyond = 1 + max(decided.limit_pct or 0.0, SAME_WITHIN_PCT) / 100
-    slower = [
-        metric
-        for metric in comparison.metrics.values()
-        if metric.name in {*REGIONS, *CATEGORIES, "median"} and metric.ratio is not None and metric.share_pct >= 1
-        if metric.ratio.low is not None and metric.ratio.low > beyond
-    ]
-    return max(
-        slower, key=lambda metric: (metric.name != "median", (metric.b or 0.0) - (metric.a or 0.0)), default=None
-    )
-
-
-def metric_title(name: str) -> str:
-    """A metric's name in words."""
-    words = {
-        "median": "median step",
-        "p95": "p95 of the step",
-        "samples": "samples/s",
-        "tokens": "tokens/s",
-        "last_fifth": "last over first fifth",
-        "startup": "start-up",
-        "checkpoint": "a checkpoint",
-        "validation": "a validation",
-    }
-    return words.get(name, f"step of rank {name.removeprefix('rank')}" if name.startswith("rank") else name)
-
-
-def change_words(metric: Metric) -> str:
-    """The change with its 95 % interval."""
-    ratio, name = metric.ratio, metric_title(metric.name)
-    if ratio is None:
-        return f"{name} {metric.a or 0:.3g} {metric.unit} before, {metric.b or 0:.3g} {metric.unit} now"
-    low, high = ratio.low, ratio.high
-    if metric.outcome not in {"slower", "faster"}:
-        interval = (
-            f" ({percent(low)} to {percent(high)} %)" if low is not None and high is not None else ", no interval"
-        )
-        return f"{name} {percent(ratio.ratio)} %{interval}"
-    more = ratio.ratio > 1
-    word = ("higher" if more else "lower") if metric.more_is_better else "slower" if more else "faster"
-    amount = percent(ratio.ratio).lstrip("+-")
-    if low is None or high is None:
-        return f"{name} {word} by {amount} %, more than equal runs differ"
-    ends = [percent(end).lstrip("+-") if (end > 1) == more else percent(end) for end in (low, high)]
-    return f"{name} {word} by {amount} % ({' to '.join(ends if more else reversed(ends))} %)"
-
-
-def percent(ratio: float) -> str:
-    """A ratio as a change in percent: two digits or more, and no more than four."""
-    change = 100 * (ratio - 1)
-    if change >= 9999.5:  # noqa: PLR2004
-        return "+>9999"
-    return f"{change:+.1f}" if abs(change) < 9.95 else f"{change:+.0f}"  # noqa: PLR2004
-
-
-def _what_would_tell(comparison: Comparison, metric: Metric, limit_pct: float | None) -> str:
-    """How many repeats or steps decide a limit in four of five comparisons of equal runs."""
-    ratio, limit_pct = metric.ratio, SAME_WITHIN_PCT if limit_pct is None else limit_pct
-    if ratio is None or ratio.log_error is None or ratio.scatter is None:
+def _missing(comparison: Comparison, metric: ComparedMetric, limit_pct: float) -> tuple[str, int | None]:
+    """What decides a limit in four of five comparisons of equal runs, and how many runs a side that is."""
+    ratio = metric.ratio
+    if ratio is None or ratio.log_error is None:
         if metric.name in OF_THE_RUN:
-            return f"One value a run: repeat each side {REPEATS} times"
-        return f"Too few steps for an interval: each side needs {FEWEST_PIECES}, and some 50 of a record"
-    if not limit_pct:
-        return "More repeats narrow the interval"
-    if comparison.assumed_scatter_pct is None:
-        return _more_runs(ratio.scatter, min(len(comparison.a.steps), len(comparison.b.steps)), limit_pct)
-    return _more_steps(ratio, ratio.scatter, min(*comparison.a.steps, *comparison.b.steps), limit_pct)
-
-
-def _more_steps(ratio: Ratio, scatter: float, steps: int, limit_pct: float) -> str:
-    needed = steps_needed(ratio, steps, limit_pct)
-    if not scatter:
-        if needed is None or needed <= steps:
-            return f"The difference is close to the limit of {limit_pct:g} %: more steps on each side separate them"
-        return f"The steps vary: a limit of {limit_pct:g} % needs about {needed:,} steps a side"
-    text = (
-        f"Repeat each side {REPEATS} times: that decides a limit of {limit_pct:g} % where equal runs differ by "
-        f"{100 * tolerable_scatter(REPEATS, limit_pct):.1f} % or less (one standard deviation); if they differ by "
-        f"{100 * scatter:.1f} %, as is expected of these, it needs {runs_needed(scatter, limit_pct) or 'over 100'}"
-    )
-    return f"{text}, or train about {needed:,} steps a side" if needed is not None and needed > steps else text
-
-
-def _more_runs(scatter: float, runs: int, limit_pct: float) -> str:
-    needed = runs_needed(scatter, limit_pct)
-    words = f"a limit of {limit_pct:g} % needs {needed or 'over 100'} a side"
-    close = needed is not None and needed <= runs
-    but = "; the difference is close to the limit, so more repeats are needed" if close else ""
-    return f"Runs of a side scatter by {100 * scatter:.1f} %: {words}{but}"
+            return f"one value a run: repeat each side {REPEATS} times", None
+        return f"too few steps for an interval: each side needs {FEWEST_PIECES}, and some 50 of a record", None
+    steps, runs = min(*comparison.a.steps, *comparison.b.steps), min(len(comparison.a.steps), len(comparison.b.steps))
+    more_steps = steps_needed(ratio, steps, limit_pct) if limit_pct else None
+    more_runs = runs_needed(ratio.scatter, limit_pct) if ratio.scatter and limit_pct else None
+    ways = []
+    if ratio.scatter and (more_runs is None or more_runs > runs):
+        ways.append(f"{'over 100' if more_runs is None else f'about {more_runs}'} runs a side")
+    if comparison.assumed_scatter_pct is not None and more_steps is not None and more_steps > steps:
+        ways.append(f"about {more_steps:,} steps a side")
+    if not ways or not limit_pct:
+        return f"the difference is close to the limit of {limit_pct:g} %: repeat the runs", None
+    return f"{' or '.join(ways)} would decide", more_runs
 
 
 _TITLES: Final = {
@@ -191,6 +89,7 @@ _TITLES: Final = {
     "last_fifth": "last / first fifth",
     "startup": "start-up s",
     "goodput": "goodput %",
+    FIT: "whole fit s",
 }
 _STYLES: Final = {"slower": "bold red", "faster": "bold green", "same": "bold green"}
 _UNDECIDED: Final = "bold yellow"
@@ -203,18 +102,25 @@ _KERNEL_LINES: Final = 2
 _BESIDE, _NARROWEST_NAME = 50, 20  # columns that the numbers take, and those of a name
 
 
-def print_comparison(comparison: Comparison, gates: Sequence[Gate], screen: Screen | None = None) -> None:
-    """Print the outcome, then the numbers behind it."""
+def print_comparison(
+    comparison: Comparison, decided: Sequence[Gate], screen: Screen | None = None, *, verbose: bool = False
+) -> None:
+    """Print the sentence and its rows; with `verbose` all that is compared."""
     screen = screen or Screen(wrap=True)
-    worst = overall(gates)
-    for gate in sorted(gates, key=lambda gate: gate.outcome != worst):
-        screen.line(headline(comparison, gate), name=Text(f"{gate.outcome}:", _STYLES.get(gate.outcome, _UNDECIDED)))
-    for name, side in (("before", comparison.a), ("now", comparison.b)):
-        _print_side(name, side, screen)
+    screen.line(Text(comparison.headline, "bold"))
+    for gate in decided:
+        if gate.limit_pct is not None:
+            missing = f"; {gate.missing}" if gate.missing else ""
+            decision = Text(f"{gate.outcome}:", _STYLES.get(gate.outcome, _UNDECIDED))
+            screen.line(f"{gate.text}, limit {gate.limit_pct:g} %{missing}", name=decision)
+    if verbose:
+        for name, side in (("before", comparison.a), ("now", comparison.b)):
+            _print_side(name, side, screen)
     screen.line()
-    screen.table(_metric_table(comparison))
-    screen.tables(_other_tables(comparison, screen.width))
-    for name, text in _remarks(comparison, gates):
+    screen.table(_metric_table(comparison, [*comparison.metrics] if verbose else comparison.rows))
+    if verbose:
+        screen.tables(_other_tables(comparison, screen.width))
+    for name, text in _remarks(comparison, verbose=verbose):
         screen.line(text, name=Text(name, "yellow"), column=_COLUMN)
 
 
@@ -235,7 +141,7 @@ def github_benchmark(comparison: Comparison) -> list[dict[str, Any]]:
     return entries
 
 
-def _print_side(name: str, side: Side, screen: Screen) -> None:
+def _print_side(name: str, side: ComparedSide, screen: Screen) -> None:
     runs = f"{len(side.steps)} runs, " if len(side.steps) > 1 else ""
     commits = f", commit {', '.join(commit[:10] for commit in side.commits)}" if side.commits else ""
     steps = " + ".join(f"{steps:,}" for steps in side.steps)
@@ -245,18 +151,17 @@ def _print_side(name: str, side: Side, screen: Screen) -> None:
         screen.line(source, column=_COLUMN, whole=True)
 
 
-def _metric_table(comparison: Comparison) -> Table:
+def _metric_table(comparison: Comparison, names: Iterable[str]) -> Table:
     rows = []
-    for metric in comparison.metrics.values():
+    for metric in map(comparison.metrics.__getitem__, names):
         if metric.share_pct < _LEAST_SHARE_PCT or not (metric.a or metric.b) or _without_gpu(comparison, metric.name):
             continue
-        style = "" if metric.outcome in {"same", None} else _STYLES.get(metric.outcome, "yellow")
         of_trace = comparison.kind == "trace" and metric.name == "step"
         title = (
             "step, median ms" if of_trace else _TITLES.get(metric.name) or f"{metric_title(metric.name)} {metric.unit}"
         )
         sides = ("" if value is None else digits(value) for value in (metric.a, metric.b))
-        rows.append(Row((title, *sides, *_change_cells(metric), Text(metric.outcome or "", style))))
+        rows.append(Row((title, *sides, *_change_cells(metric, comparison))))
     return Table(columns_of("", "before", "now", "change", "95 % interval", "", align="<>>>><"), tuple(rows))
 
 
@@ -271,14 +176,21 @@ def _on_gpu(comparison: Comparison) -> tuple[bool, bool]:
     return any(kind.a for kind in comparison.kinds), any(kind.b for kind in comparison.kinds)
 
 
-def _change_cells(metric: Metric) -> tuple[str, str]:
+def _change_cells(metric: ComparedMetric, comparison: Comparison) -> tuple[str | Text, ...]:
+    """The change, its interval and a word for it where the sides differ."""
     ratio = metric.ratio
     if ratio is None:
-        return ("gone" if metric.a else "new"), ""
-    change = f"{percent(ratio.ratio)} %"
-    if ratio.low is None or ratio.high is None:
-        return change, "unknown"
-    return change, f"{percent(ratio.low)} to {percent(ratio.high)}"
+        change = "" if metric.a and metric.b else "gone" if metric.a else "new"
+        return change, "", "of different lengths" if metric.name == FIT else ""
+    fit = comparison.metrics.get(FIT)
+    if metric.name == "goodput" and (fit is None or not fit.differs):
+        return "", "", ""  # what the start-up took of the run
+    worse = (ratio.ratio < 1) if metric.more_is_better else (ratio.ratio > 1)
+    word = ("slower" if worse else "faster") if metric.differs else ""
+    between = "unknown"
+    if ratio.low is not None and ratio.high is not None:
+        between = f"{percent(ratio.low)} to {percent(ratio.high)}"
+    return f"{percent(ratio.ratio)} %", between, Text(word, _STYLES.get(word, ""))
 
 
 def _other_tables(comparison: Comparison, width: int) -> Iterator[tuple[str, Table]]:
@@ -311,13 +223,13 @@ def _other_tables(comparison: Comparison, width: int) -> Iterator[tuple[str, Tab
             yield title + more, _change_table(moved[:_KERNELS], width)
 
 
-def _share(change: Change, comparison: Comparison) -> float:
+def _share(change: ComparedAmount, comparison: Comparison) -> float:
     """A part of the ledger in the sum of the parts."""
     before, now = (sum(getattr(part, side) for part in comparison.ledger) for side in ("a", "b"))
     return max(change.a / before if before else 0.0, change.b / now if now else 0.0)
 
 
-def _change_table(changes: Sequence[Change], width: int) -> Table:
+def _change_table(changes: Sequence[ComparedAmount], width: int) -> Table:
     counted = any(change.a_calls or change.b_calls for change in changes)
     rows = []
     labels = kernel_labels([change.name for change in changes], _KERNEL_LINES * max(width - _BESIDE, _NARROWEST_NAME))
@@ -328,42 +240,32 @@ def _change_table(changes: Sequence[Change], width: int) -> Table:
     return Table(columns_of("", "before", "now", "ms", "%", *(["calls"] if counted else [])), tuple(rows))
 
 
-def _calls(change: Change) -> str:
+def _calls(change: ComparedAmount) -> str:
     before, now = f"{change.a_calls:.4g}", f"{change.b_calls:.4g}"
     return now if before == now else f"{before} > {now}"
 
 
-def _remarks(comparison: Comparison, gates: Sequence[Gate]) -> Iterator[tuple[str, str]]:
-    if comparison.a.verdict or comparison.b.verdict:
-        before, now = (_verdict(side) for side in (comparison.a, comparison.b))
-        yield "verdict", f"{before}, as before" if before == now else f"{before} -> {now}"
-    for change in comparison.findings[:_ROWS]:
-        if abs(change.b - change.a) >= 1:
+def _remarks(comparison: Comparison, *, verbose: bool) -> Iterator[tuple[str, str]]:
+    if verbose:
+        if comparison.verdict:
+            yield "verdict", comparison.verdict
+        for change in comparison.findings[:_ROWS]:
             before, now = (f"{pct:.0f} %" if pct else "not named" for pct in (change.a, change.b))
             yield "finding", f"{change.name} (of the {change.per}) {before} -> {now}"
-    yield from (("fixed", _fixed_words(one)) for one in comparison.fixed)
-    for gate in gates:
-        if gate.missing:
-            yield "open", f"{gate.metric}: {gate.missing}"
-    yield "basis", _basis(comparison)
-    for text in (*comparison.differs, *comparison.notes):
+        yield from (("fixed", _fixed_words(one)) for one in comparison.fixed)
+        yield "basis", _basis(comparison)
+    for text in (*comparison.differs, *comparison.doubts, *(comparison.notes if verbose else ())):
         yield "note", text
     if comparison.kind == "trace" and not all(_on_gpu(comparison)):
         without = [side for side, on in zip(("before", "now"), _on_gpu(comparison), strict=True) if not on]
         yield "note", f"no GPU activity in the trace of {' and of '.join(without)}"
 
 
-def _fixed_words(one: Fixed) -> str:
+def _fixed_words(one: FixedFinding) -> str:
     now = f"{digits(one.now_ms)} ms" if one.now_ms or one.part != one.code else "gone"
     predicted = f"{'at most ' if one.at_most else ''}{digits(one.predicted_ms)} ms less a step were predicted"
     measured = f"the whole step takes {digits(abs(one.step_ms))} ms {'less' if one.step_ms >= 0 else 'more'}"
     return f"{one.code}: {one.part} {digits(one.before_ms)} ms -> {now}; {predicted}, {measured}"
-
-
-def _verdict(side: Side) -> str:
-    several = len(side.steps) > 1 and side.verdicts.get(side.verdict, 0) < len(side.steps)
-    of = f" (in {side.verdicts.get(side.verdict, 0)} of {len(side.steps)} runs)" if several else ""
-    return f"{side.verdict or 'none'}{of}"
 
 
 def _basis(comparison: Comparison) -> str:

@@ -1,16 +1,14 @@
 """Ratio of two sides of runs with its 95 % interval, and what it decides."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp, inf, log, sqrt
 from statistics import fmean
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
 from lightning_forge_profiling.diagnosis.bootstrap import Estimate
-
-Outcome = Literal["faster", "same", "slower", "too noisy", "too short"]
+from lightning_forge_profiling.schema import Outcome, Ratio
 
 SAME_WITHIN_PCT: Final = 5.0  # without a limit, sides are the same if the whole interval is within this percentage
 # equal runs differ by less than this factor: a larger ratio is a difference, also where no error is known
@@ -21,18 +19,6 @@ _MOST_RUNS: Final = 100
 _DEGREES: Final = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 60, inf)
 _T_975: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.306, 2.228, 2.131, 2.086, 2.042, 2.000, 1.960)
 _T_80: Final = (1.376, 1.061, 0.978, 0.941, 0.920, 0.906, 0.889, 0.879, 0.866, 0.860, 0.854, 0.848, 0.842)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ratio:
-    """Ratio of the second side to the first."""
-
-    ratio: float
-    low: float | None = None  # of the 95 % interval; None if unknown
-    high: float | None = None
-    log_error: float | None = None
-    scatter: float | None = None  # deviation of the logarithm between equal runs, measured or assumed
-    paired: bool = False  # from the differences between runs made in turns
 
 
 def ratio_of(a: Sequence[Estimate], b: Sequence[Estimate], scatter: float, *, in_turns: bool = False) -> Ratio:
@@ -105,11 +91,6 @@ def runs_needed(scatter: float, limit_pct: float) -> int | None:
     """Number of runs a side with which equal runs pass a limit in four of five comparisons; None for over 100."""
     limit = log(1 + limit_pct / 100)
     return next((runs for runs in range(2, _MOST_RUNS + 1) if _detected(runs) * scatter <= limit), None)
-
-
-def tolerable_scatter(runs: int, limit_pct: float) -> float:
-    """The largest scatter between runs for which this many runs a side are enough."""
-    return log(1 + limit_pct / 100) / _detected(runs)
 
 
 def steps_needed(ratio: Ratio, steps: int, limit_pct: float) -> int | None:

@@ -13,7 +13,7 @@ from lightning_forge_profiling.bench.result import BenchmarkResult
 from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, BlockBootstrap, Estimate, median_estimate
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.errors import TraceError
-from lightning_forge_profiling.names import REGIONS, STARTUP
+from lightning_forge_profiling.names import REGIONS, STARTUP, STEPS
 from lightning_forge_profiling.record.reader import RankRecord, RecordError, RunRecord
 from lightning_forge_profiling.report.run_status import mean_metrics
 from lightning_forge_profiling.schema import (
@@ -21,6 +21,7 @@ from lightning_forge_profiling.schema import (
     NO_VERDICT,
     Analysis,
     Begin,
+    Conditions,
     Finding,
     IntervalLine,
     Kernel,
@@ -42,17 +43,13 @@ _CORRELATED: Final = 9
 # the mean 2 to 6 times the median: of 400 comparisons of equal runs on two cores with a load of 10, without it 7.6 %
 # were `slower` by more than 5 %, with 0.2 of it 1.2 %, with 0.3 of it 0.2 %.
 _SLOW_STEPS: Final = 0.3
+# Slow steps that come regularly, such as every eighth that waits for a loader, are in each run alike. The error of the
+# mean is then 0.01 to 0.3 times that of as many independent steps. Of steps that are slow at random it is 0.7 to 1.3
+# times, and more on a machine that is busy at times (simulated, 220 to 6,000 steps).
+_REGULAR: Final = 0.5
 _FIFTHS: Final = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
-    """Conditions that runs must share for their step times to be comparable."""
-
-    device: str
-    world_size: int
-    precision: str = ""
-    batch_size: int | None = None
+FIT: Final = "fit"  # the wall time without the start-up
+PART_ERROR: Final = 0.2  # of a validation or checkpoint between runs, where too few show it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +66,7 @@ class Source:
     ended_s: float = 0.0
     metrics: Mapping[str, Estimate]
     unsteadiness: float = 0.0  # deviation of the logarithm to expect between runs as unsteady
+    slow_steps: float = 0.0  # the same because of slow steps, of all but the median
     amounts: Mapping[str, Amounts] = field(default_factory=dict)  # by table, shown without a test
     of_run: frozenset[str] = frozenset()  # findings whose share is of the run, not of the step
     predicted: Mapping[str, Finding] = field(default_factory=dict)  # whose fix saves time of each step, by code
@@ -112,8 +110,9 @@ def record_source(record: RunRecord) -> Source:
         all_steps=max((interval.step for interval in rank.intervals), default=0) or steps,
         began_s=begin.at,
         ended_s=rank.lines[-1].at,
-        metrics=metrics | _run_metrics(rank, ledger, ledger_s) | steps_of_others,
-        unsteadiness=unsteadiness(metrics["step"], metrics.get("median"), waits=_machine_share(findings)),
+        metrics=metrics | _run_metrics(rank, metrics["step"], ledger, ledger_s) | steps_of_others,
+        unsteadiness=hypot(metrics["step"].log_drift, _machine_share(findings)),
+        slow_steps=slow_steps(metrics["step"], metrics.get("median"), _spread(pieces) / sqrt(steps)),
         amounts={
             "ledger": {part: (seconds, 0.0) for part, seconds in ledger_s.items()},
             "findings": {  # the largest last
@@ -136,10 +135,14 @@ def record_source(record: RunRecord) -> Source:
     )
 
 
-def unsteadiness(step: Estimate, median: Estimate | None, *, waits: float = 0.0) -> float:
-    """What changes within a run, and what slow steps and waits for a core take, also differs between runs."""
-    in_slow_steps = max(1 - median.value / step.value, 0.0) if median is not None else 0.0
-    return hypot(step.log_drift, _SLOW_STEPS * in_slow_steps, waits)
+def slow_steps(step: Estimate, median: Estimate | None, independent: float) -> float:
+    """The deviation between runs to expect of what slow steps take, unless they come regularly.
+
+    `independent` is the error that the mean step would have if each step were independent of the others.
+    """
+    if median is None or (step.log_error is not None and step.log_error < _REGULAR * independent):
+        return 0.0
+    return _SLOW_STEPS * max(1 - median.value / step.value, 0.0)
 
 
 def _machine_share(findings: Iterable[Finding]) -> float:
@@ -187,14 +190,20 @@ def _step(pieces: Sequence[StepCounters], bootstrap: BlockBootstrap) -> Estimate
     if estimate is not None and estimate.log_error is not None:
         return estimate
     value = sum(step_ms) / sum(counted)
-    histogram = [(bucket, number) for piece in pieces for bucket, number in piece.steps_us.items()]
-    independent = sum(number for _, number in histogram) / _CORRELATED
+    independent = sum(sum(piece.steps_us.values()) for piece in pieces) / _CORRELATED
     if independent < FEWEST_PIECES:
         return Estimate(value=value)
-    times = [(BUCKET_RATIO**bucket / 1e3 / value, number) for bucket, number in histogram]
-    center = sum(time * number for time, number in times) / sum(number for _, number in times)
-    variance = sum(number * (time - center) ** 2 for time, number in times) / sum(number for _, number in times)
-    return Estimate(value=value, log_error=sqrt(variance / independent), blocks=independent)
+    return Estimate(value=value, log_error=_spread(pieces) / sqrt(independent), blocks=independent)
+
+
+def _spread(pieces: Sequence[StepCounters]) -> float:
+    """The standard deviation of the steps relative to their mean."""
+    histogram = [(BUCKET_RATIO**bucket, number) for piece in pieces for bucket, number in piece.steps_us.items()]
+    steps = sum(number for _, number in histogram)
+    if not steps:
+        return 0.0
+    mean_us = sum(us * number for us, number in histogram) / steps
+    return sqrt(sum(number * (us / mean_us - 1) ** 2 for us, number in histogram) / steps)
 
 
 def _last_fifth(counted: Sequence[int], step_ms: Sequence[float]) -> Estimate | None:
@@ -215,7 +224,9 @@ def _last_fifth(counted: Sequence[int], step_ms: Sequence[float]) -> Estimate | 
     )
 
 
-def _run_metrics(rank: RankRecord, ledger: RunLedger | None, ledger_s: Mapping[str, float]) -> dict[str, Estimate]:
+def _run_metrics(
+    rank: RankRecord, step: Estimate, ledger: RunLedger | None, ledger_s: Mapping[str, float]
+) -> dict[str, Estimate]:
     """One value a run, or one for each validation or checkpoint."""
     estimates = {}
     for kind in ("validation", "checkpoint"):
@@ -229,6 +240,13 @@ def _run_metrics(rank: RankRecord, ledger: RunLedger | None, ledger_s: Mapping[s
         estimates["startup"] = Estimate(value=startup_s)
     if ledger is not None and ledger.goodput:
         estimates["goodput"] = Estimate(value=100 * ledger.goodput)
+    fit_s = sum(ledger_s.values()) - startup_s
+    if rank.end is not None and rank.end.outcome == "finished" and fit_s > 0 and step.log_error is not None:
+        errors = {kind: one.log_error for kind, one in estimates.items() if one.log_error is not None}
+        parts = {part: seconds for part, seconds in ledger_s.items() if part != STEPS and not part.startswith(STARTUP)}
+        own = [seconds * errors.get(part, PART_ERROR) for part, seconds in parts.items()]
+        error = hypot(ledger_s.get(STEPS, 0.0) * step.log_error, *own) / fit_s
+        estimates[FIT] = Estimate(value=fit_s, log_error=error, blocks=step.blocks)
     return estimates
 
 
@@ -252,7 +270,7 @@ def _conditions(begin: Begin, loader: LoaderSettings | None) -> Conditions:
 def _settings(begin: Begin, loader: LoaderSettings | None) -> dict[str, str]:
     of_loader = structs.asdict(loader) if loader is not None else {}
     settings = {name: str(value) for name, value in {**begin.settings, **of_loader}.items()}
-    conditions = Conditions.__dataclass_fields__
+    conditions = Conditions.__struct_fields__
     return {name: value for name, value in {**begin.versions, **settings}.items() if name not in conditions}
 
 

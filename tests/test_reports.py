@@ -351,7 +351,7 @@ IDLE_GPU = ("busy", "idle", "between launches", "unnamed device", "matmul")
 @pytest.mark.parametrize(
     ("case", "remark"),
     [
-        ("cpu_mlp", "60 % of python-bound's share, 15 % of compute-bound's share, all of the others'."),
+        ("cpu_mlp", "60 % of python-bound's share, 15 % of compute-bound's share; the whole share of all others)."),
         ("sync_item", "Tables count idle time inside the call alone; sync-bound, the whole gap that began in it."),
         ("ddp_comm_bound", "Tables count waiting for other ranks as communication; communication-bound does not."),
     ],
@@ -363,7 +363,7 @@ def test_where_order_or_tables_seem_to_contradict_the_findings_it_is_said_why(ca
 
 
 def test_an_order_that_the_shares_explain_needs_no_remark():
-    assert "Findings are ordered" not in printed(analyze(TRACES / "input_bound").analysis)
+    assert "Order of the findings" not in printed(analyze(TRACES / "input_bound").analysis)
 
 
 def test_a_trace_without_gpu_work_is_not_told_as_an_idle_gpu(cpu_trace):

@@ -132,7 +132,7 @@ def test_a_switch_that_distorts_all_times_is_named():
 @pytest.mark.parametrize(("steps", "said"), [(8, True), (11, False)])
 def test_a_verdict_of_the_recorded_steps_says_so_where_too_few_others_count(steps, said):
     text = " ".join(printed(report_of(analysed(**INPUT_BOUND, source="trace"), steps=steps)).split())
-    assert ("the verdict is of the recorded steps: beside them 2 count, and it takes 5" in text) == said
+    assert ("the verdict is about the recorded steps: 2 other steady steps, at least 5 needed" in text) == said
 
 
 def test_without_a_finding_the_verdict_stands_alone():

@@ -199,7 +199,7 @@ def test_a_saving_is_in_the_verdict_with_its_share():
 
 
 def test_no_more_is_saved_than_there_is():
-    assert saving(12.0, 10.0, at_most=True).text == "That saves at most 10.0 ms a step (100 %)."
+    assert saving(12.0, 10.0, at_most=True).text == "That saves at most 10.0 ms a step (100 %), if all of it goes."
     assert saving(0.0, 10.0, at_most=True) is None
     assert saving(None, 10.0, at_most=True) is None
 
@@ -213,7 +213,7 @@ def test_a_saving_beyond_its_own_cost_is_explained():
 def test_a_saving_of_the_fit_is_in_seconds():
     saves = saving_of_fit(7.6, 10.0, 100, at_most=True)
     assert (saves.ms_per_step, saves.pct) == (pytest.approx(76.0), pytest.approx(76.0))
-    assert saves.text == "That saves at most 7.6 s of the fit's 10.0 s (76 %)."
+    assert saves.text == "That saves at most 7.6 s of the fit's 10.0 s (76 %), if all of it goes."
 
 
 def test_times_have_two_or_three_digits():
@@ -228,10 +228,10 @@ def test_an_order_other_than_that_of_the_shares_is_explained():
     optimizer, compute = costs("slow-optimizer", 44.0), costs("compute-bound", 49.0)
     assert order_note([compute, optimizer]) == ""
     assert order_note([optimizer, compute]) == (
-        "Findings are ordered by what a fix can be expected to save: 15 % of compute-bound's share, all of the others'."
+        "Order of the findings: by the expected saving (15 % of compute-bound's share; the whole share of all others)."
     )
     played = replace(optimizer, saves=analyze(TRACES / "light_slow_optimizer").analysis.findings[0].saves)
     assert order_note([played, compute]).endswith(
-        "15 % of compute-bound's share, what slow-optimizer was predicted to save, all of the others'."
+        "15 % of compute-bound's share, what slow-optimizer was predicted to save; the whole share of all others)."
     )
     assert order_note([costs("gc-bound", 9.0, of="run"), optimizer]).endswith("of the whole fit's wall time.")

@@ -60,7 +60,7 @@ def by_gain(findings: Iterable[Finding], *, in_steps_pct: float = 100.0) -> tupl
 
 def order_note(findings: Sequence[Finding]) -> str:
     """Why a finding is below one that costs less; "" where the shares descend."""
-    after = "after what the machine does, " if any(finding.code in MACHINE for finding in findings) else ""
+    order = "machine findings first, then " if any(finding.code in MACHINE for finding in findings) else ""
     findings = [
         finding
         for finding in findings
@@ -68,15 +68,15 @@ def order_note(findings: Sequence[Finding]) -> str:
     ]
     shares = [finding.share_pct for finding in findings]
     if len({finding.of for finding in findings}) > 1:
-        return f"Findings are ordered {after}by what a fix can be expected to save of the whole fit's wall time."
+        return f"Order of the findings: {order}by the expected saving of the fit's wall time."
     if shares == sorted(shares, reverse=True):
         return ""
     played = [finding.code for finding in findings if finding.saves is not None and finding.saves.low_pct is not None]
     codes = dict.fromkeys(finding.code for finding in findings if finding.code not in played)
     counted = [f"{100 * RECOVERABLE[code]:.0f} % of {code}'s share" for code in codes if code in RECOVERABLE]
     counted += [f"what {code} was predicted to save" for code in dict.fromkeys(played)]
-    saved = f"{', '.join(counted)}, all of the others'"
-    return f"Findings are ordered {after}by what a fix can be expected to save: {saved}."
+    shares_used = f"{', '.join(counted)}; the whole share of all others"
+    return f"Order of the findings: {order}by the expected saving ({shares_used})."
 
 
 # -- the intervals of shares -----------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
             if finding.saves is not None:
                 yield Line("saves", Text(finding.saves.text.removeprefix("That saves ").rstrip(".")))
         if finding is not None and finding.source == "trace" and 0 < (steps := report.run.steady.steps) < MIN_STEPS:
-            text = f"the verdict is of the recorded steps: beside them {steps} count, and it takes {MIN_STEPS}"
+            text = f"the verdict is about the recorded steps: {steps} other steady steps, at least {MIN_STEPS} needed"
             yield Line("note", Text(text))
         if analysis.verdict in MACHINE:
             yield from run_table.also(analysis)

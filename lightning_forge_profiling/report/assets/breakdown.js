@@ -145,7 +145,7 @@ function cpuFacts({ cpu, step_ms: step }, threads) {
   if (!cpu) return null;
   const share = (ms) => `${milliseconds(ms)} per step, ${percent(step.mean > 0 ? (100 * ms) / step.mean : 0)}`;
   return facts([
-    ["Operators, but data and optimizer", share(cpu.operators_ms_per_step)],
+    ["Operators without data and optimizer", share(cpu.operators_ms_per_step)],
     ["Python between operators", share(cpu.python_ms_per_step)],
     ["Threads", threads],
   ]);

@@ -138,7 +138,7 @@ function laneRow(lane, axis) {
 }
 
 function runLanes(run, axis, colours, causes) {
-  const heading = element("span", { class: "muted reading" }, "times, seconds");
+  const heading = element("span", { class: "muted reading" }, "count, seconds");
   return element("div", { class: "telemetry course" }, axisRow(axis, heading),
     lanesOf(run, axis, colours, causes).map((lane) => laneRow(lane, axis)));
 }

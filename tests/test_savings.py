@@ -234,4 +234,4 @@ def test_an_order_other_than_that_of_the_shares_is_explained():
     assert order_note([played, compute]).endswith(
         "15 % of compute-bound's share, what slow-optimizer was predicted to save; the whole share of all others)."
     )
-    assert order_note([costs("gc-bound", 9.0, of="run"), optimizer]).endswith("of the whole fit's wall time.")
+    assert order_note([costs("gc-bound", 9.0, of="run"), optimizer]).endswith("of the fit's wall time.")

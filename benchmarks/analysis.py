@@ -4,8 +4,8 @@ The large traces are made from a small real one: its events are repeated in Kine
 numbers and ids of their own. Each contender runs in fresh processes, in turns; quoted are medians, and the best of the
 seconds, for whatever else the machine does can only add to them. Linux only.
 
-`--check` compares only `json.load` and `analyze`, and CPU time rather than seconds, which a busy machine changes more:
-exit code 1 if `analyze` takes more than MOST_OF_JSON_LOAD of it, or more than MOST_MB. Both hold for its default size.
+`--check` compares only `json.load` and the command, and CPU time rather than seconds, which a busy machine changes
+more: exit code 1 if it takes more than MOST_OF_JSON_LOAD of it, or more than MOST_MB. Both hold for its default size.
 
     python -m benchmarks.analysis
     python -m benchmarks.analysis --megabytes 50 --repeats 1
@@ -36,7 +36,7 @@ from lightning_forge_profiling.host import processor_name, usable_cores
 TRACES = Path(__file__).parents[1] / "tests/data/traces"
 SMALL, TINY = TRACES / "compute_bound/rank0.trace.json.gz", TRACES / "launch_bound"
 RANKS, RANK_MEGABYTES = 8, 50
-WHOLE = "`analyze --html --markdown`"
+WHOLE = "`view --save`"
 JSON, ORJSON = "`json.load`", "`orjson.loads`"
 
 # What differs from one repetition to the next. Of a time these are the microseconds; its nanoseconds stay.
@@ -117,8 +117,15 @@ def in_python(reader: tuple[str, str], python: str, path: Path) -> list[str]:
 
 def analyze(path: Path, reports: Path) -> list[str]:
     """The command, which is timed whole, from the interpreter's start to its end."""
-    command = [sys.executable, "-m", "lightning_forge_profiling", "analyze", str(path)]
-    return [*command, "--html", str(reports / "report.html"), "--markdown", str(reports / "summary.md")]
+    return [
+        sys.executable,
+        "-m",
+        "lightning_forge_profiling",
+        "view",
+        str(path),
+        "--save",
+        str(reports / "report.html"),
+    ]
 
 
 @dataclass(frozen=True)
@@ -195,7 +202,7 @@ def table(title: str, runs: Mapping[str, Iterable[Run]], base: str) -> None:
 
 
 def check(megabytes: float, repeats: int) -> int:
-    """Whether `analyze` takes little beside `json.load`, as an exit code."""
+    """Whether the command takes little beside `json.load`, as an exit code."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "all.trace.json"
         with ProcessPoolExecutor(1) as pool:  # a child begins with its parent's peak

@@ -12,6 +12,7 @@ import argparse
 import gzip
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,12 @@ TRACES = Path(__file__).parents[1] / "tests/data/traces/slow_rank_gpu"
 STRAGGLER = 417
 FEW = 256  # of which the scaling over cores is measured
 HTA_LIMIT_S = 600
+EACH_RANK = """
+import sys
+from pathlib import Path
+from lightning_forge_profiling.pipeline import write_rank_results
+write_rank_results(Path(sys.argv[1]))
+"""
 HTA = """
 import sys
 from hta.trace_analysis import TraceAnalysis
@@ -92,18 +99,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{args.ranks} traces, {megabytes:.0f} MB compressed, {usable_cores()} cores")
         print("| what | seconds | MB |")
         print("|---|---:|---:|")
-        few, base = min(FEW, args.ranks), (sys.executable, "-m", "lightning_forge_profiling")
+        few, each = min(FEW, args.ranks), (sys.executable, "-c", EACH_RANK)
         for cores in dict.fromkeys((1, usable_cores())):
             part = part_of(folder, few, Path(temporary) / f"of {cores}")
             pinned = ("taskset", "-c", "0") if cores == 1 else ()
-            seconds, most, _ = timed(*pinned, *base, "analyze", str(part), "--map")
-            print(f"| map {few} ranks, {cores} {'core' if cores == 1 else 'cores'} | {seconds:.1f} | {most:.0f} |")
-        seconds, most, _ = timed(*base, "analyze", str(folder), "--map")
-        print(f"| map all | {seconds:.1f} | {most:.0f} |")
-        largest = max(path.stat().st_size for path in folder.glob("*.summary.json"))
-        page = Path(temporary) / "report.html"
-        seconds, most, printed = timed(*base, "analyze", str(folder), "--reduce", "--html", str(page), "--json")
-        print(f"| reduce all, with the page | {seconds:.1f} | {most:.0f} |")
+            seconds, most, _ = timed(*pinned, *each, str(part))
+            print(f"| each of {few} ranks, {cores} {'core' if cores == 1 else 'cores'} | {seconds:.1f} | {most:.0f} |")
+        seconds, most, _ = timed(*each, str(folder))
+        print(f"| each of all ranks | {seconds:.1f} | {most:.0f} |")
+        results = Path(temporary) / "results"
+        results.mkdir()
+        for path in folder.glob("*.summary.json"):
+            shutil.copy(path, results)
+        largest = max(path.stat().st_size for path in results.iterdir())
+        page, base = Path(temporary) / "report.html", (sys.executable, "-m", "lightning_forge_profiling")
+        seconds, most, _ = timed(*base, "view", str(results), "--save", str(page))
+        print(f"| all ranks by these files, with the page | {seconds:.1f} | {most:.0f} |")
+        printed = timed(*base, "show", str(results), "--json")[2]
         summary = json.loads(printed)
         late, planted = summary["findings"][0]["rank"], STRAGGLER % args.ranks
         print(

@@ -13,7 +13,7 @@ import textwrap
 from functools import cache, partial
 from pathlib import Path
 
-from lightning_forge_profiling.cli.analyze import schema_json
+from lightning_forge_profiling.cli.show import schema_json
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.schema import Analysis
 

@@ -110,7 +110,7 @@ class step:  # noqa: N801  (used like a function)
     """Delimits a step of a plain PyTorch loop or a Fabric loop, for everything that a Trainer's steps get.
 
     At the end of the process, or of `with profile():`, standard error gets the table with the verdict, and
-    `forge_record/` is complete, for `forge-profiling watch`, `summary`, `report` and `compare`. `FORGE_PROFILING=0`
+    `forge_record/` is complete, for `forge-profiling watch`, `show`, `view` and `compare`. `FORGE_PROFILING=0`
     switches it off.
 
     A step includes the fetch of its batch before it, which is seen for each `DataLoader` (for another iterable,

@@ -106,7 +106,8 @@ def analyze(
         processes: number of ranks that are read at a time; None for one on each usable core.
         reduce: take what earlier analyses of the ranks left, without a look at the traces.
         with_run: whether the callbacks' measurements count.
-        expected: ranks of which it is said if they are missing; by default, with `reduce`, those of the run.
+        expected: ranks of which it is said if they are missing; by default, of a folder without traces, those of the
+            run.
 
     Returns:
         Verdict, findings and figures as `.analysis`, and the timelines of the reports as `.timelines`.
@@ -145,7 +146,8 @@ def analyze(
     results = [one for one in _numbered(merged) if rank in {None, one.rank}]
     if not results:
         raise TraceError.of(problems or [f"{path}: no trace of rank {rank}"])
-    of_run = range(max((one.world_size or 0 for one in results), default=0)) if reduce else ()
+    by_results = rank is None and path.is_dir() and all(map(is_rank_summary, files))
+    of_run = range(max((one.world_size or 0 for one in results), default=0)) if by_results else ()
     missing = sorted({*(expected or of_run)} - {one.rank for one in results})
     warnings = tuple(map(encodable, (*notes, *problems)))
     result = compare_ranks(results, source=encodable(path), warnings=warnings, missing=missing)

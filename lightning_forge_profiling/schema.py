@@ -2418,7 +2418,7 @@ class RunEnergy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordSummary(RunStatus, frozen=True, kw_only=True):
-    """Content of `summary --json`: the status, and what is known of the run.
+    """Content of `show --json`: the status, and what is known of the run.
 
     Attributes:
         run: id of the run, the same on all ranks.

@@ -106,7 +106,7 @@ def unnumbered(parts):
 
 def test_a_copy_of_a_telling_trace_tells_nothing_and_keeps_what_the_analysis_needs(tmp_path):
     trace = telling_trace(tmp_path)
-    done = forge("anonymize", trace, "--out", tmp_path / "out")
+    done = forge("export", trace, "--for", "sharing", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert without_progress(done.stderr) == ""
     [copy] = (tmp_path / "out").iterdir()
@@ -131,22 +131,21 @@ def test_a_copy_of_a_telling_trace_tells_nothing_and_keeps_what_the_analysis_nee
 
 def test_reports_for_others_tell_nothing(tmp_path):
     trace = telling_trace(tmp_path)
-    files = {option: tmp_path / f"report{option[1:]}" for option in ("--html", "--markdown")}
-    options = [text for option in files.items() for text in option]
-    shown = forge("analyze", trace, "--anonymize", "--top", 1000, *options, environment={"TMPDIR": str(tmp_path)})
-    printed = forge("analyze", trace.parent, "--anonymize", "--json", "--top", 1000)
-    assert shown.returncode == printed.returncode == 0, shown.stderr + printed.stderr
-    shown = shown.stdout[: shown.stdout.index("\nreport ")]  # where they are is not what is in them
-    for text in (shown, printed.stdout, *(path.read_text(encoding="utf-8") for path in files.values())):
+    assert forge("export", trace, "--for", "sharing", "--out", tmp_path / "out").returncode == 0
+    (page,) = outcomes = [forge("view", "out", "--save", "page.html", cwd=tmp_path)]
+    outcomes += [forge("show", "out", *options, "--top", 1000, cwd=tmp_path) for options in ([], ["--json"])]
+    outcomes.append(forge("show", "out", "--markdown", cwd=tmp_path))
+    assert [done.returncode for done in outcomes] == [0] * 4
+    assert page.stdout == "page.html: out\n"
+    for text in ((tmp_path / "page.html").read_text(encoding="utf-8"), *(done.stdout for done in outcomes[1:])):
         assert tells_nothing(text, str(tmp_path), "forge-profiling-")
-    assert json.loads(printed.stdout)["source"] == "traces"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", *sorted(path.name for path in files.values())]
+    assert json.loads(outcomes[2].stdout)["source"] == "out"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["input_bound", "sync_stack", "ddp", "cuda_graph", "compiled", "validation_inside"])
 def test_the_analysis_of_copies_is_that_of_the_traces(case, tmp_path):
-    assert forge("anonymize", TRACES / case, "--out", tmp_path).returncode == 0
+    assert forge("export", TRACES / case, "--for", "sharing", "--out", tmp_path).returncode == 0
     assert figures(tmp_path) == figures(TRACES / case)
 
 
@@ -163,7 +162,7 @@ def test_a_real_run_s_copy_names_neither_the_machine_nor_its_folders(make_traine
     [trace] = (tmp_path / "traces").rglob("rank0.trace.json.gz")
     assert str(tmp_path) in gzip.decompress(trace.read_bytes()).decode(), "otherwise there is nothing to show"
 
-    assert forge("anonymize", tmp_path / "traces", "--out", tmp_path / "out").returncode == 0
+    assert forge("export", tmp_path / "traces", "--for", "sharing", "--out", tmp_path / "out").returncode == 0
     [copy] = (tmp_path / "out").iterdir()
     content = json.loads(gzip.decompress(copy.read_bytes()))
     text = json.dumps(content)
@@ -227,7 +226,9 @@ def test_windows_and_ranks_are_told_apart_as_before(tmp_path):
         (tmp_path / "b").mkdir(exist_ok=True)
         (tmp_path / "b" / name).write_bytes(INPUT_BOUND.read_bytes())
     for folder in ("a", "b"):
-        assert forge("anonymize", tmp_path / folder, "--out", tmp_path / f"{folder}-out").returncode == 0
+        assert (
+            forge("export", tmp_path / folder, "--for", "sharing", "--out", tmp_path / f"{folder}-out").returncode == 0
+        )
         assert figures(tmp_path / f"{folder}-out") == figures(tmp_path / folder)
     names = sorted(path.name for path in (tmp_path / "b-out").iterdir())
     assert names == ["rank0.trace.json.gz", "rank1.trace.json.gz", "rank1_2.trace.json.gz"]
@@ -239,23 +240,22 @@ def test_what_is_sound_of_a_damaged_trace_is_copied_and_the_rest_said(tmp_path):
     text = gzip.decompress(INPUT_BOUND.read_bytes())
     (source / "rank0.trace.json").write_bytes(text[: len(text) // 2])
     (source / "rank1.trace.json").write_text("nothing")
-    done = forge("anonymize", source, "--out", tmp_path / "out")
+    done = forge("export", source, "--for", "sharing", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "rank0.trace.json.gz: the file ends in the middle of an event" in done.stderr
-    assert "rank1.trace.json.gz is left out: not JSON" in done.stderr
+    assert re.search(r"left out: .*rank1\.trace\.json: not JSON", done.stderr)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["rank0.trace.json.gz"]
-    report = json.loads(forge("analyze", source, "--anonymize", "--json").stdout)
-    assert any("ends in the middle" in warning for warning in report["warnings"])
+    report = json.loads(forge("show", "out", "--json", cwd=tmp_path).stdout)
     assert str(tmp_path) not in json.dumps(report)
 
 
 def test_it_replaces_no_trace_and_leaves_nothing_where_there_is_none(tmp_path):
     trace = tmp_path / "rank0.trace.json.gz"
     trace.write_bytes(INPUT_BOUND.read_bytes())
-    assert fails(forge("anonymize", trace, "--out", tmp_path), "would replace the trace")
+    assert fails(forge("export", trace, "--for", "sharing", "--out", tmp_path), "would replace the trace")
     assert trace.read_bytes() == INPUT_BOUND.read_bytes()
     (tmp_path / "bad.json").write_text("{}")
-    assert fails(forge("anonymize", tmp_path / "bad.json", "--out", tmp_path / "out"), "not a trace")
+    assert fails(forge("export", tmp_path / "bad.json", "--for", "sharing", "--out", tmp_path / "out"), "not a trace")
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -263,10 +263,13 @@ def test_the_commands_in_the_documentation_do_what_it_says(tmp_path):
     telling_trace(tmp_path / "lightning_logs" / "version_0")
     page = (CHECKOUT / "docs" / "sharing.md").read_text(encoding="utf-8")
     commands = re.findall(r"^forge-profiling (.+)$", page, re.MULTILINE)
-    assert len(commands) == 2
+    assert len(commands) == 3
     for command in commands:
-        done = forge(*command.split(), cwd=tmp_path)
+        words, _, file = command.partition(" > ")
+        done = forge(*words.split(), cwd=tmp_path)
         assert done.returncode == 0, done.stderr
+        if file:
+            (tmp_path / file).write_text(done.stdout)
     shared = {path.name: path.read_bytes() for path in (tmp_path / "share").iterdir()}
     assert sorted(shared) == ["report.html", "summary.md", "trace1.trace.json.gz"]
     shared["trace1.trace.json.gz"] = gzip.decompress(shared["trace1.trace.json.gz"])

@@ -31,6 +31,7 @@ from tests.test_combine import evidence as run_evidence
 
 CHECKOUT = Path(__file__).parents[1]
 TRACES = CHECKOUT / "tests" / "data" / "traces"
+LONG_AGO = 1_700_000_000.0
 INPUT_BOUND = TRACES / "input_bound" / "rank0.trace.json.gz"
 COMMAND = [sys.executable, "-m", "lightning_forge_profiling"]
 PATHS = os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")])
@@ -66,11 +67,11 @@ def fails(done, complaint):
     return True
 
 
-# --- analyze ---------------------------------------------------------------------------------------------------------
+# --- show ------------------------------------------------------------------------------------------------------------
 
 
-def test_analyze_prints_the_verdict_and_nothing_on_stderr_but_progress():
-    done = forge("analyze", INPUT_BOUND)
+def test_show_prints_the_verdict_and_nothing_on_stderr_but_progress():
+    done = forge("show", INPUT_BOUND)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("input-bound: ")
     assert "NVIDIA H200" in done.stdout
@@ -79,11 +80,10 @@ def test_analyze_prints_the_verdict_and_nothing_on_stderr_but_progress():
     assert "forge-profiling:" not in done.stderr
 
 
-@pytest.mark.parametrize("options", [(), ("--anonymize",)])
-def test_analyze_names_each_file_that_it_cannot_read_on_a_line_of_its_own(tmp_path, options):
+def test_each_file_that_cannot_be_read_is_on_a_line_of_its_own(tmp_path):
     for rank, content in enumerate(('{"a', "xx", "")):
         (tmp_path / f"rank{rank}.trace.json").write_text(content)
-    done = forge("analyze", tmp_path, *options)
+    done = forge("show", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     lines = without_progress(done.stderr).splitlines()
     assert [line.startswith(f"forge-profiling: {tmp_path}/rank{rank}.") for rank, line in enumerate(lines)] == [
@@ -91,29 +91,29 @@ def test_analyze_names_each_file_that_it_cannot_read_on_a_line_of_its_own(tmp_pa
     ] * 3
 
 
-def test_analyze_reports_all_ranks_of_a_folder():
-    done = forge("analyze", TRACES / "ddp")
+def test_show_reports_all_ranks_of_a_folder():
+    done = forge("show", TRACES / "ddp")
     assert done.returncode == 0, done.stderr
     assert "2 ranks" in done.stdout
     assert "waits for others" in done.stdout
 
 
-def test_analyze_says_first_which_window_of_a_folder_it_is_about(tmp_path):
+def test_show_says_first_which_window_of_a_folder_it_is_about(tmp_path):
     for age, case in enumerate(("sync_item", "input_bound")):
         window = tmp_path / "logs" / case
         shutil.copytree(TRACES / case, window)
         for file in window.iterdir():
             os.utime(file, (1e9 - age, 1e9 - age))
-    done = forge("analyze", tmp_path / "logs")
+    done = forge("show", tmp_path / "logs")
     assert done.stdout.startswith(f"window     {tmp_path / 'logs' / 'sync_item'}\nsync-bound: ")
-    assert forge("analyze", tmp_path / "logs" / "input_bound").stdout.startswith("input-bound: ")
+    assert forge("show", tmp_path / "logs" / "input_bound").stdout.startswith("input-bound: ")
 
 
 def test_json_is_alone_on_stdout_and_follows_the_schema():
-    done = forge("analyze", INPUT_BOUND, "--json")
+    done = forge("show", INPUT_BOUND, "--json")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    jsonschema.validate(summary, json.loads(forge("schema").stdout))
+    jsonschema.validate(summary, json.loads(forge("show", "--schema").stdout))
     assert summary["verdict"] == "input-bound"
     assert summary["ranks"][0]["steps"] == 2
 
@@ -127,8 +127,8 @@ def test_python_and_the_command_count_the_whole_run_alike(tmp_path):
     both = analyze_in_python(tmp_path).analysis
     assert both.run == evidence
     assert both.findings != of_trace.findings
-    assert forge("analyze", tmp_path, "--json").stdout.encode() == summary_json(both)
-    forge("report", tmp_path)
+    assert forge("show", tmp_path, "--json").stdout.encode() == summary_json(both)
+    forge("view", tmp_path, "--save", tmp_path / "report.html")
     assert json.loads(block_of((tmp_path / "report.html").read_text(), "summary"))["analysis"] == json.loads(
         summary_json(both)
     )
@@ -136,31 +136,45 @@ def test_python_and_the_command_count_the_whole_run_alike(tmp_path):
         assert analyze_in_python(tmp_path, **options).analysis.run is None
 
 
-def test_reports_are_written_beside_what_is_printed(tmp_path):
-    done = forge("analyze", INPUT_BOUND, "--html", tmp_path / "r.html", "--markdown", tmp_path / "r.md")
+def test_the_page_is_written_and_named(tmp_path):
+    done = forge("view", INPUT_BOUND, "--save", tmp_path / "r.html")
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.html", "r.md"]
+    assert [path.name for path in tmp_path.iterdir()] == ["r.html"]
     assert (tmp_path / "r.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    assert "**Verdict:** input-bound" in (tmp_path / "r.md").read_text(encoding="utf-8")
     assert str(tmp_path / "r.html") in done.stdout
 
 
+def test_markdown_is_printed_of_a_trace_and_of_a_run(tmp_path):
+    assert forge("show", INPUT_BOUND, "--markdown").stdout.split("\n\n")[1].startswith("**Verdict:** input-bound")
+    record = MadeRun(began=LONG_AGO, outcome="finished").write(tmp_path)
+    assert forge("show", record, "--markdown").stdout.split("\n\n")[1].startswith("**Verdict:** input-bound")
+    begun = MadeRun(began=LONG_AGO, rows=0).write(tmp_path / "begun")
+    assert fails(forge("show", begun, "--markdown"), "has no totals yet")
+
+
+def test_a_folder_with_a_record_is_shown_as_a_run_and_its_window_by_options_of_traces(tmp_path):
+    record = MadeRun(began=LONG_AGO, outcome="finished").write(tmp_path)
+    shutil.copytree(TRACES / "ddp", tmp_path / "profiler_traces")
+    assert forge("show", tmp_path).stdout.startswith(f"{record}\n")
+    assert forge("show", tmp_path, "--rank", 1).stdout.startswith(f"window     {tmp_path / 'profiler_traces'}\n")
+
+
 def test_rank_and_steps_choose_what_is_analysed():
-    everything = json.loads(forge("analyze", TRACES / "ddp", "--json").stdout)
+    everything = json.loads(forge("show", TRACES / "ddp", "--json").stdout)
     assert [rank["rank"] for rank in everything["ranks"]] == [0, 1]
     first, *_, last = (step["number"] for step in everything["ranks"][1]["per_step"])
-    part = json.loads(forge("analyze", TRACES / "ddp", "--json", "--rank", 1, "--steps", f"{first}:{last}").stdout)
+    part = json.loads(forge("show", TRACES / "ddp", "--json", "--rank", 1, "--steps", f"{first}:{last}").stdout)
     assert [rank["rank"] for rank in part["ranks"]] == [1]
     assert [step["number"] for step in part["ranks"][0]["per_step"]] == list(range(first, last))
 
 
 def test_sort_and_top_order_and_cut_the_operators():
-    done = forge("analyze", INPUT_BOUND, "--json", "--sort", "calls", "--top", 5)
+    done = forge("show", INPUT_BOUND, "--json", "--sort", "calls", "--top", 5)
     calls = [operator["calls_per_step"] for operator in json.loads(done.stdout)["ranks"][0]["operators"]]
     assert calls == sorted(calls, reverse=True)
     assert len(calls) == 5
     assert len(json.loads(done.stdout)["ranks"][0]["top_kernels"]) <= 5
-    assert "Operators" in forge("analyze", INPUT_BOUND, "--sort", "calls").stdout
+    assert "Operators" in forge("show", INPUT_BOUND, "--sort", "calls").stdout
 
 
 def test_names_of_choices_are_those_of_the_analysis():
@@ -179,21 +193,22 @@ def test_what_cannot_be_read_is_one_line_and_exit_code_2(tmp_path):
     (tmp_path / "bad.json.gz").write_bytes(b"\x1f\x8b\x08\x00junk")
     for name in ("none.json", "folder", "empty.json", "text.json", "other.json", "bad.json.gz"):
         path = tmp_path / name
-        assert fails(forge("analyze", path), str(path))
+        assert fails(forge("show", path), str(path))
         assert fails(forge("compare", INPUT_BOUND, path), str(path))
-        assert fails(forge("tensorboard", path, "--out", tmp_path / "out"), str(path))
+        assert fails(forge("export", path, "--for", "tensorboard", "--out", tmp_path / "out"), str(path))
     assert fails(forge("view", tmp_path / "none.html"), str(tmp_path / "none.html"))
 
 
 def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_2(tmp_path):
     (tmp_path / "file").touch()
-    for option in ("--html", "--markdown"):
-        assert fails(forge("analyze", INPUT_BOUND, option, tmp_path / "none" / "r"), str(tmp_path / "none" / "r"))
-    assert fails(forge("tensorboard", INPUT_BOUND, "--out", tmp_path / "file"), str(tmp_path / "file"))
+    assert fails(forge("view", INPUT_BOUND, "--save", tmp_path / "none" / "r"), str(tmp_path / "none" / "r"))
+    assert fails(
+        forge("export", INPUT_BOUND, "--for", "tensorboard", "--out", tmp_path / "file"), str(tmp_path / "file")
+    )
 
 
 def test_a_name_in_an_error_cannot_steer_the_terminal(tmp_path):
-    assert fails(forge("analyze", tmp_path / "a\x1b[2Jb"), "/ab: no such file")
+    assert fails(forge("show", tmp_path / "a\x1b[2Jb"), "/ab: no such file")
 
 
 HARM = "x\x1b[2J\x1b]0;title\x07\x9b31m\u202e\ry"
@@ -213,25 +228,25 @@ def test_no_name_of_a_file_steers_the_terminal(tmp_path):
     trace = folder / f"rank0{HARM}.trace.json.gz"
     trace.write_bytes(INPUT_BOUND.read_bytes())
     (folder / f"{HARM}.trace.json").write_text("nothing")
-    outputs = ("--html", folder / f"{HARM}.html", "--markdown", folder / f"{HARM}.md")
     for arguments in (
-        ["analyze", trace, *outputs],
-        ["analyze", folder, "--json"],
+        ["view", trace, "--save", folder / f"{HARM}.html"],
+        ["show", trace, "--markdown"],
+        ["show", folder, "--json"],
         ["compare", trace, folder],
         ["compare", trace, folder, "--format", "json"],
-        ["tensorboard", folder, "--out", folder / f"out{HARM}"],
+        ["export", folder, "--for", "tensorboard", "--out", folder / f"out{HARM}"],
         ["view", folder / f"{HARM}.html", "--no-browser"],
     ):
         done = harmless(forge(*arguments, encoding="utf-8"))
         assert done.returncode == 0, done.stderr
     for arguments in (
-        ["analyze", folder / f"none{HARM}"],
-        ["analyze", trace, "--html", folder / HARM / "none"],
-        ["tensorboard", trace, "--out", trace],
+        ["show", folder / f"none{HARM}"],
+        ["view", trace, "--save", folder / HARM / "none"],
+        ["export", trace, "--for", "tensorboard", "--out", trace],
         ["view", "--perfetto", folder],
-        ["analyze", trace, HARM],
-        ["analyze", trace, f"--{HARM}"],
-        ["analyze", trace, "--sort", HARM],
+        ["show", trace, HARM],
+        ["show", trace, f"--{HARM}"],
+        ["show", trace, "--sort", HARM],
         ["crossover", "--ops", HARM],
         ["crossover", "--from", trace],
         [HARM],
@@ -246,7 +261,7 @@ def test_json_on_a_terminal_cannot_steer_it_and_says_the_same(tmp_path):
         device["name"] = name
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace))
-    done = harmless(forge("analyze", path, "--json", encoding="utf-8"))
+    done = harmless(forge("show", path, "--json", encoding="utf-8"))
     assert json.loads(done.stdout)["ranks"][0]["device"] == name
     assert "Köln" in done.stdout
 
@@ -256,18 +271,19 @@ def test_json_on_a_terminal_cannot_steer_it_and_says_the_same(tmp_path):
     "arguments",
     [
         ["nonsense"],
-        ["analyze", "x", "--stepz"],
-        ["analyze"],
-        ["analyze", "x", "--steps", "8:5"],
-        ["analyze", "x", "--steps", "5"],
-        ["analyze", "x", "--rank", "-1"],
-        ["analyze", "x", "--top", "0"],
-        ["analyze", "x", "--sort", "colour"],
+        ["show", "x", "--stepz"],
+        ["show"],
+        ["show", "x", "--steps", "8:5"],
+        ["show", "x", "--steps", "5"],
+        ["show", "x", "--rank", "-1"],
+        ["show", "x", "--top", "0"],
+        ["show", "x", "--sort", "colour"],
         ["compare", "x"],
         ["compare", "x", "y", "--fail-over", "-3"],
         ["compare", "x", "y", "--fail-over", "nan"],
         ["compare", "x", "y", "--metric", "speed"],
-        ["tensorboard", "x"],
+        ["export", "x", "--for", "tensorboard"],
+        ["export", "x", "--for", "nobody", "--out", "y"],
     ],
 )
 def test_wrong_arguments_are_exit_code_2_with_usage(arguments):
@@ -286,10 +302,10 @@ def test_the_bare_command_prints_its_help():
 @pytest.mark.parametrize(
     ("arguments", "usage", "message"),
     [
-        (["sumary", "x"], "[-h]", "error: unknown command 'sumary': did you mean summary?"),
-        (["xyz"], "[-h]", "error: unknown command 'xyz', not one of run, summary, watch,"),
+        (["shwo", "x"], "[-h]", "error: unknown command 'shwo': did you mean show?"),
+        (["xyz"], "[-h]", "error: unknown command 'xyz', not one of run, watch, trace, show,"),
         (["--verson"], "[-h]", "error: unknown option '--verson': did you mean --version?"),
-        (["summary", "x", "--jsn"], "summary [-h]", "summary: error: unknown option '--jsn': did you mean --json?"),
+        (["show", "x", "--jsn"], "show [-h]", "show: error: unknown option '--jsn': did you mean --json?"),
         (["run", "--windw=1:2", "x"], "run [options]", "run: error: unknown option '--windw=1:2': did you mean"),
         (["compare", "a", "--fail-over", "5", "b"], "compare [-h]", "unexpected 'b': give all files and folders"),
         (["compare", "a"], "compare [-h]", "error: two runs are needed: compare BEFORE AFTER, or"),
@@ -304,7 +320,7 @@ def test_a_mistyped_argument_is_answered_by_its_own_command(capsys, arguments, u
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["", "analyze", "compare", "tensorboard", "view", "anonymize", "schema"])
+@pytest.mark.parametrize("command", ["", *(each.name for each in commands.COMMANDS)])
 def test_help_has_examples_of_commands_that_parse(command):
     done = forge(*command.split(), "--help")
     assert done.returncode == 0
@@ -430,7 +446,7 @@ def test_tensorboard_copies_each_rank_of_a_folder_and_leaves_it_alone(tmp_path):
     (source / "rank2.trace.json").write_text("nothing")
     before = {path.name: path.read_bytes() for path in source.iterdir()}
 
-    done = forge("tensorboard", source, "--out", tmp_path / "new" / "plugin")
+    done = forge("export", source, "--for", "tensorboard", "--out", tmp_path / "new" / "plugin")
 
     assert done.returncode == 0, done.stderr
     assert "tensorboard --logdir" in done.stdout
@@ -445,8 +461,8 @@ def test_tensorboard_copies_each_rank_of_a_folder_and_leaves_it_alone(tmp_path):
 def test_tensorboard_takes_the_rank_from_the_name_and_never_replaces_a_trace(tmp_path):
     trace = tmp_path / "rank3.pt.trace.json.gz"
     trace.write_bytes(INPUT_BOUND.read_bytes())
-    assert fails(forge("tensorboard", trace, "--out", tmp_path), "would replace the trace")
-    assert forge("tensorboard", trace, "--out", tmp_path / "out").returncode == 0
+    assert fails(forge("export", trace, "--for", "tensorboard", "--out", tmp_path), "would replace the trace")
+    assert forge("export", trace, "--for", "tensorboard", "--out", tmp_path / "out").returncode == 0
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["rank3.pt.trace.json.gz"]
 
 
@@ -540,8 +556,8 @@ def loaded(*arguments):
 @pytest.mark.slow
 def test_help_loads_nothing_heavy_and_analysing_needs_no_torch(tmp_path):
     assert loaded("--help") == set()
-    assert loaded("analyze", "--help") == set()
-    assert loaded("analyze", INPUT_BOUND) == {"numpy", "msgspec"}
+    assert loaded("show", "--help") == set()
+    assert loaded("show", INPUT_BOUND) == {"numpy", "msgspec"}
     assert "torch" not in loaded("compare", INPUT_BOUND, INPUT_BOUND)
 
 
@@ -549,7 +565,7 @@ def test_help_loads_nothing_heavy_and_analysing_needs_no_torch(tmp_path):
 def test_a_reader_that_stops_reading_is_no_error():
     read, write = os.pipe()
     os.close(read)
-    for arguments in (["analyze", str(INPUT_BOUND), "--json"], ["analyze", str(INPUT_BOUND)], ["schema"]):
+    for arguments in (["show", str(INPUT_BOUND), "--json"], ["show", str(INPUT_BOUND)], ["show", "--schema"]):
         done = forge(*arguments, stdout=write, stderr=subprocess.PIPE, capture_output=False)
         assert done.returncode == 141
         assert without_progress(done.stderr) == ""
@@ -558,7 +574,7 @@ def test_a_reader_that_stops_reading_is_no_error():
 
 @pytest.mark.slow
 def test_a_terminal_without_unicode_gets_what_looks_like_it():
-    done = forge("analyze", INPUT_BOUND, environment={"PYTHONIOENCODING": "ascii"})
+    done = forge("show", INPUT_BOUND, environment={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.isascii()
     assert "---" in done.stdout

@@ -15,15 +15,16 @@ CROSSOVERS = Path(__file__).parent / "data" / "crossover_h200.json"
 BUFFERED = {**ENVIRONMENT, "PYTHONUNBUFFERED": ""}
 COMMANDS = {
     "help": ["--help"],
-    "analyze": ["analyze", INPUT_BOUND, "--html", "r.html", "--markdown", "r.md"],
-    "json": ["analyze", INPUT_BOUND, "--json"],
+    "show": ["show", INPUT_BOUND],
+    "save": ["view", INPUT_BOUND, "--save", "r.html"],
+    "json": ["show", INPUT_BOUND, "--json"],
     "compare": ["compare", INPUT_BOUND, INPUT_BOUND, "--fail-over", "5"],
-    "tensorboard": ["tensorboard", INPUT_BOUND, "--out", "copies"],
+    "tensorboard": ["export", INPUT_BOUND, "--for", "tensorboard", "--out", "copies"],
     "view": ["view", "--no-browser", "there.html"],
     "crossover": ["crossover", "--from", CROSSOVERS, "--json", "c.json"],
-    "schema": ["schema"],
+    "schema": ["show", "--schema"],
 }
-WRITTEN = {"analyze": {"r.html", "r.md"}, "tensorboard": {"copies"}, "crossover": {"c.json"}}
+WRITTEN = {"save": {"r.html"}, "tensorboard": {"copies"}, "crossover": {"c.json"}}
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_a_full_disk_behind_stdout_is_exit_code_2_and_the_files_are_there(name, 
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", [(2,), (0, 2)], ids=["stderr", "stdin and stderr"])
 def test_a_closed_stderr_changes_nothing(closed, run, tmp_path):
-    arguments = COMMANDS["analyze"]
+    arguments = COMMANDS["save"]
     expected = forge(*arguments, cwd=tmp_path)
     pages = {path.name: path.read_bytes() for path in tmp_path.glob("r.*")}
     with (tmp_path / "there.html").open("w") as stdout:
@@ -98,8 +99,8 @@ def test_a_closed_stderr_changes_nothing(closed, run, tmp_path):
 @pytest.mark.slow
 def test_errors_and_progress_that_cannot_be_written_change_no_exit_code(run, unread, tmp_path):
     assert run(["bogus"], stderr=unread)[0] == 2
-    assert run(["analyze", "none"], stderr=unread)[0] == 2
-    assert run(["analyze", "none"], preexec_fn=without(2))[0] == 2
+    assert run(["show", "none"], stderr=unread)[0] == 2
+    assert run(["show", "none"], preexec_fn=without(2))[0] == 2
     # measuring says how far it is from the beginning
     point = ["crossover", "--ops", "add", "--sizes", "8", "--max-time", "0.05", "--json", "c.json"]
     assert run(point, stdout=subprocess.DEVNULL, stderr=unread, env={**BUFFERED, "CUDA_VISIBLE_DEVICES": ""})[0] == 0

@@ -15,7 +15,7 @@ def test_a_file_that_is_cut_off_says_in_which_step_and_where_its_threads_end(tmp
     whole = gzip.decompress((TRACES / "input_bound" / "rank0.trace.json.gz").read_bytes())
     path = tmp_path / "rank0.trace.json"
     path.write_bytes(whole[: len(whole) // 2])
-    code, out = main(["analyze", str(path)]), capsys.readouterr().out
+    code, out = main(["show", str(path)]), capsys.readouterr().out
     numbers = [step.number for step in analyze(path).analysis.ranks[0].per_step]
     first_line = " ".join(out.split())
     assert code == 65
@@ -53,7 +53,7 @@ def test_steps_before_the_cut_are_judged_where_events_stand_in_order_of_time(tmp
     assert found.verdict == "sync-bound"
     assert found.verdict_text.startswith(f"{path.name} is cut off in step 7: ")
     assert "the steps before are whole: 4, 5, 6. sync-bound: " in found.verdict_text
-    assert main(["analyze", str(path)]) == 65
+    assert main(["show", str(path)]) == 65
 
 
 def test_a_step_whose_kernel_lies_behind_the_cut_is_not_whole(tmp_path):
@@ -97,7 +97,7 @@ def test_the_figures_of_a_cut_rank_are_marked_beside_those_of_a_whole_one(tmp_pa
     analysis = analyze(tmp_path).analysis
     assert [rank.cut_off for rank in analysis.ranks] == [False, True]
     assert analysis.verdict == "sync-bound", "that of the whole one"
-    assert main(["analyze", str(tmp_path)]) == 65
+    assert main(["show", str(tmp_path)]) == 65
     lines = capsys.readouterr().out.splitlines()
     assert len([line for line in lines if line.startswith("1 (cut off)  ")]) == 2, "in both tables of ranks"
     assert not [line for line in lines if line.startswith("0 (cut")]
@@ -109,7 +109,7 @@ def test_the_figures_of_a_cut_rank_are_marked_beside_those_of_a_whole_one(tmp_pa
 def test_a_cut_rank_alone_says_so_with_each_of_its_figures(tmp_path, capsys):
     trace = three_steps()
     trace.events.sort(key=lambda event: -event["tid"])
-    assert main(["analyze", str(cut_in_step_7(tmp_path, trace))]) == 65
+    assert main(["show", str(cut_in_step_7(tmp_path, trace))]) == 65
     text = " ".join(capsys.readouterr().out.split())
     assert "; its file is cut off" in text
     assert text.count("(of a file that is cut off)") >= 1, "the compute line"

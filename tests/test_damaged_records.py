@@ -42,10 +42,10 @@ def changed(record, name, change):
 def read_all(record, other):
     """Exit codes of all commands on a record, and what they wrote to standard error."""
     commands = (
-        ["summary", record],
-        ["summary", record, "--json"],
+        ["show", record],
+        ["show", record, "--json"],
         ["watch", record, "--once"],
-        ["report", record, "--html", other.parent / "run.html"],
+        ["view", record, "--save", other.parent / "run.html"],
         ["compare", other, record, "--anyway"],
         ["compare", record, other, "--anyway", "--format", "json", "--fail-over", "5"],
     )
@@ -106,7 +106,7 @@ def test_names_are_cut_where_they_are_shown(tmp_path, other, capsys, length):
         return content
 
     record, page = changed(RUN.write(tmp_path), "rank0.jsonl", rename), tmp_path / "run.html"
-    commands = ["summary"], ["summary", "--json"], ["watch", "--once"], ["report", "--html", str(page)]
+    commands = ["show"], ["show", "--json"], ["watch", "--once"], ["view", "--save", str(page)]
     for command, *options in commands:
         assert main([command, str(record), *options]) == 0
     shown, embedded = capsys.readouterr().out, page.read_text(encoding="utf-8")
@@ -201,7 +201,7 @@ def _other_bytes(content, dice):
 
 def test_a_record_of_a_newer_version_says_so(tmp_path):
     newer = changed(RUN.write(tmp_path), "rank0.jsonl", lambda content: content.replace(b'version":2', b'version":3'))
-    for command in (["summary"], ["watch", "--once"], ["report", "--html", tmp_path / "run.html"]):
+    for command in (["show"], ["watch", "--once"], ["view", "--save", tmp_path / "run.html"]):
         done = forge(command[0], newer, *command[1:])
         assert fails(done, "written by a newer version of forge-profiling (layout 3, this reads 2): upgrade")
 

@@ -23,7 +23,7 @@ def energy_line(record):
     """What `summary` and `watch` say, which is the same."""
     said = [
         [line for line in forge(*command, environment={"COLUMNS": "400"}).stdout.splitlines() if "energy " in line]
-        for command in (("summary", record), ("watch", record, "--once"))
+        for command in (("show", record), ("watch", record, "--once"))
     ]
     assert said[0] == said[1]
     [line] = said[0] or [""]
@@ -31,7 +31,7 @@ def energy_line(record):
 
 
 def energy_json(record):
-    return json.loads(forge("summary", record, "--json").stdout)["energy"]
+    return json.loads(forge("show", record, "--json").stdout)["energy"]
 
 
 def made(folder, **changes):

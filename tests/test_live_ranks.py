@@ -85,7 +85,7 @@ def printed(command, record, capsys):
 
 
 def summary_json(record, capsys):
-    return json.loads(printed(["summary", "--json"], record, capsys))
+    return json.loads(printed(["show", "--json"], record, capsys))
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def found(monkeypatch):
 
 def test_watch_and_summary_have_a_line_per_rank_those_with_most_work_of_their_own_first(tmp_path, capsys):
     record = made(tmp_path)
-    for command in (["watch", "--once"], ["summary"]):
+    for command in (["watch", "--once"], ["show"]):
         table, above = rows(printed(command, record, capsys))
         assert re.fullmatch(r"Ranks, heard \d s ago", above[0])
         assert above[1:] == ["per step    own work differs by 1.50 ms, exposed communication and waits 3.45 ms"]
@@ -156,7 +156,7 @@ def test_a_hang_is_at_the_top_and_its_rank_first(tmp_path, found, capsys, width)
     assert [row[0] for row in table if row[0]] == ["1", "3", "2", "0"]
     assert re.search(r"(?m)^1 .* standing$", text)
     assert re.search(r"(?m)^3 .* waiting$", text)
-    assert f"hang {WHERE}" in unwrapped(printed(["summary"], record, capsys))
+    assert f"hang {WHERE}" in unwrapped(printed(["show"], record, capsys))
     hang = summary_json(record, capsys)["ranks"]["hang"]
     assert (hang["rank"], hang["where"]) == (1, WHERE)
 
@@ -290,7 +290,7 @@ def frozen(folder):
 
 def test_of_a_run_whose_rank_0_is_frozen_the_age_is_said_and_what_the_others_wrote(tmp_path, capsys):
     record = frozen(tmp_path)
-    for command in (["watch", "--once"], ["summary"]):
+    for command in (["watch", "--once"], ["show"]):
         text = printed(command, record, capsys)
         assert "; rank 0 silent for 10 min" in text
         table, above = rows(text)
@@ -311,7 +311,7 @@ def test_a_killed_run_says_how_old_all_is(tmp_path, capsys):
     now = time.time()
     record = MadeRun(rows=12, ranks=2, began=now - 4000).write(tmp_path)
     write_ranks(record, [made_pulse(rank, 2, now - 3600, own_ms=10.0) for rank in range(2)])
-    text = printed(["summary"], record, capsys)
+    text = printed(["show"], record, capsys)
     assert "silent for 1 h 0 min" in text
     assert "Ranks, last heard by rank 0 1 h 0 min ago; none of 2 wrote since" in text
     assert text.count("silent") >= 3
@@ -337,7 +337,7 @@ def test_after_the_run_the_straggler_is_that_of_its_analysis_and_no_rank_grows_o
     assert [rank["state"] for rank in content["ranks"]["ranks"]] == ["finished", "finished", "live"]
     [found] = [finding for finding in content["analysis"]["findings"] if finding["code"] == "straggler"]
     assert content["ranks"]["straggler"]["ms"] == found["evidence"]["others_wait_ms_per_step"]
-    text = printed(["summary"], record, capsys)
+    text = printed(["show"], record, capsys)
     assert "Ranks over the run\nstraggler   the others wait" in text
     assert "silent" not in text
 
@@ -395,7 +395,7 @@ def test_a_host_that_does_not_hear_rank_0_has_its_own_ranks_hang(tmp_path, capsy
     for rank in (2, 3):
         write_pulse(record, made_pulse(rank, 4, at, standing=Stall(seconds=75.0, call="all_reduce", waits=True)))
     where = "ranks 2, 3 wait in all_reduce since 75 s; ranks 0, 1 not heard"
-    for command in (["watch", "--once"], ["summary"]):
+    for command in (["watch", "--once"], ["show"]):
         assert f"hang {where}" in unwrapped(printed(command, record, capsys))
     assert summary_json(record, capsys)["ranks"]["hang"] == {"rank": None, "where": where, "seconds": 75.0}
 
@@ -409,7 +409,7 @@ def test_events_of_the_ranks_are_sentences(tmp_path, capsys):
     append(record, EventLine(at=at - 0.3, step=600, kind="hang", text=WHERE.partition(";")[0]))
     append(record, EventLine(at=at - 0.2, step=600, kind="hang", text=WHERE))
     append(record, EventLine(at=at - 0.1, step=600, kind="hang", text="over", seconds=63))
-    for command in (["watch", "--once"], ["summary"]):
+    for command in (["watch", "--once"], ["show"]):
         lines = [
             line.partition("ago, ")[2] for line in printed(command, record, capsys).splitlines() if "ago, " in line
         ]

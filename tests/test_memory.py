@@ -346,7 +346,7 @@ def test_the_run_says_what_grows_and_until_when(leaking, tmp_path, capsys, caplo
     assert len(warned) == 1
     [record] = tmp_path.rglob("rank0.jsonl")
     assert len([line for line in record.read_text().splitlines() if '"memory-growth"' in line]) == 1
-    assert main(["summary", str(record)]) == 0
+    assert main(["show", str(record)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "memory peak 7.81 of 20.0 GiB: parameters 1.00, gradients 1.00, optimizer 2.00, other tensors 1.81," in shown
     assert "activations and temporaries 2.00 (512 MiB a sample)" in shown

@@ -35,9 +35,8 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("option", ["--html", "--markdown"])
 @pytest.mark.parametrize("name", ["itself", "link", "hard link", "through a linked folder"])
-def test_analyze_does_not_replace_its_trace(tmp_path, capsys, option, name):
+def test_a_page_does_not_replace_its_trace(tmp_path, capsys, name):
     (tmp_path / "runs").mkdir()
     own = output = trace(tmp_path / "runs" / "rank0.trace.json.gz")
     if name == "link":
@@ -48,37 +47,33 @@ def test_analyze_does_not_replace_its_trace(tmp_path, capsys, option, name):
         (tmp_path / "latest").symlink_to(own.parent)
         output = tmp_path / "latest" / own.name
     before = contents(tmp_path)
-    why = f"PATH and {option} both name {own}: one would overwrite the other"
-    other = {"--html": "--markdown", "--markdown": "--html"}[option]
-    assert refused(capsys, "analyze", own, option, output, other, tmp_path / "other") == why
+    why = f"PATH and --save both name {own}: one would overwrite the other"
+    assert refused(capsys, "view", own, "--save", output) == why
     assert contents(tmp_path) == before
 
 
-def test_analyze_does_not_replace_a_trace_of_its_folder_that_was_not_asked_for(tmp_path, capsys):
+def test_a_page_does_not_replace_a_trace_of_its_folder(tmp_path, capsys):
     traces = [trace(tmp_path / f"rank{rank}.trace.json.gz") for rank in range(2)]
     before = contents(tmp_path)
-    assert f"both name {traces[1]}" in refused(capsys, "analyze", tmp_path, "--rank", "0", "--html", traces[1])
+    assert f"both name {traces[1]}" in refused(capsys, "view", tmp_path, "--save", traces[1])
     assert contents(tmp_path) == before
 
 
-def test_two_reports_in_one_file_are_refused(tmp_path, capsys):
-    source = trace(tmp_path / "rank0.trace.json.gz")
+def test_two_outputs_in_one_file_are_refused(tmp_path, capsys):
     (tmp_path / "link").symlink_to(tmp_path / "o")
+    (tmp_path / "x").mkdir()
     before = contents(tmp_path)
     for other in (tmp_path / "o", tmp_path / "x" / ".." / "o", tmp_path / "link"):
-        (tmp_path / "x").mkdir(exist_ok=True)
-        why = f"--html and --markdown both name {tmp_path / 'o'}: one would overwrite the other"
-        assert refused(capsys, "analyze", source, "--html", tmp_path / "o", "--markdown", other) == why
+        why = f"--json and --html both name {tmp_path / 'o'}: one would overwrite the other"
+        assert refused(capsys, "crossover", "--from", H200, "--json", tmp_path / "o", "--html", other) == why
     assert contents(tmp_path) == before
-    assert main(["analyze", str(source), "--html", "/dev/null", "--markdown", "/dev/null"]) == 0
+    assert main(["view", str(trace(tmp_path / "rank0.trace.json.gz")), "--save", "/dev/null"]) == 0
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path, capsys):
     source = trace(tmp_path / "rank0.trace.json.gz")
-    markdown = tmp_path / "r.md"
-    for html, why in ((tmp_path / "none" / "r.html", "there is no folder"), (tmp_path, "is a folder")):
-        assert why in refused(capsys, "analyze", source, "--markdown", markdown, "--html", html)
-    assert not markdown.exists()
+    for page, why in ((tmp_path / "none" / "r.html", "there is no folder"), (tmp_path, "is a folder")):
+        assert why in refused(capsys, "view", source, "--save", page)
 
 
 def test_crossover_does_not_replace_what_it_reads(tmp_path, capsys):
@@ -95,11 +90,13 @@ def test_tensorboard_does_not_replace_the_trace_of_another_copy(tmp_path, capsys
     traces = [trace(tmp_path / name) for name in ("a_rank0.pt.trace.json.gz", "rank0.pt.trace.json.gz")]
     before = contents(tmp_path)
     assert f"{traces[1]}: the copy would replace the trace" in refused(
-        capsys, "tensorboard", tmp_path, "--out", tmp_path
+        capsys, "export", tmp_path, "--for", "tensorboard", "--out", tmp_path
     )
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "rank0.pt.trace.json.gz").symlink_to(traces[1])
-    assert "the copy would replace the trace" in refused(capsys, "tensorboard", traces[1], "--out", tmp_path / "out")
+    assert "the copy would replace the trace" in refused(
+        capsys, "export", traces[1], "--for", "tensorboard", "--out", tmp_path / "out"
+    )
     assert contents(tmp_path) == {**before, tmp_path / "out" / "rank0.pt.trace.json.gz": before[traces[1]]}
 
 
@@ -110,14 +107,14 @@ def mode(path):
 @pytest.mark.parametrize("kept", [0o600, 0o640, 0o666])
 def test_a_report_keeps_the_mode_of_the_one_that_it_replaces(tmp_path, kept, capsys):
     source = trace(tmp_path / "rank0.trace.json.gz")
-    reports = [tmp_path / name for name in ("r.html", "r.md", "c.json", "rank0.pt.trace.json.gz", "summary.json")]
+    reports = [tmp_path / name for name in ("r.html", "c.json", "rank0.pt.trace.json.gz", "summary.json")]
     for report in reports:
         report.touch()
         report.chmod(kept)
-    html, markdown, numbers, *_ = map(str, reports)
-    assert main(["analyze", str(source), "--html", html, "--markdown", markdown]) == 0
+    html, numbers, *_ = map(str, reports)
+    assert main(["view", str(source), "--save", html]) == 0
     assert main(["crossover", "--from", str(H200), "--json", numbers]) == 0
-    assert main(["tensorboard", str(source), "--out", str(tmp_path)]) == 0
+    assert main(["export", str(source), "--for", "tensorboard", "--out", str(tmp_path)]) == 0
     write_reports(Analysis(source="", verdict="", verdict_text="", findings=()), [], tmp_path)
     assert {report.name: mode(report) for report in reports} == {report.name: kept for report in reports}
     assert all(report.stat().st_size for report in reports)
@@ -130,7 +127,7 @@ def test_a_report_is_written_through_a_link_of_the_users(tmp_path, there, capsys
     link.symlink_to(target)
     if there:
         target.touch(mode=0o600)
-    assert main(["analyze", str(source), "--html", str(link)]) == 0
+    assert main(["view", str(source), "--save", str(link)]) == 0
     assert link.is_symlink()
     assert target.read_text(encoding="utf-8").startswith(PAGE)
     assert not there or mode(target) == 0o600
@@ -151,5 +148,5 @@ def test_a_link_or_a_pipe_of_another_user_is_refused_where_all_can_write(tmp_pat
         os.mkfifo(output)
     os.lchown(output, 65534, 65534)
     os.chown(shared, 0, 0)
-    assert "of another user" in refused(capsys, "analyze", source, "--html", output)
+    assert "of another user" in refused(capsys, "view", source, "--save", output)
     assert victim.read_text() == "mine"

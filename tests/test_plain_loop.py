@@ -145,7 +145,7 @@ def test_the_record_is_that_of_a_fit(profiled, tmp_path, capsys):
     assert rank.begin.settings["strategy"] == "PlainLoop"
     assert rank.state.report.analysis.run.settings.loader.batch_size == 4
     capsys.readouterr()
-    assert cli(["summary", str(tmp_path / "forge_record")]) == 0
+    assert cli(["show", str(tmp_path / "forge_record")]) == 0
     assert "finished after" in capsys.readouterr().out
 
 

@@ -174,16 +174,16 @@ def test_a_repository_of_another_user_does_not_count(tmp_path, theirs):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("command", ["summary", "watch", "report", "compare"])
+@pytest.mark.parametrize("command", ["show", "watch", "view", "compare"])
 def test_bad_rank_files_are_said_in_one_line_and_the_others_are_read(tmp_path, command):
     record = MadeRun(ranks=7, rows=6, began=LONG_AGO, outcome="finished").write(tmp_path / "run")
     good = MadeRun(rows=6, began=LONG_AGO, outcome="finished", run="before").write(tmp_path / "before")
     for rank, kind in enumerate(KINDS, 1):
         plant(record / f"rank{rank}.jsonl", kind)
     options = {
-        "summary": [record],
+        "show": [record],
         "watch": [record, "--once"],
-        "report": [record, "--html", tmp_path / "run.html"],
+        "view": [record, "--save", tmp_path / "run.html"],
         "compare": [good, record, "--anyway"],
     }[command]
     done = forge(command, *options, preexec_fn=limited)
@@ -195,11 +195,11 @@ def test_bad_rank_files_are_said_in_one_line_and_the_others_are_read(tmp_path, c
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("command", ["summary", "watch", "report", "compare"])
+@pytest.mark.parametrize("command", ["show", "watch", "view", "compare"])
 def test_where_no_file_can_be_read_the_reason_is_said(tmp_path, command, kind, capsys):
     record = MadeRun(rows=1).write(tmp_path)
     plant(record / "rank0.jsonl", kind)
-    options = {"report": ["--html", tmp_path / "x.html"], "compare": [record], "watch": ["--once"]}.get(command, [])
+    options = {"view": ["--save", tmp_path / "x.html"], "compare": [record], "watch": ["--once"]}.get(command, [])
     for path in (record, record / "rank0.jsonl"):
         assert main([command, str(path), *map(str, options)]) == 2
         line = capsys.readouterr().err.splitlines()[-1]
@@ -209,7 +209,7 @@ def test_where_no_file_can_be_read_the_reason_is_said(tmp_path, command, kind, c
 def test_a_link_that_the_user_names_is_followed(tmp_path):
     record = MadeRun(rows=6, began=LONG_AGO, outcome="finished").write(tmp_path / "run")
     (tmp_path / "rank0.jsonl").symlink_to(record / "rank0.jsonl")
-    assert forge("summary", tmp_path / "rank0.jsonl").returncode == 0
+    assert forge("show", tmp_path / "rank0.jsonl").returncode == 0
     [trace] = INPUT_BOUND.glob("*.gz") if INPUT_BOUND.is_dir() else [INPUT_BOUND]
     (tmp_path / "mine.trace.json.gz").symlink_to(trace)
     assert analyze(tmp_path / "mine.trace.json.gz").analysis.ranks
@@ -227,6 +227,6 @@ def test_a_summary_beside_the_traces_that_is_no_file_is_said(tmp_path):
     (tmp_path / trace.name).write_bytes(trace.read_bytes())
     for content, complaint in ((b'{"schema_version":3}', "newer version"), (b"[" * 5000, "cannot be read")):
         (tmp_path / "summary.json").write_bytes(content)
-        done = forge("analyze", tmp_path, "--json")
+        done = forge("show", tmp_path, "--json")
         assert done.returncode == 0
         assert complaint in done.stdout

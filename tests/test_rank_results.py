@@ -106,57 +106,38 @@ def test_as_many_ranks_are_shown_where_the_waits_of_few_are_known(tmp_path):
 
 
 def run(*arguments):
-    command = [sys.executable, "-m", "lightning_forge_profiling", "analyze", *map(str, arguments)]
+    command = [sys.executable, "-m", "lightning_forge_profiling", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
 
-def test_map_and_reduce_from_the_command_line(tmp_path):
+def test_what_ranks_left_is_shown_without_their_traces(tmp_path):
     folder = copied("slow_rank_gpu", tmp_path)
-    done = run(folder, "--map")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [
-        "written",
-        str(folder / "rank0.summary.json"),
-        "written",
-        str(folder / "rank1.summary.json"),
-    ]
+    traces = run("show", folder, "--json")
+    results_in(folder)
     of_rank = json.loads((folder / "rank1.summary.json").read_bytes())
     assert (of_rank["rank"], of_rank["world_size"]) == (1, 2)
     columns = of_rank["collectives"]
     assert len({len(columns[name]) for name in ("call", "sequence", "start_ns", "end_ns", "step")}) == 1
     assert all(start < end for start, end in zip(columns["start_ns"], columns["end_ns"], strict=True))
-    traces = run(folder, "--json")
     for trace in folder.glob("*.trace.json*"):
         trace.unlink()
-    reduced = run(folder, "--reduce", "--html", tmp_path / "report.html")
-    assert reduced.returncode == 0, reduced.stderr
-    assert "straggler" in reduced.stdout
+    assert run("view", folder, "--save", tmp_path / "report.html").returncode == 0
     assert (tmp_path / "report.html").stat().st_size > 50_000
-    assert json.loads(run(folder, "--reduce", "--json").stdout) == json.loads(traces.stdout)
+    assert "straggler" in run("show", folder).stdout
+    assert json.loads(run("show", folder, "--json").stdout) == json.loads(traces.stdout)
+    done = run("show", folder, "--steps", "1:2")
+    assert (done.returncode, "its trace is needed for these options" in done.stderr) == (2, True)
     (folder / "rank1.summary.json").unlink()
-    said = " ".join(run(folder, "--reduce").stdout.split())
+    said = " ".join(run("show", folder).stdout.split())
     assert said.startswith("Without rank 1 of 2, which is missing and may be the cause: ")
+    assert "Without rank" not in run("show", folder / "rank0.summary.json").stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--map", "--json"), "--map goes without --json"),
-        (("--map", "--rank", "0"), "--map goes without --rank"),
-        (("--reduce", "--steps", "1:2"), "--reduce goes without --steps"),
-        (("--map", "--reduce"), "not allowed with"),
-        (("--map", "rank0.summary.json"), "what the analysis of a rank left, not its trace"),
-        (("--reduce",), "no result of a rank in this folder (looked for *.summary.json)"),
-    ],
-)
-def test_what_means_nothing_is_refused(tmp_path, arguments, said):
+def test_no_result_is_written_of_a_result(tmp_path):
     folder = copied("slow_rank_gpu", tmp_path)
-    if arguments[-1].endswith(".json"):
-        results_in(folder)
-        folder = folder / arguments[-1]
-    done = run(folder, *(each for each in arguments if not each.endswith(".json")))
-    assert done.returncode == 2
-    assert said in " ".join(done.stderr.split())
+    results_in(folder)
+    with pytest.raises(TraceError, match="what the analysis of a rank left, not its trace"):
+        write_rank_results(folder / "rank0.summary.json")
 
 
 def test_a_result_is_taken_only_of_the_same_trace_and_version(tmp_path):
@@ -201,7 +182,7 @@ def test_the_record_of_a_run_is_not_taken_for_its_window(tmp_path):
     (record / "ranks.json").write_text("{}")
     (record / "window_plan.json").write_text("{}")
     assert [rank.rank for rank in analyze(tmp_path / "logs").analysis.ranks] == [0, 1]
-    assert run(tmp_path / "logs", "--map").returncode == 0
+    write_rank_results(tmp_path / "logs")
     assert (folder / "rank0.summary.json").is_file()
 
 
@@ -220,30 +201,30 @@ def bucket():
     system.rm("/bucket", recursive=True)
 
 
-def test_traces_in_a_remote_place_are_mapped_and_reduced_there(tmp_path, bucket, capsys):
-    bucket.put(str(TRACES / "slow_rank_gpu"), "/bucket/window", recursive=True)
-    assert main(["analyze", "memory://bucket/window", "--map"]) == 0
-    assert {"rank0.summary.json", "rank1.summary.json"} <= {
-        Path(name).name for name in bucket.ls("/bucket/window", detail=False)
-    }
-    capsys.readouterr()
-    assert main(["analyze", "memory://bucket/window", "--json"]) == 0
-    whole = json.loads(capsys.readouterr().out)
-    assert main(["analyze", "memory://bucket/window", "--reduce", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == whole
-    assert (whole["verdict"], whole["source"]) == ("straggler", "memory://bucket/window")
-    assert main(["analyze", "memory://bucket/nothing", "--reduce"]) == 2
+def test_traces_in_a_remote_place_are_read_and_what_ranks_left_there_in_place_of_their_traces(tmp_path, bucket, capsys):
+    folder, place = copied("slow_rank_gpu", tmp_path), "memory://bucket/window"
+    bucket.put(str(folder), "/bucket/window", recursive=True)
+
+    def shown(*options):
+        assert main(["show", place, "--json", *options]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    whole = shown()
+    assert (whole["verdict"], whole["source"]) == ("straggler", place)
+    results_in(folder)
+    path = folder / "rank1.summary.json"
+    kept = read_rank_result(path)
+    write_rank_result(replace(kept, summary=replace(kept.summary, device="as kept")), path)
+    bucket.put(str(path), "/bucket/window/rank1.summary.json")
+    assert [rank["device"] == "as kept" for rank in shown()["ranks"]] == [False, True]
+    assert [rank["device"] == "as kept" for rank in shown("--steps", "0:1000")["ranks"]] == [False, False]
+    write_rank_result(replace(kept, package="0.0.1"), path)
+    bucket.put(str(path), "/bucket/window/rank1.summary.json")
+    assert shown() == whole
+    assert main(["view", place, "--save", str(tmp_path / "page.html")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'page.html'}: {place}\n"
+    assert main(["show", "memory://bucket/nothing"]) == 2
     assert "memory://bucket/nothing: cannot be read: FileNotFoundError" in capsys.readouterr().err
-
-
-def test_a_place_that_cannot_be_written_to_is_said(bucket, capsys, monkeypatch):
-    def refuse(*_args, **_options):
-        raise NotImplementedError("read only")
-
-    bucket.put(str(TRACES / "slow_rank_gpu" / "rank0.trace.json.gz"), "/bucket/rank0.trace.json.gz")
-    monkeypatch.setattr(type(bucket), "put_file", refuse)
-    assert main(["analyze", "memory://bucket/rank0.trace.json.gz", "--map"]) == 65
-    assert "/bucket: cannot be written to: NotImplementedError: read only" in capsys.readouterr().err
 
 
 def test_the_first_rank_reports_those_that_come_in_time_and_names_the_others(tmp_path):
@@ -283,7 +264,7 @@ def test_a_result_that_is_damaged_is_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_dask_maps_each_trace_and_all_of_them_are_reduced(tmp_path):
+def test_dask_analyses_each_trace_and_all_of_them_are_compared(tmp_path):
     folder = copied("slow_rank_gpu", tmp_path)
     example = Path(__file__).parents[1] / "examples" / "many_ranks" / "with_dask.py"
     command = [sys.executable, str(example), str(folder)]

@@ -102,7 +102,7 @@ def test_the_rank_and_the_leaf_that_the_others_wait_for_are_named(tmp_path, caps
     assert not seconds or analysis["verdict"] in MACHINE, "waits for a core lengthen any part of a step"
     assert analysis["verdict"] in {"straggler", *MACHINE}
     assert re.search(r"rank 1 works .* rank 0 works .* waits [\d.]+ ms for others", unwrapped(summary_of(folder)))
-    for output in (said, shown(["summary"], folder, capsys)):
+    for output in (said, shown(["show"], folder, capsys)):
         assert f"verdict {analysis['verdict']}: " in output
         assert analysis["verdict"] != "straggler" or title in output
     assert title in shown(["watch", "--once"], folder, capsys)
@@ -211,7 +211,7 @@ def test_watch_says_that_a_late_rank_is_not_measured(tmp_path, capsys):
     more = {"exposed_ms": None, "unmeasured_because": "no events"}
     write_ranks(record, [msgspec.structs.replace(pulse, work=replace(pulse.work, **more)) for pulse in pulses])
     assert "straggler not measured: no events" in shown(["watch", "--once"], record, capsys)
-    status = json.loads(shown(["summary", "--json"], record, capsys))["ranks"]
+    status = json.loads(shown(["show", "--json"], record, capsys))["ranks"]
     assert (status["straggler"], status["unmeasured"]) == (None, "no events")
     assert {one["own_ms"] for one in status["ranks"]} == {None}
 
@@ -359,12 +359,12 @@ def test_what_recording_added_to_a_wait_for_the_host_is_taken_off(recorded, late
 
 def test_a_running_run_is_summarized_by_all_its_ranks(tmp_path, capsys):
     record = MadeRun(ranks=3, late=2).write(tmp_path)
-    said = shown(["summary"], record, capsys)
+    said = shown(["show"], record, capsys)
     assert "verdict input-bound: the GPU waits 9.5" in said, "on all ranks, and on the late one more"
     assert "also straggler 14 % of the step" in said
     frame = shown(["watch", "--once"], record, capsys)
     assert re.search(r"also straggler, 14 % of the step: .* 5\.\d+ ms of each .* for rank 2: its data takes 15", frame)
-    content = json.loads(shown(["summary", "--json"], record, capsys))
+    content = json.loads(shown(["show", "--json"], record, capsys))
     found = {each["code"]: each["rank"] for each in content["analysis"]["findings"]}
     assert (found["straggler"], found["input-bound"]) == (2, None)
 
@@ -375,7 +375,7 @@ def test_machines_are_named_with_the_offset_of_their_clocks(tmp_path, capsys):
     shifted = re.sub(r'"at":(\d+)', lambda found: f'"at":{int(found[1]) + 5}', text)
     (record / "rank1.jsonl").write_text(shifted)
     assert "for rank 1 on node7: its data takes" in shown(["watch", "--once"], record, capsys)
-    said = shown(["summary"], record, capsys)
+    said = shown(["show"], record, capsys)
     found = re.search(r"node7 is ([\d.]+) ms ahead of rank 0's, give or take ([\d.]+)", said)
     ahead_ms, error_ms = map(float, found.groups())
     assert (ahead_ms, error_ms > 40) == (pytest.approx(5000, abs=300), True), (
@@ -401,7 +401,7 @@ def test_of_a_rank_on_another_hosts_disk_counts_what_rank_0_heard_last(tmp_path,
     pulse = Pulse(run="made-up", rank=2, world_size=3, host="node7", pid=1, number=9, at=1.0, work=late)
     write_heard(record, [LastPulse(pulse=pulse, at=1.0)])
     if outcome is None:  # it goes on
-        assert "also straggler 14 % of the step" in shown(["summary"], record, capsys)
+        assert "also straggler 14 % of the step" in shown(["show"], record, capsys)
         return
     began = monotonic()
     works = read_works(record, rank(0), 3, "made-up", 24 * 50, timeout_s=HANGS_S)

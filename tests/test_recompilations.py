@@ -231,7 +231,7 @@ def test_the_table_and_the_record_say_it(fitted, tmp_path, capsys):
     events = [line for line in record.read_text().splitlines() if '"recompilation"' in line]
     assert len(events) == 5
     assert "factor == 4" in events[-1]
-    assert main(["summary", str(record)]) == 0
+    assert main(["show", str(record)]) == 0
     assert "compile     of_values (test_recompilations.py:" in capsys.readouterr().out
 
 

@@ -23,8 +23,8 @@ from lightning_forge_profiling.callbacks.lightning_training import LightningTrai
 from lightning_forge_profiling.callbacks.run_record import RecordFolder, RunRecorder
 from lightning_forge_profiling.callbacks.run_report import run_report
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.cli.analyze import schema_json
 from lightning_forge_profiling.cli.main import main
+from lightning_forge_profiling.cli.show import schema_json
 from lightning_forge_profiling.record.reader import read_rank, read_run
 from lightning_forge_profiling.record.writer import RecordWriter, Segments, command_line, git_commit
 from lightning_forge_profiling.report.run_end import print_end
@@ -102,7 +102,7 @@ def test_a_clock_that_is_set_in_the_middle_changes_no_duration(tmp_path, monkeyp
 
     def summary():
         capsys.readouterr()
-        main(["summary", str(tmp_path), "--json"])
+        main(["show", str(tmp_path), "--json"])
         return json.loads(capsys.readouterr().out)
 
     def look(trainer, module, outputs, batch, index):
@@ -214,7 +214,7 @@ def test_each_line_follows_the_schema(run, capsys):
         assert not VALIDATOR.is_valid({**line, "at": "noon"})
         assert not VALIDATOR.is_valid({**line, "line": "other"})
     assert kinds.keys() == {"begin", "interval", "event", "state", "end"}
-    assert main(["schema", "--record"]) == 0
+    assert main(["show", "--schema", "record"]) == 0
     assert json.loads(capsys.readouterr().out) == VALIDATOR.schema
 
 

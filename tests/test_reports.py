@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from msgspec.structs import replace
 
 from lightning_forge_profiling import ForgeProfilerCallback
-from lightning_forge_profiling.cli.analyze import schema_json
+from lightning_forge_profiling.cli.show import schema_json
 from lightning_forge_profiling.diagnosis.verdict import decide
 from lightning_forge_profiling.json_layout import summary_json
 from lightning_forge_profiling.names import docs_url

@@ -644,7 +644,7 @@ def test_analyze_of_a_runs_own_folder_gives_the_runs_verdict(make_trainer, tmp_p
 
     def analyzed(*options):
         capsysbinary.readouterr()
-        assert main(["analyze", str(folder), "--json", *options]) == 0
+        assert main(["show", str(folder), "--json", *options]) == 0
         return json.loads(capsysbinary.readouterr().out)
 
     again = analyzed()

@@ -192,46 +192,37 @@ def test_without_a_window_the_end_of_a_fit_writes_no_page(tmp_path):
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_the_page_beside_the_record_and_says_of_which_run(tmp_path):
+def test_the_command_writes_the_page_and_says_of_which_run(tmp_path):
     record = MadeRun(began=LONG_AGO, outcome="finished").write(tmp_path / "logs")
     file = tmp_path / "run.html"
-    for options, page in (([], record / "report.html"), (["--html", file], file)):
-        done = forge("report", tmp_path / "logs", *options)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == f"{page}: {record}\n"
-        assert record_of(page.read_text(encoding="utf-8"))["outcome"] == "finished"
+    done = forge("view", tmp_path / "logs", "--save", file)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{file}: {record}\n"
+    assert record_of(file.read_text(encoding="utf-8"))["outcome"] == "finished"
 
 
 @pytest.mark.slow
-def test_of_a_trace_without_a_run_the_page_lies_beside_it_and_replaces_none_of_a_run(tmp_path):
+def test_of_a_trace_without_a_run_the_page_is_of_its_window(tmp_path):
     window = tmp_path / "steps_5-7"
     window.mkdir()
     trace = shutil.copy(INPUT_BOUND, window)
     for path in (tmp_path, trace):
-        done = forge("report", path)
-        assert (done.returncode, done.stdout) == (
-            0,
-            f"{window / 'report.html'}: {window if path == tmp_path else trace}\n",
-        )
-    assert len(timelines_of((window / "report.html").read_text(encoding="utf-8"))) == 1
-    of_run = page_of(MadeRun(began=LONG_AGO, rows=2), tmp_path / "run")
-    (window / "report.html").write_text(of_run, encoding="utf-8")
-    assert fails(
-        forge("report", window), "shows more than this trace and is not replaced; name another file with --html"
-    )
-    assert (window / "report.html").read_text(encoding="utf-8") == of_run
+        done = forge("view", path, "--save", window / "report.html")
+        name = window if path == tmp_path else trace
+        assert (done.returncode, done.stdout) == (0, f"{window / 'report.html'}: {name}\n")
+        assert len(timelines_of((window / "report.html").read_text(encoding="utf-8"))) == 1
 
 
 @pytest.mark.slow
 def test_what_cannot_be_read_or_written_is_refused_before_anything_is_written(tmp_path):
     record = MadeRun(began=LONG_AGO, rows=2).write(tmp_path)
-    assert fails(forge("report", record, "--html", tmp_path / "no" / "run.html"), "there is no folder ")
-    assert fails(forge("report", record, "--html", record / "rank0.jsonl"), "one would overwrite the other")
+    assert fails(forge("view", record, "--save", tmp_path / "no" / "run.html"), "there is no folder ")
+    assert fails(forge("view", record, "--save", record / "rank0.jsonl"), "one would overwrite the other")
     assert read_run(record).problems == ()
     (tmp_path / "empty").mkdir()
-    for command in ("report", "view"):
-        assert fails(forge(command, tmp_path / "none"), "none: no such file or folder")
-        done = forge(command, tmp_path / "empty")
+    for options in ((), ("--save", tmp_path / "run.html")):
+        assert fails(forge("view", tmp_path / "none", *options), "none: no such file or folder")
+        done = forge("view", tmp_path / "empty", *options)
         assert fails(done, "no record of a run in ")
         assert fails(done, "no trace in this folder")
     assert [*tmp_path.rglob("*.html")] == []

@@ -38,23 +38,23 @@ def on_terminal(columns, *arguments, **environment):
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 80, 120])
 def test_on_a_terminal_nothing_is_wider_than_it_and_no_sentence_loses_a_word(columns):
-    lines = on_terminal(columns, "analyze", INPUT_BOUND)
+    lines = on_terminal(columns, "show", INPUT_BOUND)
     read = [STYLE.sub("", line) for line in lines]
     assert max(map(width_of, read)) <= columns
-    piped = forge("analyze", INPUT_BOUND).stdout.splitlines()
+    piped = forge("show", INPUT_BOUND).stdout.splitlines()
     assert " ".join(read).startswith(piped[0]), "the verdict, in a file in one line"
     assert max(map(len, read)) > columns - 12, "what there is of the width is used"
 
 
 def test_the_verdict_and_the_totals_stand_out_on_a_terminal():
-    lines = on_terminal(80, "analyze", INPUT_BOUND)
+    lines = on_terminal(80, "show", INPUT_BOUND)
     assert lines[0].startswith("\x1b[1;33minput-bound\x1b[0m: the GPU waits")
     assert [line for line in lines if re.match(r"\x1b\[1mbusy\x1b\[0m +\x1b\[1m\d", line)]
 
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_who_wants_no_colours_gets_none(environment):
-    lines = on_terminal(60, "analyze", INPUT_BOUND, **environment)
+    lines = on_terminal(60, "show", INPUT_BOUND, **environment)
     assert "\x1b" not in "".join(lines)
     assert max(map(len, lines)) <= 60
 

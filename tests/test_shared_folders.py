@@ -237,14 +237,16 @@ def a_trace(path):
 def test_the_tensorboard_command_follows_nothing(shared, victim, tmp_path, kind, capsys):
     name = "rank0.pt.trace.json.gz"
     plant(shared, [name, f"{name}.tmp", f"{name}.part"], victim, kind)
-    assert main(["tensorboard", str(a_trace(tmp_path / "rank0.json.gz")), "--out", str(shared)]) == 0
+    assert main(["export", str(a_trace(tmp_path / "rank0.json.gz")), "--for", "tensorboard", "--out", str(shared)]) == 0
     assert read_trace(shared / name)["traceEvents"]
 
 
 def test_the_tensorboard_command_leaves_a_file_of_a_users_beside_the_copy(tmp_path, capsys):
     beside = tmp_path / "rank0.pt.trace.json.gz.tmp"
     beside.write_text("a user's")
-    assert main(["tensorboard", str(a_trace(tmp_path / "rank0.json.gz")), "--out", str(tmp_path)]) == 0
+    assert (
+        main(["export", str(a_trace(tmp_path / "rank0.json.gz")), "--for", "tensorboard", "--out", str(tmp_path)]) == 0
+    )
     assert beside.read_text() == "a user's"
 
 

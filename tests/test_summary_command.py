@@ -22,7 +22,7 @@ LONG_AGO = 1.7e9
 
 
 def summary(path, *options, **kwargs):
-    done = forge("summary", path, *options, **kwargs)
+    done = forge("show", path, *options, **kwargs)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -191,19 +191,19 @@ def test_names_in_a_record_cannot_write_to_the_terminal(tmp_path):
 
 @pytest.mark.slow
 def test_what_is_no_record_is_refused_with_what_to_do(tmp_path):
-    assert fails(forge("summary", tmp_path / "nothing"), "nothing does not exist")
-    assert fails(forge("summary", tmp_path), "no record of a run in ")
+    assert fails(forge("show", tmp_path / "nothing"), "nothing does not exist")
+    assert fails(forge("show", tmp_path), "no record of a run in ")
     assert fails(
-        forge("summary", INPUT_BOUND),
+        forge("show", INPUT_BOUND),
         "is not a record of a run (forge_record/rankN.jsonl); for traces use forge-profiling analyze",
     )
     empty = tmp_path / "forge_record"
     empty.mkdir()
-    assert fails(forge("summary", empty), "no record of a run in ")
+    assert fails(forge("show", empty), "no record of a run in ")
     (empty / "rank0.jsonl").touch()
-    assert fails(forge("summary", empty), "rank0.jsonl cannot be read as a record: it is empty")
+    assert fails(forge("show", empty), "rank0.jsonl cannot be read as a record: it is empty")
     (empty / "rank0.jsonl").write_text('{"line": "begin"}\nnonsense\n')
-    assert fails(forge("summary", empty), "rank0.jsonl cannot be read as a record: line 1: ")
+    assert fails(forge("show", empty), "rank0.jsonl cannot be read as a record: line 1: ")
 
 
 def test_a_folder_without_permission_is_said(tmp_path):
@@ -214,7 +214,7 @@ def test_a_folder_without_permission_is_said(tmp_path):
         listing = [sys.executable, "-c", "import os, sys; os.listdir(sys.argv[1])", str(closed)]
         if not subprocess.run(listing, preexec_fn=bound_by_permissions, capture_output=True, check=False).returncode:
             pytest.skip("permissions do not bind this user")
-        done = forge("summary", closed, preexec_fn=bound_by_permissions)
+        done = forge("show", closed, preexec_fn=bound_by_permissions)
         assert fails(done, f"{closed}: Permission denied")
     finally:
         closed.chmod(0o700)
@@ -224,17 +224,17 @@ def test_a_folder_without_permission_is_said(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [("summary",), ("summary", "--json"), ("watch", "--once"), ("report", "--html")])
+@pytest.mark.parametrize("arguments", [("show",), ("show", "--json"), ("watch", "--once"), ("view", "--save")])
 def test_commands_on_records_load_neither_torch_nor_numpy(tmp_path, arguments):
     record = MadeRun(began=LONG_AGO, outcome="finished").write(tmp_path)
-    file = [tmp_path / "run.html"] if "--html" in arguments else []
+    file = [tmp_path / "run.html"] if "--save" in arguments else []
     assert loaded(arguments[0], record, *arguments[1:], *file) == {"msgspec"}
     assert loaded(arguments[0], "--help") == set()
 
 
 def test_the_table_is_wrapped_in_a_narrow_terminal(tmp_path):
     record = MadeRun(began=LONG_AGO, outcome="finished").write(tmp_path)
-    with terminal("summary", record, columns=60, environment=ENVIRONMENT) as shown:
+    with terminal("show", record, columns=60, environment=ENVIRONMENT) as shown:
         assert shown.ended() == 0
     text = CODES.sub("", shown.output)
     where, *lines = text.splitlines()

@@ -54,7 +54,7 @@ def test_a_subfolder_that_cannot_be_read_is_skipped_and_named_in_one_line(closed
         pytest.skip("root, and nothing takes from it that permissions do not stop it")
     (tmp_path / "link").symlink_to(closed / "unlistable" / "rank0.trace.json")  # beside them
     (closed / "fine" / "deeper").symlink_to(closed / "unlistable" / "deeper")
-    done = forge("analyze", closed, "--json", preexec_fn=bound_by_permissions)
+    done = forge("show", closed, "--json", preexec_fn=bound_by_permissions)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["ranks"][0]["steps"] == 2
@@ -63,9 +63,9 @@ def test_a_subfolder_that_cannot_be_read_is_skipped_and_named_in_one_line(closed
         f"{closed}: skipped, cannot be read: fine/deeper (Permission denied), "
         "unenterable/rank0.trace.json (Permission denied), unlistable (Permission denied)"
     )
-    shown = forge("analyze", closed, preexec_fn=bound_by_permissions)
+    shown = forge("show", closed, preexec_fn=bound_by_permissions)
     assert sum("skipped, cannot be read" in text for text in shown.stdout.splitlines()) == 1
-    copied = forge("tensorboard", closed, "--out", tmp_path / "out", preexec_fn=bound_by_permissions)
+    copied = forge("export", closed, "--for", "tensorboard", "--out", tmp_path / "out", preexec_fn=bound_by_permissions)
     assert copied.returncode == 0
     assert "unlistable (Permission denied)" in copied.stderr
 
@@ -74,7 +74,7 @@ def test_where_nothing_else_is_there_the_error_says_what_was_skipped(closed):
     if closed is None:
         pytest.skip("root, and nothing takes from it that permissions do not stop it")
     (closed / "fine" / "rank0.trace.json").unlink()
-    done = forge("analyze", closed, preexec_fn=bound_by_permissions)
+    done = forge("show", closed, preexec_fn=bound_by_permissions)
     assert fails(done, "no trace in this folder")
     assert "unlistable (Permission denied)" in done.stderr
 
@@ -83,7 +83,7 @@ def test_only_some_of_many_are_named(tmp_path):
     for number in range(9):
         trace_in(tmp_path / f"run{number}").chmod(0o000)
     trace_in(tmp_path / "run9")
-    done = forge("analyze", tmp_path, "--json", preexec_fn=bound_by_permissions)
+    done = forge("show", tmp_path, "--json", preexec_fn=bound_by_permissions)
     for number in range(9):
         (tmp_path / f"run{number}").chmod(0o755)
     warnings = json.loads(done.stdout)["warnings"]
@@ -108,7 +108,7 @@ def test_a_name_that_is_no_text_is_one_in_the_reports(tmp_path):
     trace_in(tmp_path / "older", "rank0.trace.json")
     os.utime(tmp_path / "older" / "rank0.trace.json", (1e9, 1e9))
     (folder / os.fsdecode(b"rank1\xff.trace.json")).write_text("{")
-    done = forge("analyze", tmp_path, "--json")
+    done = forge("show", tmp_path, "--json")
     assert done.returncode == 0, done.stderr
     warnings = json.loads(done.stdout)["warnings"]
     assert any("this is the newest, run\ufffd" in warning for warning in warnings)
@@ -153,7 +153,7 @@ def test_the_work_grows_as_the_number_of_files_does(folder, tmp_path):
 def test_a_trace_whose_name_holds_a_line_break_is_found(name, tmp_path):
     trace_in(tmp_path, name)
     assert find_traces(tmp_path)[0] == (tmp_path / name,)
-    done = forge("analyze", tmp_path)
+    done = forge("show", tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_forge_profiling.cli.analyze import schema_json
+from lightning_forge_profiling.cli.show import schema_json
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.json_layout import summary_json
 from lightning_forge_profiling.pipeline import analyze

@@ -69,7 +69,7 @@ def forge(capsys, *arguments):
     return code, out, "".join(line for line in err.splitlines(keepends=True) if not line.startswith(progress))
 
 
-def refused(capsys, path, complaint, command=("analyze",)):
+def refused(capsys, path, complaint, command=("show",)):
     """One line on stderr with the file and what is wrong, and exit code 2."""
     code, out, err = forge(capsys, *command, path)
     assert (code, out) == (2, ""), err
@@ -394,7 +394,7 @@ def test_an_event_that_cannot_be_is_left_out_with_one_warning(absurd, base, tmp_
     path = written(tmp_path, trace)
 
     assert figures(the_rank(path)) == sound
-    code, out, err = forge(capsys, "analyze", path)
+    code, out, err = forge(capsys, "show", path)
     assert (code, err) == (0, "")
     assert out.count("1 event is ") == 1
 
@@ -412,7 +412,7 @@ def test_arguments_of_wrong_types_do_not_cost_the_time_of_their_event(args, tmp_
     path = written(tmp_path, trace)
 
     assert the_rank(path).gpu.busy_ms_per_step == pytest.approx(0.56)
-    code, out, err = forge(capsys, "analyze", path)
+    code, out, err = forge(capsys, "show", path)
     assert (code, err) == (0, "")
     assert out.count("read without their arguments") == (args is not None)
 
@@ -496,7 +496,7 @@ def test_what_cannot_be_read_at_all_is_one_line_and_exit_code_2(tmp_path, capsys
     os.mkfifo(tmp_path / "pipe")
     assert refused(capsys, tmp_path / "pipe", "neither a file nor a folder")
     (tmp_path / "rank0.trace.json").symlink_to("/proc/self/mem")  # opens, and fails when it is read
-    for command in (["analyze"], ["tensorboard", "--out", str(tmp_path / "out")]):
+    for command in (["show"], ["export", "--for", "tensorboard", "--out", str(tmp_path / "out")]):
         code, out, err = forge(capsys, *command, tmp_path / "rank0.trace.json")
         assert (code, out) == (2, "")
         assert re.fullmatch(r"forge-profiling: /proc/\d+/mem: Input/output error\n", err), "what the link leads to"
@@ -524,7 +524,7 @@ def test_ranks_whose_files_are_whole_are_judged_beside_one_that_is_cut_off(tmp_p
 
 def test_a_process_of_its_own_ends_without_a_traceback(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "lightning_forge_profiling", "analyze", written(tmp_path, b'{"traceEvents": [{"ph')],
+        [sys.executable, "-m", "lightning_forge_profiling", "show", written(tmp_path, b'{"traceEvents": [{"ph')],
         capture_output=True, text=True, check=False, cwd=CHECKOUT,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
@@ -540,7 +540,7 @@ def test_a_folder_with_bad_files_still_reports_the_others(tmp_path, capsys):
     written(tmp_path, gzip.compress(made.kineto(trace).encode())[:-30], "rank2.trace.json.gz")
     (tmp_path / "rank3.trace.json").symlink_to("/proc/self/mem")
 
-    code, out, err = forge(capsys, "analyze", tmp_path, "--json")
+    code, out, err = forge(capsys, "show", tmp_path, "--json")
 
     assert (code, err) == (0, "")
     summary = json.loads(out)
@@ -647,7 +647,7 @@ def test_gzip_data_is_read_up_to_its_cut_and_refused_where_it_is_damaged(tmp_pat
     middle = len(packed) * 3 // 4
     path = written(tmp_path, bytes(packed[:middle]), "cut.json.gz")
     assert rows(read_trace(path)) > 0.6 * events
-    code, out, err = forge(capsys, "analyze", path)
+    code, out, err = forge(capsys, "show", path)
     assert (code, err) == (65, "")
     assert out.count("damaged gzip data") == 1
     for content in (packed[:middle] + bytes(1000) + packed[middle + 1000 :], packed + b"junk"):
@@ -661,7 +661,7 @@ def test_a_cut_through_a_large_trace_says_where(tmp_path, capsys):
     assert len(large) > 12 << 20
     cut = large[: len(large) - 3 * len(events) // 2]
     path = written(tmp_path, cut)
-    code, out, err = forge(capsys, "analyze", path, "--json")
+    code, out, err = forge(capsys, "show", path, "--json")
     assert (code, err) == (65, "")
     (warning,) = [text for text in json.loads(out)["warnings"] if "the file ends" in text]
     assert warning == f"trace.json: the file ends in the middle of an event, at byte {len(cut)}"
@@ -701,7 +701,9 @@ def run_limited(code, *arguments):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", [b" ", EVENT], ids=["spaces", "events"])
-@pytest.mark.parametrize("command", [["analyze"], ["tensorboard", "--out", "out"]], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "command", [["show"], ["export", "--for", "tensorboard", "--out", "out"]], ids=lambda words: words[0]
+)
 def test_a_small_gzip_that_unpacks_without_end_is_stopped(command, piece, tmp_path):
     path = bomb(tmp_path / "rank0.trace.json.gz", piece, 400)
     assert path.stat().st_size < 2_500_000

@@ -135,7 +135,7 @@ def test_columns_stay_where_they_are_as_numbers_grow(tmp_path):
 def test_progress_and_time_left_are_shown_where_they_are_known(tmp_path, run, says):
     record = run.write(tmp_path)
     assert forge("watch", record, "--once").stdout.splitlines()[1] == says
-    done = forge("summary", record)
+    done = forge("show", record)
     assert (says.removeprefix("running: ") in done.stdout.splitlines()) == (run.batches is not None)
 
 
@@ -161,7 +161,7 @@ def test_a_silent_run_says_for_how_long_and_what_was_usual(tmp_path):
 
 def test_piped_sentences_obey_columns_if_it_is_set(tmp_path):
     record = MadeRun(ranks=3, late=2).write(tmp_path / ("long" * 20))
-    for command in (["watch", record, "--once"], ["summary", record]):
+    for command in (["watch", record, "--once"], ["show", record]):
         lines = forge(*command, environment={"COLUMNS": "50"}).stdout.splitlines()
         assert lines[0] == str(record), "a path is whole"
         assert max(map(len, lines[1:])) <= 50

@@ -50,7 +50,7 @@ def reader_of(path, started):
 
 
 @several_cores
-@pytest.mark.parametrize("command", [["analyze"], ["compare", "."]], ids=lambda words: words[0])
+@pytest.mark.parametrize("command", [["show"], ["compare", "."]], ids=lambda words: words[0])
 def test_a_killed_process_is_exit_code_2_with_the_name_of_its_rank(command, ranks):
     started = subprocess.Popen(
         [*COMMAND, *command, str(ranks)],
@@ -69,7 +69,7 @@ def test_a_killed_process_is_exit_code_2_with_the_name_of_its_rank(command, rank
 @pytest.mark.usefixtures("_signals_act")
 def test_control_c_ends_the_processes_without_a_word_of_theirs(ranks):
     started = subprocess.Popen(
-        [*COMMAND, "analyze", str(ranks)],
+        [*COMMAND, "show", str(ranks)],
         env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     reader = reader_of(ranks / "rank1.trace.json.gz", started)

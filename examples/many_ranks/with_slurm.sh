@@ -6,9 +6,10 @@
 # Each of the array's tasks takes every TASKS-th trace. The folder is one that all nodes see.
 set -euo pipefail
 folder=$1 tasks=${TASKS:-16}
-mapped=$(sbatch --parsable --job-name=map-ranks --array="0-$((tasks - 1))" --cpus-per-task=1 --wrap="
+each=$(sbatch --parsable --job-name=each-rank --array="0-$((tasks - 1))" --cpus-per-task=1 --wrap="
     for trace in \$(ls $folder/rank*.trace.json.gz | awk \"NR % $tasks == \$SLURM_ARRAY_TASK_ID\"); do
-        forge-profiling analyze \"\$trace\" --map
+        python -c 'import pathlib, sys; from lightning_forge_profiling.pipeline import write_rank_results as write
+write(pathlib.Path(sys.argv[1]))' \"\$trace\"
     done")
-sbatch --job-name=reduce-ranks --dependency="afterok:$mapped" \
-    --wrap="forge-profiling analyze $folder --reduce --html $folder/report.html"
+sbatch --job-name=compare-ranks --dependency="afterok:$each" \
+    --wrap="forge-profiling view $folder --save $folder/report.html"

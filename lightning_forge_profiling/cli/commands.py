@@ -65,10 +65,6 @@ class Command:
 
 
 _RUN: Final = argument("run_path", type=Path, metavar="RUN", help="a record, its folder, or any folder above it")
-_COPIES: Final = (
-    argument("path", type=Path, metavar="PATH", help="a trace or a folder with one per rank"),
-    option("--out DIR", Path, "folder to write to, created if needed", required=True),
-)
 _SEVERAL: Final[dict[str, Any]] = {"action": "append", "default": []}
 
 COMMANDS: Final = (
@@ -123,20 +119,6 @@ process, so exit code, signals, input and output are its own. The table at the e
         ),
     ),
     Command(
-        name="summary",
-        does="watch.summary",
-        help="print the table of a run that is running, has ended or was killed",
-        description="Print the status of a run and its table, from the record that it writes during training.",
-        examples="""\
-  forge-profiling summary lightning_logs/
-  forge-profiling summary lightning_logs/version_3 --json | jq '.metrics["time/step_ms"]'
-""",
-        arguments=(
-            _RUN,
-            flag("--json", "print only JSON, with the same content"),
-        ),
-    ),
-    Command(
         name="watch",
         does="watch.watch",
         help="show a run live, from another terminal or node",
@@ -179,115 +161,69 @@ process, so exit code, signals, input and output are its own. The table at the e
         ),
     ),
     Command(
-        name="report",
-        does="report.report",
-        help="write a whole run as one web page",
-        description="Write a run as one web page that works offline: verdict, split of the step and of the run, step "
-        "time, rates and GPU over time, events, ranks, and the recorded window if there is one.",
+        name="show",
+        does="show.show",
+        help="print what bounds a run, and its numbers, from its record or its traces",
+        description="Print the table of a run that is running, has ended or was killed, from the record that it\n"
+        "writes; or what bounds the steps of a trace, and the numbers behind it.",
         examples="""\
-  forge-profiling report lightning_logs/                     writes report.html beside the newest run's record
-  forge-profiling report lightning_logs/version_3 --html run.html
+  forge-profiling show lightning_logs/                   the newest run
+  forge-profiling show lightning_logs/version_3 --json | jq '.metrics["time/step_ms"]'
+  forge-profiling show rank0.trace.json.gz
+  forge-profiling show lightning_logs/version_0/profiler_traces --rank 3 --steps 6:8 --sort self_host --top 30
+  forge-profiling show s3://bucket/window --markdown > summary.md
 """,
         arguments=(
             argument(
                 "path",
-                type=Path,
+                nargs="?",
                 metavar="PATH",
-                help="a record, its folder, or any folder above it; or a trace without one",
+                help="a record, a trace (JSON or gzip), or a folder; with both in it, the newest record",
             ),
-            option("--html FILE", Path, "write this file instead of report.html beside the record or trace"),
-        ),
-    ),
-    Command(
-        name="analyze",
-        does="analyze.analyze",
-        help="find what bounds a run, and show the numbers",
-        description="Find what bounds a run: print the verdict and the numbers behind it, and write reports.",
-        examples="""\
-  forge-profiling analyze lightning_logs/                verdict and tables of all ranks
-  forge-profiling analyze rank0.trace.json.gz --json | jq '.ranks[0].gpu.busy_pct'
-  forge-profiling analyze lightning_logs/ --html report.html --markdown summary.md
-  forge-profiling analyze lightning_logs/ --rank 3 --steps 6:8 --sort self_host --top 30
-  forge-profiling analyze lightning_logs/ --anonymize --html report.html        to share with others
-  forge-profiling analyze s3://bucket/window/rank3.trace.json.gz --map          on any machine, for each rank
-  forge-profiling analyze s3://bucket/window --reduce --html report.html        then all ranks, without the traces
-""",
-        arguments=(
-            argument(
-                "path",
-                metavar="PATH",
-                help="a trace (JSON or gzip) or a folder with one per rank, also as a URL of fsspec",
-            ),
-            flag("--json", "print summary.json and nothing else"),
-            option("--html FILE", Path, "write the report with the timeline"),
-            option("--markdown FILE", Path, "write the report as Markdown"),
-            option("--rank N", shared.at_least(0), "only this rank, without the measurements of the whole run"),
-            option("--steps A:B", shared.step_range, "only steps A to B-1, without the measurements of the whole run"),
-            argument(
-                "--sort",
-                choices=SORTS,
-                help="also print the operators, in this order (reports: self_device, or self_host without GPU work)",
-            ),
-            option("--top N", shared.at_least(1), f"number of kernels and operators (default: {_TOP} in the reports)"),
-            flag("--anonymize", "leave out hosts, users, paths and process ids, for sharing"),
             either(
-                flag("--map", "only write rankN.summary.json beside the trace of each rank"),
-                flag("--reduce", "compare all ranks by these files, without the traces"),
+                flag("--json", "print JSON and nothing else: of traces, summary.json"),
+                flag("--markdown", "print Markdown and nothing else"),
+                argument(
+                    "--schema",
+                    nargs="?",
+                    const="summary",
+                    choices=("summary", "record"),
+                    help="print the JSON Schema of summary.json, or of a line of a record",
+                ),
             ),
+            option("--rank N", shared.at_least(0), "of traces: only this rank, without the measurements of the run"),
+            option("--steps A:B", shared.step_range, "of traces: only steps A to B-1, without those measurements"),
+            argument("--sort", choices=SORTS, help="of traces: also print the operators, in this order"),
+            option("--top N", shared.at_least(1), f"of traces: number of kernels and operators (in JSON: {_TOP})"),
         ),
     ),
     Command(
-        name="what-if",
-        does="compare.what_if",
-        help="predict the step of a trace with something changed, and what would bound it then",
-        description="Play the recorded steps of a trace again with something changed: how long would a step take,\n"
-        "and what would bound it? Needs GPU work. Several changes are made together.",
+        name="view",
+        does="view.view",
+        help="open a run or a trace as one web page, or write it; or open a trace in Perfetto",
+        description="Open the page of a run or a trace in the browser, created now if there is none, or write it to a\n"
+        "file, which works offline; or serve a trace once, from this machine only, to ui.perfetto.dev.",
         examples="""\
-  forge-profiling what-if rank0.trace.json.gz --without syncs
-  forge-profiling what-if lightning_logs/ --drop aten::item --drop aten::nonzero
-  forge-profiling what-if lightning_logs/ --graphs forward,backward
-  forge-profiling what-if lightning_logs/ --equal-ranks --overlap-comm
-  forge-profiling what-if lightning_logs/ --scale matmul=0.5 --json | jq .after_ms
+  forge-profiling view lightning_logs/                   the page of the newest run, also without a trace
+  forge-profiling view lightning_logs/version_3 --save run.html
+  forge-profiling view --perfetto rank0.trace.json.gz    the trace at ui.perfetto.dev, which runs in the browser alone
+
+For a trace on a remote machine, forward the port (ssh -L 9001:127.0.0.1:9001 HOST), run there with --no-browser, and
+open the printed address here.
 """,
         arguments=(
-            argument("path", type=Path, metavar="PATH", help="a trace (JSON or gzip) or a folder with one per rank"),
-            option(
-                "--drop NAME",
-                str,
-                "without this operator or named range, and the work that it launches; may be repeated",
-                **_SEVERAL,
-            ),
-            argument(
-                "--without",
-                choices=_WITHOUT,
-                help="without waits for the GPU, without operators that wait for it (.item(), .cpu()), without "
-                "cudaMalloc and cudaFree, without waits for data, or without pageable memory (pinned instead); may be "
-                "repeated",
-                **_SEVERAL,
+            argument("path", metavar="PATH", help="report.html, a trace, a record, or a folder with any of them"),
+            either(
+                option("--save FILE", Path, "write the page of the run or trace as it is now, and open nothing"),
+                flag("--perfetto", "show the trace itself, at https://ui.perfetto.dev"),
             ),
             option(
-                "--graphs A,B",
-                shared.regions,
-                f"with the launches of these regions as one, as by CUDA graphs: {','.join(shared.GRAPHS)}",
-                default=(),
+                "--port N",
+                shared.port,
+                "port to serve on (default: 9001; the page connects to 9001 only, so another must be forwarded to it)",
+                default=9001,
             ),
-            option(
-                "--scale KIND=X",
-                shared.scale,
-                "kernels of a kind or category (matmul, comm, elementwise, ...) take X times as long; may be repeated",
-                **_SEVERAL,
-            ),
-            flag("--bf16", "in bf16 autocast instead of float32, by the GPU's peaks"),
-            flag("--fuse", "element-wise kernels, copies and fills are fused"),
-            flag("--overlap-comm", "nothing waits for communication"),
-            flag("--equal-ranks", "each rank is as fast as the fastest"),
-            option("--rank N", shared.at_least(0), "only this rank"),
-            option(
-                "--live-ms MS",
-                shared.positive,
-                "the step without recording, which slows the host (default: what summary.json beside the trace says)",
-            ),
-            flag("--json", "print the numbers as JSON and nothing else"),
+            flag("--no-browser", "print the address instead of opening it"),
         ),
     ),
     Command(
@@ -348,59 +284,75 @@ Traces are compared by the medians of their whole steps, of which each side need
         ),
     ),
     Command(
-        name="tensorboard",
-        does="analyze.tensorboard",
-        help="write copies that TensorBoard's profiler plugin reads correctly",
-        description="Write copies of traces that TensorBoard's profiler plugin (torch-tb-profiler 0.4.3)\n"
-        "reads correctly, named rankN.pt.trace.json.gz.",
+        name="what-if",
+        does="compare.what_if",
+        help="predict the step of a trace with something changed, and what would bound it then",
+        description="Play the recorded steps of a trace again with something changed: how long would a step take,\n"
+        "and what would bound it? Needs GPU work. Several changes are made together.",
         examples="""\
-  forge-profiling tensorboard lightning_logs/version_0/profiler_traces --out plugin
-  tensorboard --logdir plugin
-""",
-        arguments=_COPIES,
-    ),
-    Command(
-        name="view",
-        does="report.view",
-        help="open the HTML report, or the trace in Perfetto",
-        description="Open the page of a run or a trace in the browser, created now if there is none;\n"
-        "or serve a trace once, from this machine only, to ui.perfetto.dev.",
-        examples="""\
-  forge-profiling view lightning_logs/                   the page of the newest run, also without a trace
-  forge-profiling view --perfetto rank0.trace.json.gz    the trace at ui.perfetto.dev, which runs in the browser alone
-
-For a trace on a remote machine, forward the port (ssh -L 9001:127.0.0.1:9001 HOST), run there with --no-browser, and
-open the printed address here.
+  forge-profiling what-if rank0.trace.json.gz --without syncs
+  forge-profiling what-if lightning_logs/ --drop aten::item --drop aten::nonzero
+  forge-profiling what-if lightning_logs/ --graphs forward,backward
+  forge-profiling what-if lightning_logs/ --equal-ranks --overlap-comm
+  forge-profiling what-if lightning_logs/ --scale matmul=0.5 --json | jq .after_ms
 """,
         arguments=(
-            argument(
-                "path", type=Path, metavar="PATH", help="report.html, a trace, a record, or a folder with any of them"
-            ),
-            flag("--perfetto", "show the trace itself, at https://ui.perfetto.dev"),
+            argument("path", type=Path, metavar="PATH", help="a trace (JSON or gzip) or a folder with one per rank"),
             option(
-                "--port N",
-                shared.port,
-                "port to serve on (default: 9001; the page connects to 9001 only, so another must be forwarded to it)",
-                default=9001,
+                "--drop NAME",
+                str,
+                "without this operator or named range, and the work that it launches; may be repeated",
+                **_SEVERAL,
             ),
-            flag("--no-browser", "print the address instead of opening it"),
+            argument(
+                "--without",
+                choices=_WITHOUT,
+                help="without waits for the GPU, without operators that wait for it (.item(), .cpu()), without "
+                "cudaMalloc and cudaFree, without waits for data, or without pageable memory (pinned instead); may be "
+                "repeated",
+                **_SEVERAL,
+            ),
+            option(
+                "--graphs A,B",
+                shared.regions,
+                f"with the launches of these regions as one, as by CUDA graphs: {','.join(shared.GRAPHS)}",
+                default=(),
+            ),
+            option(
+                "--scale KIND=X",
+                shared.scale,
+                "kernels of a kind or category (matmul, comm, elementwise, ...) take X times as long; may be repeated",
+                **_SEVERAL,
+            ),
+            flag("--bf16", "in bf16 autocast instead of float32, by the GPU's peaks"),
+            flag("--fuse", "element-wise kernels, copies and fills are fused"),
+            flag("--overlap-comm", "nothing waits for communication"),
+            flag("--equal-ranks", "each rank is as fast as the fastest"),
+            option("--rank N", shared.at_least(0), "only this rank"),
+            option(
+                "--live-ms MS",
+                shared.positive,
+                "the step without recording, which slows the host (default: what summary.json beside the trace says)",
+            ),
+            flag("--json", "print the numbers as JSON and nothing else"),
         ),
     ),
     Command(
-        name="anonymize",
-        does="analyze.anonymize",
-        help="write copies of traces that can be shared",
-        description="Write copies of traces without names of hosts and users, absolute paths, process ids,\n"
-        "identifiers of GPUs, command lines and environment. Names of operators, kernels, modules,\n"
-        "functions and regions stay.",
+        name="export",
+        does="export.export",
+        help="write copies of traces, for TensorBoard's profiler plugin or to share",
+        description="Write copies of traces: for TensorBoard's profiler plugin (torch-tb-profiler 0.4.3), which reads\n"
+        "PyTorch's own wrongly; or for sharing, without names of hosts and users, absolute paths, process ids,\n"
+        "identifiers of GPUs, command lines and environment. Names of operators, kernels and modules stay.",
         examples="""\
-  forge-profiling anonymize lightning_logs/ --out share           then check the files in share/ and attach them
-  forge-profiling anonymize rank0.trace.json.gz --out share
-  forge-profiling analyze share --html share/report.html          a report of the copies alone
-
-docs/sharing.md lists what is removed and what a copy still contains.
+  forge-profiling export lightning_logs/ --for sharing --out share          then check the files, and attach them
+  forge-profiling export lightning_logs/ --for tensorboard --out plugin     then tensorboard --logdir plugin
 """,
-        arguments=_COPIES,
+        arguments=(
+            argument("path", type=Path, metavar="PATH", help="a trace or a folder with one per rank"),
+            argument("--for", choices=("tensorboard", "sharing"), dest="purpose", required=True, help="who reads them"),
+            option("--out DIR", Path, "folder to write to, created if needed", required=True),
+        ),
     ),
     Command(
         name="crossover",
@@ -411,8 +363,8 @@ docs/sharing.md lists what is removed and what a copy still contains.
         examples="""\
   forge-profiling crossover --html crossover.html
   forge-profiling crossover --ops matmul,softmax --sizes 64:4096 --dtype bfloat16 --html bf16.html
-  forge-profiling crossover --json h100.json                        measure on the machine with the GPU,
-  forge-profiling crossover --from h100.json --html crossover.html  draw on another
+  forge-profiling crossover --json h100.json                          measure on the machine with the GPU,
+  forge-profiling crossover --from h100.json --html crossover.html    draw on another
 
 CUDA_VISIBLE_DEVICES chooses the GPU, OMP_NUM_THREADS the number of CPU threads. Without options it takes one to two
 minutes.
@@ -440,14 +392,5 @@ minutes.
             option("--json FILE", shared.file_or_dash, "write all numbers as JSON; - prints them and nothing else"),
             option("--html FILE", shared.file, "write a page with plots and tables"),
         ),
-    ),
-    Command(
-        name="schema",
-        does="analyze.schema",
-        help="print the JSON Schema of summary.json, or of a record's lines",
-        description="Print the JSON Schema (2020-12) of summary.json, which is also what analyze --json prints.",
-        examples="  forge-profiling schema > summary.schema.json\n"
-        "  forge-profiling schema --record > record.schema.json",
-        arguments=(flag("--record", "that of a line of forge_record/rankN.jsonl instead"),),
     ),
 )

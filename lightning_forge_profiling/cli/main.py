@@ -29,13 +29,12 @@ _BROKEN_PIPE = 141
 _EXAMPLES = """\
   forge-profiling run train.py --lr 0.1
   forge-profiling watch lightning_logs/
-  forge-profiling summary lightning_logs/version_3 --json
   forge-profiling trace lightning_logs/ --wait
-  forge-profiling analyze lightning_logs/version_0/profiler_traces
-  forge-profiling analyze rank0.trace.json.gz --html report.html
+  forge-profiling show lightning_logs/
+  forge-profiling show rank0.trace.json.gz --json
   forge-profiling what-if lightning_logs/ --graphs forward,backward
   forge-profiling compare before/ after/ --fail-over 5
-  forge-profiling view lightning_logs/version_0/profiler_traces
+  forge-profiling view lightning_logs/ --save run.html
   forge-profiling crossover --html crossover.html
 
 exit codes: 0 success, 1 a metric is worse than the limit, 2 bad input, 3 too noisy or too short to decide,

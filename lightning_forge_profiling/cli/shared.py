@@ -23,8 +23,6 @@ from lightning_forge_profiling.safe_files import write_whole
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from lightning_forge_profiling.record.reader import RunRecord
-
 _T = TypeVar("_T")
 
 
@@ -173,20 +171,6 @@ def any_at(find: Callable[[Path], Sequence[_T]], path: Path) -> Sequence[_T]:
         return find(path)
     except ForgeProfilingError:
         return ()
-
-
-def find_record(path: Path) -> tuple[Path, str]:
-    """Folder of the newest record at a path, and its name for messages."""
-    from lightning_forge_profiling.record.reader import records_at  # noqa: PLC0415  (loads msgspec)
-
-    newest, *others = records_at(path)
-    return newest, f"{newest} (newest of {len(others) + 1} records)" if others else str(newest)
-
-
-def warn_of_problems(record: "RunRecord") -> None:
-    """Print what could not be read, as one line on standard error."""
-    if record.problems:
-        warn("; ".join(record.problems))
 
 
 _LAST_PORT = 65_535

@@ -1,4 +1,4 @@
-"""`forge-profiling watch`, `summary` and `trace`: a run, live or so far, by its record; has it record some steps."""
+"""`forge-profiling watch` and `trace`: a run, live, by its record; has it record some steps."""
 
 import argparse
 import io
@@ -17,12 +17,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, TextIO
 
-from lightning_forge_profiling.cli.shared import Progress, find_record, say, warn_of_problems, wraps, write_as_json
+from lightning_forge_profiling.cli.shared import Progress, say, wraps
+from lightning_forge_profiling.cli.sources import find_record, warn_of_problems
 from lightning_forge_profiling.errors import ForgeProfilingError
 from lightning_forge_profiling.names import REPORT_HTML, trace_name
 from lightning_forge_profiling.record.files import read_plan, withdraw_request, write_request
 from lightning_forge_profiling.record.reader import Follower, RecordError, RunRecord, read_run
-from lightning_forge_profiling.report.live_view import View, print_frame, print_summary, run_summary
+from lightning_forge_profiling.report.live_view import View, print_frame, print_summary
 from lightning_forge_profiling.report.ranks import ranks_of
 from lightning_forge_profiling.report.run_status import status_of
 from lightning_forge_profiling.report.screen import Screen, Text, shown_width
@@ -117,18 +118,6 @@ def _printed(print_on: Callable[[Screen], None]) -> str:
     print_on(Screen(text, wrap=wraps(), colours=Screen(sys.stdout).colours))
     text.flush()
     return buffer.getvalue().decode(encoding)
-
-
-def summary(args: argparse.Namespace) -> int:
-    """Print a run so far."""
-    folder, where = find_record(args.run_path)
-    record = read_run(folder)
-    if args.json:
-        write_as_json(run_summary(record, time.time()))
-    else:
-        print_summary(record, where, time.time(), Screen(wrap=wraps()))
-    warn_of_problems(record)
-    return 0
 
 
 def trace(args: argparse.Namespace) -> int:

@@ -28,7 +28,7 @@ def print_profiler_summary(
     Call it after the profiler's `with` block. The trace goes to `trace_dir/rankN.trace.json.gz`, the reports
     (`summary.json`, `summary.md`, `report.html`) beside it. If the profiler has exported its trace already, as with
     `on_trace_ready=tensorboard_trace_handler(trace_dir)`, the traces in `trace_dir` are analysed. With several ranks
-    each writes its trace, and rank 0 reports on its own; `forge-profiling analyze trace_dir` compares all of them.
+    each writes its trace, and rank 0 reports on its own; `forge-profiling show trace_dir` compares all of them.
 
     Args:
         prof: a `torch.profiler.profile` that has stopped.

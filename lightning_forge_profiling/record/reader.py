@@ -363,7 +363,7 @@ def records_at(path: Path) -> tuple[Path, ...]:
         path = path.resolve()
         if record_part(path.name) is None:
             raise RecordError(
-                f"{path} is not a record of a run ({RECORD_FOLDER}/rankN.jsonl); for traces use forge-profiling analyze"
+                f"{path} is not a record of a run ({RECORD_FOLDER}/rankN.jsonl); for traces use forge-profiling show"
             )
         return (path.parent,)
     if not path.exists():

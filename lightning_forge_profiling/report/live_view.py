@@ -1,4 +1,4 @@
-"""A run on the terminal, from its record: a frame of `forge-profiling watch`, and `forge-profiling summary`."""
+"""A run on the terminal, from its record: a frame of `forge-profiling watch`, and `forge-profiling show`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

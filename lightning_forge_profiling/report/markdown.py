@@ -317,6 +317,6 @@ def _how_to_view(analysis: Analysis) -> Iterator[str]:
     yield f"- The report with the timeline: {code(f'forge-profiling view {source}')}"
     yield f"- The trace in [Perfetto](https://ui.perfetto.dev): {code(f'forge-profiling view --perfetto {trace}')}"
     yield (
-        f"- TensorBoard: {code(f'forge-profiling tensorboard {source} --out plugin')}, then "
+        f"- TensorBoard: {code(f'forge-profiling export {source} --for tensorboard --out plugin')}, then "
         "`tensorboard --logdir plugin`, tab *PyTorch Profiler*"
     )

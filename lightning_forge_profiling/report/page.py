@@ -238,7 +238,7 @@ class ReportPaths:
     """Where the reports of one analysis lie.
 
     Attributes:
-        summary_json: everything, for programs; `forge-profiling schema` describes it.
+        summary_json: everything, for programs; `forge-profiling show --schema` describes it.
         summary_markdown: for a pull request or an editor.
         html: with the timeline, for a browser.
     """

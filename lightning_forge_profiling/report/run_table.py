@@ -1,4 +1,4 @@
-"""What the whole table of a run says, as `summary` and a notebook show it: verdict, split of the step, rates, files."""
+"""What the whole table of a run says, as `show` and a notebook show it: verdict, split of the step, rates, files."""
 
 import io
 import os

@@ -286,7 +286,7 @@ function footer(summary) {
     summary.ranks.length > 0 && element("ul", null,
       element("li", null, "Perfetto: open ", element("a", { href: "https://ui.perfetto.dev", target: "_blank", rel: "noopener noreferrer" }, "ui.perfetto.dev"),
         " and drop the file on it, or run ", element("code", null, "forge-profiling view --perfetto PATH"), "."),
-      element("li", null, "TensorBoard: ", element("code", null, "forge-profiling tensorboard PATH --out DIR"), ", then ",
+      element("li", null, "TensorBoard: ", element("code", null, "forge-profiling export PATH --for tensorboard --out DIR"), ", then ",
         element("code", null, "tensorboard --logdir DIR"), ".")),
     files.length > 0 && element("p", { class: "muted" }, `Files: ${files.join(", ")}`),
     element("p", { class: "muted" }, `Schema version ${summary.schema_version} of summary.json, which holds every number shown here.`));

@@ -1,4 +1,4 @@
-"""`forge-profiling report` and `view`: a run or a trace as one web page; the page, or Perfetto, in the browser."""
+"""`forge-profiling view`: a run or a trace as one web page, in a file or the browser; or a trace in Perfetto."""
 
 import argparse
 import contextlib
@@ -10,9 +10,7 @@ import sys
 import tempfile
 import time
 import webbrowser
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from hmac import compare_digest
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,94 +18,26 @@ from pathlib import Path
 from secrets import token_urlsafe
 from typing import Any, cast
 
-from lightning_forge_profiling.cli.shared import (
-    Progress,
-    any_at,
-    find_record,
-    refuse_bad_outputs,
-    say,
-    warn,
-    warn_of_problems,
-    write_output,
-)
-from lightning_forge_profiling.errors import ConfigurationError, TraceError
+from lightning_forge_profiling.cli.shared import any_at, refuse_bad_outputs, say, warn, write_output
+from lightning_forge_profiling.cli.sources import analyze_place, record_or_traces, warn_of_problems
+from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.kineto.files import find_traces
 from lightning_forge_profiling.names import REPORT_HTML
-from lightning_forge_profiling.record.reader import RecordError, read_run, records_at
+from lightning_forge_profiling.record.reader import read_run, records_at
 from lightning_forge_profiling.report.page import record_of, report_page
 from lightning_forge_profiling.report.run_page import run_page
 from lightning_forge_profiling.safe_files import open_regular, read_regular, write_whole
 
 
-def report(args: argparse.Namespace) -> int:
-    """Write a page."""
-    source = _source_at(args.path)
-    file = args.html or source.folder / REPORT_HTML
-    refuse_bad_outputs({"--html": file}, [(str(args.path), each) for each in source.files])
-    if args.html is None and not source.is_run and file.is_file() and _has_run(file):
-        raise ConfigurationError(
-            f"{file} shows more than this trace and is not replaced; name another file with --html"
-        )
-    write_output(file, source.page().encode(errors="replace"))
-    say(f"{file}: {source.name}")
-    return 0
-
-
-@dataclass(frozen=True, slots=True)
-class _PageSource:
-    """What a page is made of: the record of a run, or traces."""
-
-    folder: Path
-    name: str  # for messages
-    files: tuple[Path, ...]
-    page: Callable[[], str]  # makes it
-    is_run: bool
-
-
-def _source_at(path: Path) -> _PageSource:
-    """The newest record at a path, or the newest traces if it has no record."""
-    try:
-        folder, name = find_record(path)
-    except RecordError as no_record:
-        if path.suffix == ".jsonl":
-            raise
-        try:
-            traces = find_traces(path)[0]
-        except TraceError as no_trace:
-            raise (TraceError(f"{no_record}; {no_trace}") if path.is_dir() else no_trace) from None
-        window = traces[0].parent
-        return _PageSource(
-            window, str(path if path.is_file() else window), traces, lambda: _page_of_traces(path), is_run=False
-        )
-    record = read_run(folder)
-
-    def page() -> str:
-        warn_of_problems(record)
-        return run_page(record, time.time())
-
-    return _PageSource(folder, name, tuple(rank.path for rank in record.ranks), page, is_run=True)
-
-
-def _page_of_traces(path: Path) -> str:
-    from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
-
-    with Progress() as progress:
-        result = analyze(path, progress=progress)
-        return report_page(result.analysis, result.timelines)
-
-
-def _has_run(page: Path) -> bool:
-    """Whether a page shows a run, or is one that another program wrote."""
-    try:
-        return record_of(read_regular(page).decode()) is not None
-    except ValueError:
-        return True
-
-
 def view(args: argparse.Namespace) -> int:
-    """Open a page, or a trace in Perfetto."""
+    """Open a page, or a trace in Perfetto; or write the page."""
     if args.perfetto:
-        return _perfetto(_one_trace(args.path), args.port, browser=not args.no_browser)
+        return _perfetto(_one_trace(Path(args.path)), args.port, browser=not args.no_browser)
+    if args.save:
+        name, page = _page(args.path, args.save)
+        write_output(args.save, page)
+        say(f"{args.save}: {name}")
+        return 0
     with ExitStack() as undo:
         report = _report(args.path, undo).resolve()
         say(f"{report}")
@@ -118,18 +48,34 @@ def view(args: argparse.Namespace) -> int:
     return 0
 
 
-def _report(path: Path, undo: ExitStack) -> Path:
-    """The page at a path, or a new one in a temporary folder, which `undo` removes, if none there has the run."""
+def _page(place: str, file: Path | None = None) -> tuple[str, bytes]:
+    """What a page is of, and the page; refuses a file that would replace what it is made of."""
+    found = record_or_traces(place)
+    if found is None:
+        result, window = analyze_place(place, file)
+        name, page = str(window if Path(place).is_dir() else place), report_page(result.analysis, result.timelines)
+    else:
+        folder, name = found
+        record = read_run(folder)
+        refuse_bad_outputs({"--save": file}, [("PATH", rank.path) for rank in record.ranks])
+        warn_of_problems(record)
+        page = run_page(record, time.time())
+    return name, page.encode(errors="replace")
+
+
+def _report(place: str, undo: ExitStack) -> Path:
+    """The page at a place, or a new one in a temporary folder, which `undo` removes, if none there has the run."""
+    path = Path(place)
     if path.suffix == ".html":
         path.stat()
         return path
     page, records = _newest_page(path), any_at(records_at, path)
     if page is not None and not (records and not _covers(page, records[0])):
         return page
-    content = _source_at(path).page()
+    _, content = _page(place)
     made = Path(tempfile.mkdtemp(prefix="forge-profiling-")) / REPORT_HTML
     undo.callback(shutil.rmtree, made.parent, ignore_errors=True)
-    write_whole(made, content.encode(errors="replace"))
+    write_whole(made, content)
     return made
 
 
@@ -143,8 +89,16 @@ def _newest_page(path: Path) -> Path | None:
 def _covers(page: Path, record: Path) -> bool:
     """Whether a page has the run of a record, or a later one."""
     if record in page.parents:
-        return False  # `report` wrote it, perhaps during the run
+        return False  # `--save` wrote it, perhaps during the run
     return _has_run(page) if record.parent in page.parents else page.stat().st_mtime >= record.stat().st_mtime
+
+
+def _has_run(page: Path) -> bool:
+    """Whether a page shows a run, or is one that another program wrote."""
+    try:
+        return record_of(read_regular(page).decode()) is not None
+    except ValueError:
+        return True
 
 
 def _one_trace(path: Path) -> Path:

@@ -1,0 +1,123 @@
+"""What a path on the command line leads to: the record of a run, or traces, also where fsspec reads."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
+
+from lightning_forge_profiling.cli.shared import Progress, refuse_bad_outputs, warn
+from lightning_forge_profiling.errors import TraceError
+from lightning_forge_profiling.json_layout import PACKAGE, read_rank_result
+from lightning_forge_profiling.kineto.files import find_ranks, rank_summaries_among, ranks_among, traces_among
+from lightning_forge_profiling.record.reader import RecordError, RunRecord, records_at
+
+if TYPE_CHECKING:
+    from lightning_forge_profiling.pipeline import AnalysisResult
+
+
+def find_record(path: Path) -> tuple[Path, str]:
+    """Folder of the newest record at a path, and its name for messages."""
+    newest, *others = records_at(path)
+    return newest, f"{newest} (newest of {len(others) + 1} records)" if others else str(newest)
+
+
+def record_or_traces(place: str) -> tuple[Path, str] | None:
+    """The newest record at a place, as of `find_record`; None if there are traces alone. Raises if there is neither."""
+    if _is_url(place):
+        return None
+    path = Path(place)
+    try:
+        return find_record(path)
+    except RecordError as no_record:
+        if path.suffix == ".jsonl":
+            raise
+        try:
+            find_ranks(path)
+        except TraceError as no_trace:
+            raise (TraceError(f"{no_record}; {no_trace}") if path.is_dir() else no_trace) from None
+    return None
+
+
+def warn_of_problems(record: RunRecord) -> None:
+    """Print what could not be read, as one line on standard error."""
+    if record.problems:
+        warn("; ".join(record.problems))
+
+
+def analyze_place(place: str, output: Path | None = None, **options: Any) -> "tuple[AnalysisResult, Path]":
+    """The analysis of the traces at a place, and their folder; refuses an output that would replace one."""
+    from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
+
+    with Progress() as progress, _copied(place, progress, with_traces=bool(options)) as path:
+        files, _ = find_ranks(path)
+        refuse_bad_outputs({"--save": output}, [("PATH", file) for file in files])
+        result = analyze(path, progress=progress, **options)
+    if _is_url(place):
+        result = replace(result, analysis=structs.replace(result.analysis, source=place))
+    return result, files[0].parent
+
+
+def _is_url(place: str) -> bool:
+    return "://" in place
+
+
+@contextmanager
+def _copied(place: str, progress: Callable[[str], None], *, with_traces: bool) -> Iterator[Path]:
+    """Where the files of a place are on this machine; those of a URL are copied, and deleted afterwards."""
+    if not _is_url(place):
+        yield Path(place)
+        return
+    with TemporaryDirectory(prefix="forge-profiling-") as folder:
+        yield _fetched(place, Path(folder), progress, with_traces=with_traces)
+
+
+def _fetched(url: str, folder: Path, progress: Callable[[str], None], *, with_traces: bool) -> Path:
+    """Copy a remote file, or the files of a folder, as far as `analyze` needs them.
+
+    Without `with_traces`, a result of this version that lies there is taken in place of its trace.
+    """
+    from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # noqa: PLC0415  (only for a URL)
+
+    def fetch(file: Path) -> Path:
+        progress(f"fetching {file}")
+        with _storage(f"{file}: cannot be read"):
+            system.get_file(str(file), str(folder / file.name))
+        return folder / file.name
+
+    with _storage(f"{url}: cannot be read"):
+        system, root = url_to_fs(url)
+        if system.isfile(root):
+            return fetch(Path(root))
+        sizes = {Path(entry["name"]).name: entry["size"] for entry in system.ls(root, detail=True)}
+    place, known = Path(root), set[tuple[str, int]]()
+    for result in () if with_traces else map(fetch, rank_summaries_among(place, sizes)):
+        known |= _traces_of(result)
+    files = (traces_among if with_traces else ranks_among)(place, sizes)
+    if not files:
+        raise TraceError(f"{url}: no trace in this folder")
+    for file in files:
+        if (file.name, sizes[file.name]) not in known and not (folder / file.name).exists():
+            fetch(file)
+    return folder
+
+
+def _traces_of(result: Path) -> set[tuple[str, int]]:
+    """Names and sizes of the traces that a stored result of this version stands for."""
+    try:
+        stored = read_rank_result(result)
+    except ValueError:
+        return set()
+    return {(trace.name, trace.bytes) for trace in stored.traces} if stored.package == PACKAGE else set()
+
+
+@contextmanager
+def _storage(problem: str) -> Iterator[None]:
+    """Context in which any exception is a problem of the storage: each kind of it has its own."""
+    try:
+        yield
+    except Exception as exc:
+        raise TraceError(f"{problem}: {type(exc).__name__}: {exc}") from exc

@@ -5,7 +5,7 @@ Lightning imports this module in every script of the environment, so it imports 
 
 import os
 from collections.abc import Iterable
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final
 
 RUN_OPTIONS: Final = "FORGE_PROFILING_RUN"
@@ -44,7 +44,7 @@ def callbacks() -> list[Any]:
     kinds: dict[str, Any] = {kind.__name__: kind for kind in (ForgeProfilerCallback, ThroughputCallback)}
     try:
         chosen = json.loads(options)
-        logs, batch_size, fits = chosen.pop("log", False), chosen.pop("batch_size", None), chosen.pop("fits", "first")
+        logs, fits = chosen.pop("log", False), chosen.pop("fits", "first")
         added = [kinds[name](**arguments) for name, arguments in chosen.items()]
     except Exception as exc:
         message = "Nothing will be profiled: the options of `forge-profiling run` in %r: %s"
@@ -54,8 +54,7 @@ def callbacks() -> list[Any]:
     for package in ("lightning.fabric", "lightning_fabric"):  # else it says so for each Trainer
         once(f"{package}.utilities.registry", "from entry point 'forge_profiling'")
     for callback in added:
-        size = None if batch_size is None else partial(_of_each_batch, batch_size)
-        callback.settings = callback.settings.under_run(logs=logs, fits=fits, batch_size_fn=size)
+        callback.settings = callback.settings.under_run(logs=logs, fits=fits)
     return added
 
 
@@ -108,7 +107,3 @@ def _children_may_have_fitted() -> bool:
     if "Fabric" in _seen:  # for such ranks it chooses a port in this process, which is none of them
         return "MASTER_PORT" in os.environ and "LOCAL_RANK" not in os.environ
     return os.times().children_user > 0
-
-
-def _of_each_batch(size: int, _batch: object) -> int:
-    return size

@@ -243,7 +243,7 @@ def test_what_is_sound_of_a_damaged_trace_is_copied_and_the_rest_said(tmp_path):
     done = forge("export", source, "--for", "sharing", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "rank0.trace.json.gz: the file ends in the middle of an event" in done.stderr
-    assert re.search(r"left out: .*rank1\.trace\.json: not JSON", done.stderr)
+    assert re.search(r"left out: .*rank1\.trace\.json: not a trace", done.stderr)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["rank0.trace.json.gz"]
     report = json.loads(forge("show", "out", "--json", cwd=tmp_path).stdout)
     assert str(tmp_path) not in json.dumps(report)

@@ -15,7 +15,7 @@ from lightning_forge_profiling.timing.steps import StepTimes, StepWork
 from tests.outcomes import HANGS_S, SCRIPTS, tables, traces
 from tests.samples import sample_analysis
 
-RUN = [sys.executable, "-m", "lightning_forge_profiling", "run", "--warmup-steps", "2"]
+RUN = [sys.executable, "-m", "lightning_forge_profiling", "run"]
 
 
 def lines_of(tmp_path, *fits, options=()):

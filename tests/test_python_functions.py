@@ -181,7 +181,7 @@ def test_times_are_those_of_the_events():
 
 @pytest.mark.slow
 def test_run_records_stacks_for_an_unchanged_script(tmp_path):
-    arguments = ["--stacks", "--window", "8:11", "--trace-dir", str(tmp_path), "--warmup-steps", "3"]
+    arguments = ["--stacks", "--window", "8:11"]
     command = [sys.executable, "-m", "lightning_forge_profiling", "run", *arguments, SCRIPTS / "blocking_call.py", "60"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

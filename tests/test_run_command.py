@@ -177,7 +177,7 @@ def test_signals_reach_the_script(tmp_path, sent, handler, code):
 @pytest.mark.slow
 def test_ctrl_c_ends_a_training_with_its_trace_and_table(tmp_path):
     script = [str(SCRIPTS / "interrupted.py"), "without", "9", "unused"]
-    command = [*COMMAND, "--window", "2:5", "--trace-dir", "traces", *script]
+    command = [*COMMAND, "--window", "2:5", *script]
     with started(command, tmp_path, text=True) as process:
         assert "here" in iter(lambda: process.stdout.readline().strip(), "")
         process.send_signal(signal.SIGINT)
@@ -186,7 +186,7 @@ def test_ctrl_c_ends_a_training_with_its_trace_and_table(tmp_path):
     assert "went on" not in out
     assert tables(err) == 1
     wait_for_processes_of(tmp_path)
-    assert recorded_steps(the_trace(tmp_path / "traces")) == [2, 3, 4]
+    assert recorded_steps(the_trace(tmp_path)) == [2, 3, 4]
 
 
 HAS_MESSAGES = """
@@ -233,7 +233,7 @@ def test_warnings_come_once_and_lightning_says_no_more_than_it_may(tmp_path, pac
     ids=["after", "within", "further", "loop", "session"],
 )
 def test_a_process_forked_in_a_step_ends_as_without_us_and_says_nothing(tmp_path, does, lines):
-    done = forge_run("--window", "5:8", "--warmup-steps", "2", SCRIPTS / "fork_in_step.py", *does, cwd=tmp_path)
+    done = forge_run("--window", "5:8", SCRIPTS / "fork_in_step.py", *does, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "ended with 3\n"), done.stderr
     assert tables(done.stderr) == (does[0] != "session")
     assert done.stderr.count("forge-profiling: ") == lines, done.stderr
@@ -251,12 +251,8 @@ def test_a_process_forked_in_a_step_ends_as_without_us_and_says_nothing(tmp_path
         (["missing.py"], "missing.py: no such file"),
         (["examples/missing.py"], "examples/missing.py: no such file"),
         (["python", "tells.py"], "Give the script without `python`"),
-        (["--no-window", "--trace-dir", "x", "tells.py"], "--trace-dir and --no-window exclude each other"),
         (["--no-window", "--window", "1:2", "tells.py"], "not allowed with argument"),
         (["--window", "8:5", "tells.py"], "'8:5' is not a range of steps such as 5:8"),
-        (["--overhead", "5", "tells.py"], "'5' is not a share above 0 and below 1"),
-        (["--overhead", "nan", "tells.py"], "'nan' is not a share"),
-        (["--warmup-steps", "-1", "tells.py"], "'-1' is not a whole number"),
         (["--epochs", "3", "tells.py"], "unknown option '--epochs'"),
         ([], "required: SCRIPT"),
         (["-m"], "required: SCRIPT"),
@@ -299,11 +295,9 @@ def test_a_package_that_lightning_cannot_find_is_refused(tmp_path, tells):
 
 def test_the_help_names_the_defaults_that_the_callbacks_have(tmp_path):
     shown = " ".join(forge_run("--help", cwd=tmp_path).stdout.split())
-    profiler, throughput = (signature(kind).parameters for kind in BOTH)
+    profiler = signature(ForgeProfilerCallback).parameters
     assert profiler["start_step"].default is profiler["end_step"].default is None
     assert "record steps A to B-1 (default: six of a steady run)" in shown
-    assert f"do not count (default: {throughput['warmup_steps'].default})" in shown
-    assert f"timing may cost (default: {throughput['overhead'].default})" in shown
 
 
 # --- what it runs ----------------------------------------------------------------------------------------------------
@@ -486,23 +480,6 @@ def test_the_scripts_loggers_are_its_own_unless_asked_for(make_trainer, under_ru
     assert "throughput/steps_per_sec" in record.read_text(), "the record has them anyway"
 
 
-def test_a_batch_size_can_be_given(make_trainer, under_run, capsys):
-    class Batches:
-        """An iterable of batches that show no size."""
-
-        def __iter__(self):
-            return iter([{"texts": "six of them"}] * 12)
-
-    class Sums(Classifier):
-        def training_step(self, batch, batch_idx):
-            return self.head(torch.zeros(len(batch["texts"]), 8)).sum()
-
-    for size in (None, 6):
-        under_run(fits="all", **({} if size is None else {"batch_size": size}))
-        make_trainer().fit(Sums(), Batches())
-        assert ("samples/s" in capsys.readouterr().err) == (size is not None)
-
-
 @pytest.mark.usefixtures("under_run")
 def test_the_scripts_own_callbacks_stay_and_print_where_they_always_do(tmp_path, make_trainer, capsys):
     forge, throughput = ForgeProfilerCallback(5, 6), ThroughputCallback(warmup_steps=1)
@@ -656,7 +633,7 @@ def test_options_of_another_version_do_not_stop_the_script(make_trainer, monkeyp
 @pytest.mark.slow
 def test_it_changes_nothing_in_a_script_for_lightnings_command_line(tmp_path):
     fit = [SCRIPTS / "cli.py", "fit", "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"]
-    done = forge_run("--window", "2:4", "--warmup-steps", "1", *fit, cwd=tmp_path)
+    done = forge_run("--window", "2:4", *fit, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tables(done.stdout), tables(done.stderr)) == (0, 1)
     assert recorded_steps(the_trace(tmp_path)) == [2, 3]

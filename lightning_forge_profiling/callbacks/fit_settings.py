@@ -40,11 +40,9 @@ class TimingSettings:
         """Whether the callback does anything."""
         return True
 
-    def under_run(self, *, logs: bool, fits: Literal["first", "all"], batch_size_fn: Any) -> Self:
+    def under_run(self, *, logs: bool, fits: Literal["first", "all"]) -> Self:
         """The settings of a callback that `forge-profiling run` adds."""
-        return replace(
-            self, injected_by_cli=True, logs=logs, fits=fits, batch_size_fn=batch_size_fn or self.batch_size_fn
-        )
+        return replace(self, injected_by_cli=True, logs=logs, fits=fits)
 
 
 @dataclass(frozen=True, kw_only=True)

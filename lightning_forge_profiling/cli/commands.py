@@ -57,56 +57,37 @@ class Command:
 
     name: str
     does: str  # the file in this folder, and the function in it, that do what it says
-    help: str  # in the list of commands
-    description: str
-    examples: str
+    usage: str
+    help: str  # one line, for the list of commands
+    details: str = ""  # what its own help says beside that
+    examples: tuple[str, ...]
     arguments: tuple[Argument, ...]
-    usage: str | None = None  # None for one made from the arguments
 
 
 _RUN: Final = argument("run_path", type=Path, metavar="RUN", help="a record, its folder, or any folder above it")
+_PATH: Final = argument("path", type=Path, metavar="PATH", help="a trace (JSON or gzip) or a folder with one per rank")
 _SEVERAL: Final[dict[str, Any]] = {"action": "append", "default": []}
 
 COMMANDS: Final = (
     Command(
         name="run",
         does="run.run",
+        usage="[options] (SCRIPT | -m MODULE) [arguments ...]",
         help="profile a training script without changing it",
-        usage="forge-profiling run [options] (SCRIPT | -m MODULE) [arguments ...]",
-        description="Run a training script with ForgeProfilerCallback and ThroughputCallback in every Lightning\n"
-        "Trainer that it builds, and in its loops that mark their steps. A callback of a kind that is\n"
-        "already there is not added.",
-        examples="""\
-  forge-profiling run train.py --lr 0.1
-  forge-profiling run --window 20:25 -m my_package.train --config config.yaml
-  forge-profiling run -m torch.distributed.run --nproc-per-node 2 train.py     one line instead of torchrun
-  torchrun --nproc-per-node 2 --no-python forge-profiling run train.py         the same
-  srun forge-profiling run train.py
-  forge-profiling run chemprop train --data-path x.csv                         a command of this environment
-
-Options of this command come before the script; everything after it is passed to the script. The script replaces this
-process, so exit code, signals, input and output are its own. The table at the end of a fit goes to standard error.
-""",
+        details="Adds both callbacks to each Trainer, Fabric and marked loop; passes on all "
+        "after SCRIPT. For other settings, add the callbacks to the script.",
+        examples=("run train.py --lr 0.1", "run -m torch.distributed.run --nproc-per-node 2 train.py"),
         arguments=(
             either(
                 option("--window A:B", shared.step_range, "record steps A to B-1 (default: six of a steady run)"),
                 flag("--no-window", "record no steps, unless `forge-profiling trace` asks for some"),
             ),
             flag("--stacks", "record Python functions too; slows the recorded steps, and those alone"),
-            option("--trace-dir DIR", Path, "folder for the traces (default: profiler_traces in the logger's folder)"),
-            option("--warmup-steps N", shared.at_least(0), "warm-up steps, which do not count (default: 10)"),
-            option("--overhead SHARE", shared.share, "largest share of a step that timing may cost (default: 0.005)"),
-            option(
-                "--batch-size N",
-                shared.at_least(1),
-                "samples in a batch, where its tensors do not show it (default: by loader and batch)",
-            ),
             argument(
                 "--fits",
                 choices=("first", "all"),
                 default="first",
-                help="record and print the first fit of each module in a process, by class and shapes, with a line on "
-                "each further one (default), or all fits",
+                help="of each module, record and print the first fit (default), or all",
             ),
             flag("--log", "write metrics and results to the script's own loggers too"),
             argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in `python -m MODULE`"),
@@ -114,21 +95,17 @@ process, so exit code, signals, input and output are its own. The table at the e
                 "command",
                 nargs=argparse.PARSER,  # at least one word, and everything after it, "--" included
                 metavar="SCRIPT",
-                help="the script, as in `python SCRIPT`, and its arguments",
+                help=argparse.SUPPRESS,
             ),
         ),
     ),
     Command(
         name="watch",
         does="watch.watch",
+        usage="[options] RUN",
         help="show a run live, from another terminal or node",
-        description="Show a run live, from the record that it writes during training: step time, regions, rates, GPU, "
-        "causes of lost time, ranks, events. Exits when the run ends, and prints its table.",
-        examples="""\
-  forge-profiling watch lightning_logs/           quit with q
-  forge-profiling watch lightning_logs/ --wait    start before the training
-  forge-profiling watch lightning_logs/version_3 --once
-""",
+        details="Prints its table at the end. Quit with q.",
+        examples=("watch lightning_logs/ --wait",),
         arguments=(
             _RUN,
             flag("--once", "print one frame and exit"),
@@ -139,46 +116,33 @@ process, so exit code, signals, input and output are its own. The table at the e
     Command(
         name="trace",
         does="watch.trace",
-        help="have a live run record some of its steps, on all ranks the same",
-        description="Have a live run of yours record some of its next steps with torch.profiler, the same on all\n"
-        "ranks, from another terminal or node. It needs a record and ForgeProfilerCallback, or\n"
-        "ThroughputCallback(window='on-demand'), or it was started with `forge-profiling run`.",
-        examples="""\
-  forge-profiling trace lightning_logs/ --wait              the run that is slow now; prints where the report is
-  forge-profiling trace lightning_logs/version_3 --steps 10
-  forge-profiling trace lightning_logs/ --ranks slow        the straggler, a median rank and rank 0
-""",
+        usage="[options] RUN",
+        help="have a live run record its next steps with torch.profiler, the same on all ranks",
+        examples=("trace lightning_logs/ --steps 10 --wait",),
         arguments=(
             _RUN,
-            option(
-                "--steps N",
-                shared.steps,
-                "how many steps (default: 3), and on a GPU two more that explain them",
-                default=3,
+            option("--steps N", shared.steps, "default: 3, and on a GPU two more that explain them", default=3),
+            argument(
+                "--ranks",
+                choices=("all", "slow"),
+                default="all",
+                help="all (default), or the straggler, a median rank and rank 0",
             ),
-            argument("--ranks", choices=("all", "slow"), default="all", help="which ranks record (default: all)"),
             flag("--wait", "wait for the traces and the report"),
         ),
     ),
     Command(
         name="show",
         does="show.show",
+        usage="[options] PATH",
         help="print what bounds a run, and its numbers, from its record or its traces",
-        description="Print the table of a run that is running, has ended or was killed, from the record that it\n"
-        "writes; or what bounds the steps of a trace, and the numbers behind it.",
-        examples="""\
-  forge-profiling show lightning_logs/                   the newest run
-  forge-profiling show lightning_logs/version_3 --json | jq '.metrics["time/step_ms"]'
-  forge-profiling show rank0.trace.json.gz
-  forge-profiling show lightning_logs/version_0/profiler_traces --rank 3 --steps 6:8 --sort self_host --top 30
-  forge-profiling show s3://bucket/window --markdown > summary.md
-""",
+        examples=("show rank0.trace.json.gz --sort self_host --top 30",),
         arguments=(
             argument(
                 "path",
                 nargs="?",
                 metavar="PATH",
-                help="a record, a trace (JSON or gzip), or a folder; with both in it, the newest record",
+                help="a record, a trace, or a folder: its newest record, or else its newest traces",
             ),
             either(
                 flag("--json", "print JSON and nothing else: of traces, summary.json"),
@@ -188,39 +152,32 @@ process, so exit code, signals, input and output are its own. The table at the e
                     nargs="?",
                     const="summary",
                     choices=("summary", "record"),
+                    metavar="record",
                     help="print the JSON Schema of summary.json, or of a line of a record",
                 ),
             ),
             option("--rank N", shared.at_least(0), "of traces: only this rank, without the measurements of the run"),
             option("--steps A:B", shared.step_range, "of traces: only steps A to B-1, without those measurements"),
-            argument("--sort", choices=SORTS, help="of traces: also print the operators, in this order"),
+            argument("--sort", choices=SORTS, metavar="KEY", help=f"of traces: also operators, by {', '.join(SORTS)}"),
             option("--top N", shared.at_least(1), f"of traces: number of kernels and operators (in JSON: {_TOP})"),
         ),
     ),
     Command(
         name="view",
         does="view.view",
+        usage="[options] PATH",
         help="open a run or a trace as one web page, or write it; or open a trace in Perfetto",
-        description="Open the page of a run or a trace in the browser, created now if there is none, or write it to a\n"
-        "file, which works offline; or serve a trace once, from this machine only, to ui.perfetto.dev.",
-        examples="""\
-  forge-profiling view lightning_logs/                   the page of the newest run, also without a trace
-  forge-profiling view lightning_logs/version_3 --save run.html
-  forge-profiling view --perfetto rank0.trace.json.gz    the trace at ui.perfetto.dev, which runs in the browser alone
-
-For a trace on a remote machine, forward the port (ssh -L 9001:127.0.0.1:9001 HOST), run there with --no-browser, and
-open the printed address here.
-""",
+        examples=("view lightning_logs/ --save run.html",),
         arguments=(
-            argument("path", metavar="PATH", help="report.html, a trace, a record, or a folder with any of them"),
+            argument("path", metavar="PATH", help="a record, a trace, report.html, or a folder with any of them"),
             either(
                 option("--save FILE", Path, "write the page of the run or trace as it is now, and open nothing"),
-                flag("--perfetto", "show the trace itself, at https://ui.perfetto.dev"),
+                flag("--perfetto", "serve the trace itself, once and to this machine only, to https://ui.perfetto.dev"),
             ),
             option(
                 "--port N",
                 shared.port,
-                "port to serve on (default: 9001; the page connects to 9001 only, so another must be forwarded to it)",
+                "to serve it on (default: 9001, which alone the page connects to: forward it from a remote machine)",
                 default=9001,
             ),
             flag("--no-browser", "print the address instead of opening it"),
@@ -229,34 +186,19 @@ open the printed address here.
     Command(
         name="compare",
         does="compare.compare",
+        usage="[options] A B | A... --against B...",
         help="compare two runs, and fail if the second is slower",
-        description="Compare runs by their records, traces, or results of benchmark(): which is faster, and where.",
-        examples=f"""\
-  forge-profiling compare main/ branch/
-  forge-profiling compare main/ branch/ --fail-over 5
-  forge-profiling compare a1 a2 a3 --against b1 b2 b3 --fail-over 5 --metric median
-  forge-profiling compare main.json.gz branch.json.gz --fail-over 10 --metric comm --metric step
-  forge-profiling compare main/ branch/ --format github > benchmark.json
-
-exit codes of --fail-over: 0 same or faster, 1 slower by more than the limit, 2 bad input, 3 too noisy or too short to
-decide (1 with --fail-undecided)
-
-{shared.METRICS}
-
-Runs are compared by all of their counted steps, read from the records that ThroughputCallback writes (the newest in a
-folder). With one run a side, the scatter between equal runs is assumed (--scatter); repeats measure it, best in turns.
-Traces are compared by the medians of their whole steps, of which each side needs five.
-""",
+        details="Compares their records, or traces, or results of benchmark().",
+        examples=("compare main/ branch/ --fail-over 5",),
         arguments=(
             argument(
                 "paths",
                 nargs="+",
                 type=Path,
                 metavar="RUN",
-                help="the baseline A and the run B to compare with it: records, traces, or folders; "
-                "with --against, the repeats of the baseline",
+                help="the baseline A and the run B: records, traces, or folders",
             ),
-            option("--against RUN", Path, "the repeats to compare with the baseline", nargs="+"),
+            option("--against B", Path, "repeats of B, where repeats of A came before", nargs="+"),
             option(
                 "--fail-over PCT",
                 shared.percentage,
@@ -264,21 +206,23 @@ Traces are compared by the medians of their whole steps, of which each side need
             ),
             flag("--fail-undecided", "exit with 1 instead of 3 if that is undecided"),
             option(
-                "--metric NAME", shared.metric, "metric of --fail-over; may be repeated; see below", action="append"
+                "--metric NAME",
+                shared.metric,
+                "of --fail-over; may be repeated (default: step and fit; a wrong name lists all)",
+                action="append",
             ),
             option(
                 "--scatter PCT",
                 shared.percentage,
-                "scatter between equal runs to assume where repeats do not measure it, as a standard deviation in "
-                "percent (default: 3 if one run followed the other, else 6; 0 for traces)",
+                "standard deviation between equal runs, where repeats do not measure it (default: 3 to 6)",
             ),
             flag("--anyway", "compare runs of different hardware, batch size, precision or world size"),
             argument(
                 "--format",
                 choices=("text", "json", "github"),
                 default="text",
-                help="text, the comparison as JSON, or the second side's times as github-action-benchmark reads them "
-                "(customSmallerIsBetter)",
+                metavar="FORMAT",
+                help="text, json, or github: the second side's times as github-action-benchmark reads them",
             ),
             flag("--verbose", "all metrics, the ledger, findings, sensors, settings that differ"),
         ),
@@ -286,30 +230,20 @@ Traces are compared by the medians of their whole steps, of which each side need
     Command(
         name="what-if",
         does="compare.what_if",
+        usage="[options] PATH",
         help="predict the step of a trace with something changed, and what would bound it then",
-        description="Play the recorded steps of a trace again with something changed: how long would a step take,\n"
-        "and what would bound it? Needs GPU work. Several changes are made together.",
-        examples="""\
-  forge-profiling what-if rank0.trace.json.gz --without syncs
-  forge-profiling what-if lightning_logs/ --drop aten::item --drop aten::nonzero
-  forge-profiling what-if lightning_logs/ --graphs forward,backward
-  forge-profiling what-if lightning_logs/ --equal-ranks --overlap-comm
-  forge-profiling what-if lightning_logs/ --scale matmul=0.5 --json | jq .after_ms
-""",
+        details="Needs GPU work.",
+        examples=("what-if lightning_logs/ --graphs forward,backward --drop aten::item",),
         arguments=(
-            argument("path", type=Path, metavar="PATH", help="a trace (JSON or gzip) or a folder with one per rank"),
+            _PATH,
             option(
-                "--drop NAME",
-                str,
-                "without this operator or named range, and the work that it launches; may be repeated",
-                **_SEVERAL,
+                "--drop NAME", str, "without this operator or named range and its work; may be repeated", **_SEVERAL
             ),
             argument(
                 "--without",
                 choices=_WITHOUT,
-                help="without waits for the GPU, without operators that wait for it (.item(), .cpu()), without "
-                "cudaMalloc and cudaFree, without waits for data, or without pageable memory (pinned instead); may be "
-                "repeated",
+                metavar="WHAT",
+                help="syncs (waits for the GPU), reads (.item()), allocations, data, or pageable; may be repeated",
                 **_SEVERAL,
             ),
             option(
@@ -321,7 +255,7 @@ Traces are compared by the medians of their whole steps, of which each side need
             option(
                 "--scale KIND=X",
                 shared.scale,
-                "kernels of a kind or category (matmul, comm, elementwise, ...) take X times as long; may be repeated",
+                "kernels of a kind or category (matmul, comm, ...) take X times as long; may be repeated",
                 **_SEVERAL,
             ),
             flag("--bf16", "in bf16 autocast instead of float32, by the GPU's peaks"),
@@ -330,58 +264,47 @@ Traces are compared by the medians of their whole steps, of which each side need
             flag("--equal-ranks", "each rank is as fast as the fastest"),
             option("--rank N", shared.at_least(0), "only this rank"),
             option(
-                "--live-ms MS",
-                shared.positive,
-                "the step without recording, which slows the host (default: what summary.json beside the trace says)",
+                "--live-ms MS", shared.positive, "the step without recording (default: that of summary.json beside it)"
             ),
-            flag("--json", "print the numbers as JSON and nothing else"),
+            flag("--json", "print JSON and nothing else"),
         ),
     ),
     Command(
         name="export",
         does="export.export",
+        usage="PATH --for {tensorboard,sharing} --out DIR",
         help="write copies of traces, for TensorBoard's profiler plugin or to share",
-        description="Write copies of traces: for TensorBoard's profiler plugin (torch-tb-profiler 0.4.3), which reads\n"
-        "PyTorch's own wrongly; or for sharing, without names of hosts and users, absolute paths, process ids,\n"
-        "identifiers of GPUs, command lines and environment. Names of operators, kernels and modules stay.",
-        examples="""\
-  forge-profiling export lightning_logs/ --for sharing --out share          then check the files, and attach them
-  forge-profiling export lightning_logs/ --for tensorboard --out plugin     then tensorboard --logdir plugin
-""",
+        examples=("export lightning_logs/ --for sharing --out share",),
         arguments=(
-            argument("path", type=Path, metavar="PATH", help="a trace or a folder with one per rank"),
-            argument("--for", choices=("tensorboard", "sharing"), dest="purpose", required=True, help="who reads them"),
+            _PATH,
+            argument(
+                "--for",
+                choices=("tensorboard", "sharing"),
+                metavar="READER",
+                dest="purpose",
+                required=True,
+                help="tensorboard; or sharing: no hosts, users, paths, ids, command lines, environment",
+            ),
             option("--out DIR", Path, "folder to write to, created if needed", required=True),
         ),
     ),
     Command(
         name="crossover",
         does="crossover.crossover",
+        usage="[options]",
         help="find the sizes from which operations are faster on the GPU than on the CPU",
-        description="Time operations on the CPU and on the GPU over sizes, and find the size from which the GPU is\n"
-        "faster: in a stream of calls, for a single call, and with copies to the GPU and back.",
-        examples="""\
-  forge-profiling crossover --html crossover.html
-  forge-profiling crossover --ops matmul,softmax --sizes 64:4096 --dtype bfloat16 --html bf16.html
-  forge-profiling crossover --json h100.json                          measure on the machine with the GPU,
-  forge-profiling crossover --from h100.json --html crossover.html    draw on another
-
-CUDA_VISIBLE_DEVICES chooses the GPU, OMP_NUM_THREADS the number of CPU threads. Without options it takes one to two
-minutes.
-""",
+        details="Takes one to two minutes.",
+        examples=("crossover --html crossover.html",),
         arguments=(
             option("--ops A,B", shared.operations, f"operations (default: {','.join(shared.OPERATIONS)})"),
             option(
-                "--sizes A:B",
-                shared.sizes,
-                f"doubling from A to at most B, or a list such as 100,300,1000 (default: {SIZES})",
+                "--sizes A:B", shared.sizes, f"doubling from A to at most B, or a list as 100,300 (default: {SIZES})"
             ),
-            argument("--dtype", choices=DTYPES, help=f"of all tensors (default: {DTYPES[0]})"),
+            argument("--dtype", choices=DTYPES, metavar="TYPE", help=f"of all tensors: {', '.join(DTYPES)}"),
             option(
                 "--max-time S",
                 shared.positive,
-                "sample each point for at most S seconds, and end a curve when one call is expected to take longer; a "
-                f"GPU curve continues while the CPU took as long (default: {MAX_TIME_S:g})",
+                f"most seconds per point; ends a curve whose next call takes longer (default: {MAX_TIME_S:g})",
             ),
             option(
                 "--from FILE",

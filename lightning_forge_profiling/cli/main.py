@@ -6,6 +6,7 @@ From the moment that `run` starts the script, the exit code is the script's.
 import argparse
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -26,19 +27,9 @@ _INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 _INTERRUPTED = 130  # 128 plus the signal's number, as in shells
 _BROKEN_PIPE = 141
 
-_EXAMPLES = """\
-  forge-profiling run train.py --lr 0.1
-  forge-profiling watch lightning_logs/
-  forge-profiling trace lightning_logs/ --wait
-  forge-profiling show lightning_logs/
-  forge-profiling show rank0.trace.json.gz --json
-  forge-profiling what-if lightning_logs/ --graphs forward,backward
-  forge-profiling compare before/ after/ --fail-over 5
-  forge-profiling view lightning_logs/ --save run.html
-  forge-profiling crossover --html crossover.html
-
-exit codes: 0 success, 1 a metric is worse than the limit, 2 bad input, 3 too noisy or too short to decide,
-65 a file is cut off, 70 internal error, 130 interrupted, 141 output closed by its reader
+_EXIT_CODES = """\
+Options: forge-profiling COMMAND --help. Exit codes: 0 success, 1 a metric is worse than the limit, 2 bad input,
+3 undecided, 65 a file is cut off, 70 internal error, 130 interrupted, 141 output closed by its reader.
 """
 
 
@@ -83,8 +74,7 @@ def _run(argv: Sequence[str] | None) -> int:
     given = sys.argv[1:] if argv is None else argv
     try:
         if given and not given[0].startswith("-") and given[0] not in commands:
-            alike = _did_you_mean(given[0], commands) or f", not one of {', '.join(commands)}"
-            parser.error(f"unknown command {given[0]!r}{alike}")
+            parser.error(f"unknown command {given[0]!r}{_instead(given[0], commands)}")
         args, unknown = parser.parse_known_args(given)
         if unknown:
             args.parser.refuse(unknown[0])
@@ -96,6 +86,15 @@ def _run(argv: Sequence[str] | None) -> int:
     except SystemExit as exc:  # argparse has printed the help or an error
         return int(exc.code or 0)
     return code
+
+
+def _instead(given: str, commands: Sequence[str]) -> str:
+    """What may have been meant by a word that is no command."""
+    if given.endswith(".py"):
+        return f": did you mean forge-profiling run {given}?"
+    if os.path.exists(given):  # noqa: PTH110  (`--help` loads no pathlib)
+        return f": did you mean forge-profiling show {given}?"
+    return _did_you_mean(given, commands) or f", not one of {', '.join(commands)}"
 
 
 def _did_you_mean(given: str, known: Iterable[str]) -> str:
@@ -110,12 +109,30 @@ def _fail(*messages: str) -> int:
     return _BAD_INPUT
 
 
-class _Parser(argparse.ArgumentParser):
-    """The parser of the command line, and that of each command; descriptions and examples keep their lines."""
+class _Help(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26)
 
-    def __init__(self, *, examples: str, **options: Any) -> None:
-        epilog = f"examples:\n{examples}"
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, epilog=epilog, **options)
+
+class _Parser(argparse.ArgumentParser):
+    """The parser of the command line, and that of each command, whose help has no blank lines and no headings."""
+
+    def __init__(self, *, usage: str, lines: Iterable[str], **options: Any) -> None:
+        super().__init__(add_help=False, formatter_class=_Help, **options)
+        self.usage = f"{self.prog} {usage}"
+        self._lines = lines
+        self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+
+    def format_help(self) -> str:
+        """Usage, what it does, arguments, and a last few lines."""
+        layout = self._get_formatter()
+        layout.add_usage(self.usage, (), ())
+        layout.add_text(self.description)
+        layout.start_section(None)
+        for action in self._actions:
+            layout.add_arguments(getattr(action, "_choices_actions", None) or [action])
+        layout.end_section()
+        return re.sub("\n\n+", "\n", layout.format_help()) + "".join(f"{line}\n" for line in self._lines)
 
     def error(self, message: str) -> NoReturn:
         """Print an error; arguments in it may be file names with terminal escapes."""
@@ -141,16 +158,20 @@ def _parser() -> tuple[_Parser, Sequence[str]]:
     """The parser, and the names of the commands."""
     parser = _Parser(
         prog="forge-profiling",
-        description="Find what bounds a PyTorch run, from its record or from traces of torch.profiler, "
-        "and the size from which a GPU is faster than the CPU.",
-        examples=_EXAMPLES,
+        usage="[--version] COMMAND [options] ...",
+        description="Find what bounds a PyTorch run, from its record or from traces of torch.profiler.",
+        lines=_EXIT_CODES.splitlines(),
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {_VERSION}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {_VERSION}", help=argparse.SUPPRESS)
     parser.set_defaults(parser=parser)
-    commands: argparse._SubParsersAction[_Parser] = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands: argparse._SubParsersAction[_Parser] = parser.add_subparsers(prog=parser.prog, metavar="COMMAND")
     for each in COMMANDS:
         command = commands.add_parser(
-            each.name, help=each.help, usage=each.usage, description=each.description, examples=each.examples
+            each.name,
+            help=each.help,
+            usage=each.usage,
+            description=f"{each.help[0].upper()}{each.help[1:]}. {each.details}",
+            lines=[f"  {parser.prog} {example}" for example in each.examples],
         )
         for add_to in each.arguments:
             add_to(command)

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     started = script if args.module else _file_of(script)
     _refuse_unless_installed()
     chosen = _chosen(args)
-    environment = {**os.environ, entry_point.RUN_OPTIONS: json.dumps({**chosen, **_for_all(args)})}
+    environment = {**os.environ, entry_point.RUN_OPTIONS: json.dumps({**chosen, "log": args.log, "fits": args.fits})}
     does = f"adding {' and '.join(_calls(chosen))} to every Trainer and marked loop of {script}"
     if switched_off():
         environment, does = dict(os.environ), f"{SWITCHED_OFF}: {script} runs without profiling"
@@ -39,32 +39,16 @@ def run(args: argparse.Namespace) -> int:
     )
 
 
-def _for_all(args: argparse.Namespace) -> dict[str, Any]:
-    """What concerns all callbacks, for `entry_point`."""
-    batch_size = {} if args.batch_size is None else {"batch_size": args.batch_size}
-    return {**batch_size, **({"log": True} if args.log else {}), **({"fits": "all"} if args.fits == "all" else {})}
-
-
 def _chosen(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The given arguments of each callback."""
-    start, end = args.window or (None, None)
-    profiler = {
-        "start_step": start,
-        "end_step": end,
-        "trace_dir": args.trace_dir and str(args.trace_dir.absolute()),
-        "with_stack": args.stacks or None,
-    }
-    window = "on-demand" if args.no_window else None
-    throughput = {"warmup_steps": args.warmup_steps, "overhead": args.overhead, "window": window}
-    for option, given in (("--trace-dir", args.trace_dir), ("--stacks", args.stacks)):
-        if args.no_window and given:
-            raise ConfigurationError(f"{option} and --no-window exclude each other: without a window there is no trace")
-    kinds = {"ThroughputCallback": throughput}
-    if not args.no_window:
-        kinds = {"ForgeProfilerCallback": profiler, **kinds}
+    if args.no_window:
+        if args.stacks:
+            raise ConfigurationError("--stacks and --no-window exclude each other: without a window there is no trace")
+        return {"ThroughputCallback": {"window": "on-demand"}}
+    window = {} if args.window is None else dict(zip(("start_step", "end_step"), args.window, strict=True))
     return {
-        kind: {name: value for name, value in arguments.items() if value is not None}
-        for kind, arguments in kinds.items()
+        "ForgeProfilerCallback": {**window, **({"with_stack": True} if args.stacks else {})},
+        "ThroughputCallback": {},
     }
 
 

@@ -228,7 +228,6 @@ def as_number(text: str) -> float:
 
 positive = _number(lambda value: 0 < value < math.inf, "a number above zero")
 percentage = _number(lambda value: 0 <= value < math.inf, "a percentage", "%")
-share = _number(lambda value: 0 < value < 1, "a share above 0 and below 1, as 0.005 for half a percent")
 seconds = _number(lambda value: _SHORTEST_S <= value < math.inf, f"a number of seconds of at least {_SHORTEST_S}")
 
 

@@ -270,7 +270,7 @@ def test_what_to_know_of_a_prediction_is_said(capsys, arguments, message):
         (["compute_bound", "--bf16"], "the matrix products of these steps are bf16 already"),
         (["launch_bound", "--bf16"], "the precision of the steps is unknown: the trace has no input shapes"),
         (["compute_bound", "--equal-ranks"], "one rank, and ranks can be equal only where there are several"),
-        (["compute_bound", "--graphs", "data"], "is not some of forward"),
+        (["compute_bound", "--graphs", "data"], "'data' is not one of forward"),
         (["cpu_mlp", "--without", "syncs"], "no GPU work"),
         (["ddp", "--equal-ranks", "--rank", "7"], "no trace of rank 7"),
         (["none", "--without", "syncs"], "no such file"),

@@ -65,6 +65,7 @@ class Command:
 
 
 _RUN: Final = argument("run_path", type=Path, metavar="RUN", help="a record, its folder, or any folder above it")
+_RECORDED: Final = shared.whole(1, 100, "a number of steps")  # at most `schema.MOST_STEPS`, which takes msgspec to load
 _PATH: Final = argument("path", type=Path, metavar="PATH", help="a trace (JSON or gzip) or a folder with one per rank")
 _SEVERAL: Final[dict[str, Any]] = {"action": "append", "default": []}
 
@@ -121,7 +122,7 @@ COMMANDS: Final = (
         examples=("trace lightning_logs/ --steps 10 --wait",),
         arguments=(
             _RUN,
-            option("--steps N", shared.steps, "default: 3, and on a GPU two more that explain them", default=3),
+            option("--steps N", _RECORDED, "default: 3, and on a GPU two more that explain them", default=3),
             argument(
                 "--ranks",
                 choices=("all", "slow"),
@@ -156,10 +157,10 @@ COMMANDS: Final = (
                     help="print the JSON Schema of summary.json, or of a line of a record",
                 ),
             ),
-            option("--rank N", shared.at_least(0), "of traces: only this rank, without the measurements of the run"),
+            option("--rank N", shared.whole(0), "of traces: only this rank, without the measurements of the run"),
             option("--steps A:B", shared.step_range, "of traces: only steps A to B-1, without those measurements"),
             argument("--sort", choices=SORTS, metavar="KEY", help=f"of traces: also operators, by {', '.join(SORTS)}"),
-            option("--top N", shared.at_least(1), f"of traces: number of kernels and operators (in JSON: {_TOP})"),
+            option("--top N", shared.whole(1), f"of traces: number of kernels and operators (in JSON: {_TOP})"),
         ),
     ),
     Command(
@@ -176,7 +177,7 @@ COMMANDS: Final = (
             ),
             option(
                 "--port N",
-                shared.port,
+                shared.whole(0, 65_535, "a port"),
                 "to serve it on (default: 9001, which alone the page connects to: forward it from a remote machine)",
                 default=9001,
             ),
@@ -248,7 +249,7 @@ COMMANDS: Final = (
             ),
             option(
                 "--graphs A,B",
-                shared.regions,
+                shared.some_of(shared.GRAPHS),
                 f"with the launches of these regions as one, as by CUDA graphs: {','.join(shared.GRAPHS)}",
                 default=(),
             ),
@@ -262,7 +263,7 @@ COMMANDS: Final = (
             flag("--fuse", "element-wise kernels, copies and fills are fused"),
             flag("--overlap-comm", "nothing waits for communication"),
             flag("--equal-ranks", "each rank is as fast as the fastest"),
-            option("--rank N", shared.at_least(0), "only this rank"),
+            option("--rank N", shared.whole(0), "only this rank"),
             option(
                 "--live-ms MS", shared.positive, "the step without recording (default: that of summary.json beside it)"
             ),
@@ -296,7 +297,9 @@ COMMANDS: Final = (
         details="Takes one to two minutes.",
         examples=("crossover --html crossover.html",),
         arguments=(
-            option("--ops A,B", shared.operations, f"operations (default: {','.join(shared.OPERATIONS)})"),
+            option(
+                "--ops A,B", shared.some_of(shared.OPERATIONS), f"operations (default: {','.join(shared.OPERATIONS)})"
+            ),
             option(
                 "--sizes A:B", shared.sizes, f"doubling from A to at most B, or a list as 100,300 (default: {SIZES})"
             ),

@@ -173,7 +173,7 @@ def any_at(find: Callable[[Path], Sequence[_T]], path: Path) -> Sequence[_T]:
         return ()
 
 
-_LAST_PORT = 65_535
+_MOST_DIGITS = 15
 _SHORTEST_S = 0.1
 
 # names in `crossover.operations`, repeated here so that `--help` loads no torch
@@ -195,17 +195,15 @@ def checked(text: str, value: _T, is_valid: bool, what: str) -> _T:
     return value
 
 
-def at_least(lowest: int) -> Callable[[str], int]:
-    """A whole number of at least `lowest`."""
+def whole(lowest: int, highest: float = math.inf, what: str = "a whole number") -> Callable[[str], int]:
+    """A whole number in a range, its ends included."""
+    where = f"of at least {lowest}" if highest == math.inf else f"from {lowest} to {highest}"
 
-    def whole(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = lowest - 1
-        return checked(text, value, value >= lowest, f"a whole number of at least {lowest}")
+    def number(text: str) -> int:
+        value = int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else -1
+        return checked(text, value, lowest <= value <= highest, f"{what} {where}")
 
-    return whole
+    return number
 
 
 def _number(is_valid: Callable[[float], bool], what: str, unit: str = "") -> Callable[[str], float]:
@@ -231,26 +229,12 @@ percentage = _number(lambda value: 0 <= value < math.inf, "a percentage", "%")
 seconds = _number(lambda value: _SHORTEST_S <= value < math.inf, f"a number of seconds of at least {_SHORTEST_S}")
 
 
-def port(text: str) -> int:
-    """A TCP port; 0 for any free one."""
-    value = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_LAST_PORT)) else -1
-    return checked(text, value, 0 <= value <= _LAST_PORT, f"a port from 0 to {_LAST_PORT}")
-
-
 def step_range(text: str) -> tuple[int, int]:
     """A half-open range A:B of steps."""
     first, colon, end = text.partition(":")
     if not (colon and first.isdecimal() and end.isdecimal() and int(first) < int(end)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a range of steps such as 5:8")
     return int(first), int(end)
-
-
-def steps(text: str) -> int:
-    """A number of steps that can be recorded."""
-    from lightning_forge_profiling.schema import MOST_STEPS  # noqa: PLC0415  (loads msgspec)
-
-    number = int(text) if text.isdecimal() else 0
-    return checked(text, number, 1 <= number <= MOST_STEPS, f"a number of steps from 1 to {MOST_STEPS}")
 
 
 def metric(name: str) -> str:
@@ -260,10 +244,16 @@ def metric(name: str) -> str:
     return name
 
 
-def regions(text: str) -> tuple[str, ...]:
-    """Regions whose launches a CUDA graph can join."""
-    names = tuple(text.split(","))
-    return checked(text, names, set(names) <= {*GRAPHS}, f"some of {','.join(GRAPHS)}")
+def some_of(choices: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """Names out of these, each once."""
+
+    def names(text: str) -> tuple[str, ...]:
+        return tuple(
+            checked(name, name, name in choices, f"one of {', '.join(choices)}")
+            for name in dict.fromkeys(text.split(","))
+        )
+
+    return names
 
 
 def scale(text: str) -> tuple[str, float]:
@@ -271,14 +261,6 @@ def scale(text: str) -> tuple[str, float]:
     kind, _, factor = text.partition("=")
     value, what = as_number(factor), "KIND=X with a number of at least 0, as matmul=0.5"
     return checked(text, (kind, value), bool(kind) and 0 <= value < math.inf, what)
-
-
-def operations(text: str) -> tuple[str, ...]:
-    """Names of operations, each once."""
-    names = tuple(dict.fromkeys(text.split(",")))
-    for name in names:
-        checked(name, name, name in OPERATIONS, f"one of {', '.join(OPERATIONS)}")
-    return names
 
 
 def sizes(text: str) -> tuple[int, ...]:

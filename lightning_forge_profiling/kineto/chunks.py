@@ -20,7 +20,11 @@ COMPRESS_LEVEL: Final = 4  # of gzip files we write: a third of level 9's time f
 _PIECE_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 18
 _GZIP_MAGIC: Final = b"\x1f\x8b"
-_OTHER_FILES: Final = {b"PK\x03\x04": "a zip file (unpack it)", b"\x28\xb5\x2f\xfd": "a zst file (unpack it)"}
+_OTHER_FILES: Final = {
+    b"PK\x03\x04": "a zip file (unpack it)",
+    b"\x28\xb5\x2f\xfd": "a zst file (unpack it)",
+    b"<!DOCTYPE html>": "a web page",
+}
 _GZIP_WBITS: Final = 31
 
 # Traces compress to between a tenth and a thirtieth. A file that exceeds both limits is a decompression bomb.
@@ -179,7 +183,7 @@ class TraceText(Generic[T]):
             return "; ".join(["the file is empty", *self.problems])
         if not text.lstrip().startswith((b"{", b"[")):
             kind = next((kind for start, kind in _OTHER_FILES.items() if text.startswith(start)), None)
-            if kind is None and text.startswith(b"\n") and b"\0" in text:
+            if kind is None and text.startswith(b"\n") and min(text) < ord("\t"):
                 kind = "a Perfetto trace"
             return f"not a trace{f', but {kind}' if kind else ''}: a trace is JSON of torch.profiler, also as gzip"
         if len(text) > _LONGEST_EVENT:

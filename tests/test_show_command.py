@@ -1,4 +1,4 @@
-"""`forge-profiling summary`: of runs that are running, have ended or were killed, and of what is no record."""
+"""`forge-profiling show`: of runs that are running, have ended or were killed, and of what is no record."""
 
 import json
 import os
@@ -191,11 +191,11 @@ def test_names_in_a_record_cannot_write_to_the_terminal(tmp_path):
 
 @pytest.mark.slow
 def test_what_is_no_record_is_refused_with_what_to_do(tmp_path):
-    assert fails(forge("show", tmp_path / "nothing"), "nothing does not exist")
+    assert fails(forge("show", tmp_path / "nothing"), "nothing: no such file or folder")
     assert fails(forge("show", tmp_path), "no record of a run in ")
     assert fails(
-        forge("show", INPUT_BOUND),
-        "is not a record of a run (forge_record/rankN.jsonl); for traces use forge-profiling analyze",
+        forge("watch", INPUT_BOUND),
+        "is not a record of a run (forge_record/rankN.jsonl); for traces use forge-profiling show",
     )
     empty = tmp_path / "forge_record"
     empty.mkdir()

@@ -283,7 +283,7 @@ class TestContent:
     def test_the_footer_has_the_commands_for_the_trace(self, page):
         assert page.texts("footer code") == [
             "forge-profiling view --perfetto PATH",
-            "forge-profiling tensorboard PATH --out DIR",
+            "forge-profiling export PATH --for tensorboard --out DIR",
             "tensorboard --logdir DIR",
         ]
 

@@ -78,7 +78,7 @@ def tables(text):
 
 
 def summary_of(folder, of=1):
-    """What `forge-profiling summary` prints of the newest of so many runs below a folder."""
+    """What `forge-profiling show` prints of the newest of so many runs below a folder."""
     path, *others = records_at(folder)
     assert len(others) == of - 1
     text = io.StringIO()

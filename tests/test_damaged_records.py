@@ -147,7 +147,7 @@ def test_a_bad_line_is_skipped_and_said_once(tmp_path, other, old, new):
     assert "Traceback" not in errors
     if number:
         said = re.findall(r"rank0\.jsonl: (\d) lines? cannot be read \(first: line (\d): ", errors)
-        assert len(said) == 4  # summary, summary --json, watch, report
+        assert len(said) == 4  # show, show --json, watch, view
         assert set(said) <= {("1", "3"), ("2", "3"), ("3", "3"), ("2", "4"), ("1", "4"), ("1", "5")}
 
 

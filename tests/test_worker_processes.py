@@ -149,7 +149,7 @@ def test_a_rank_that_memory_does_not_suffice_for_is_exit_code_2_with_its_file(tm
         "from lightning_forge_profiling.cli.main import main\n"
         "pages = int(open('/proc/self/statm').read().split()[0])\n"
         "resource.setrlimit(resource.RLIMIT_AS, 2 * (pages * resource.getpagesize() + (100 << 20),))\n"
-        "sys.exit(main(['analyze', sys.argv[1]]))"
+        "sys.exit(main(['show', sys.argv[1]]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(path)],

@@ -59,7 +59,8 @@ def drawn(print_on: Callable[[Screen], None], name: str, title: str, *, folder: 
     for line in [*shown_lines, *[Text()] * (lines - len(shown_lines))]:
         line.truncate(COLUMNS, overflow="ellipsis")
         shown.print(line, no_wrap=True, highlight=False)
-    return shown.export_svg(title=title, theme=DIMMED_MONOKAI, code_format=SVG, unique_id=name)
+    svg = shown.export_svg(title=title, theme=DIMMED_MONOKAI, code_format=SVG, unique_id=name)
+    return re.sub(r' clip-path="[^"]*"', "", svg)  # they cut off what reaches below the last line, as underscores do
 
 
 def watched(record: RunRecord, folder: str) -> None:
@@ -90,7 +91,7 @@ def watched(record: RunRecord, folder: str) -> None:
     )
     (IMAGES / "watch.svg").write_text(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[1]} {size[2]}"><style>{style}{shown}</style>'
-        f"{''.join(delayed)}</svg>\n",
+        f"{frames[-1]}{''.join(delayed)}</svg>\n",  # the last one lies below, for what plays no animation
         encoding="utf-8",
     )
 

@@ -6,7 +6,7 @@ from itertools import chain, pairwise
 from math import ceil, hypot, log
 from operator import mul
 from statistics import fmean
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -37,8 +37,6 @@ _PER_STEPS: Final = 1000
 _LENGTHS_DIFFER: Final = 0.01
 _NONE: Final = (0.0, 0.0)
 _ONCE: Final = ("startup", "sanity_check", "teardown")  # parts of the ledger that do not grow with the run
-_RATES: Final = frozenset({"samples", "tokens", "goodput"})
-OF_THE_RUN: Final = frozenset({"validation", "checkpoint", "startup", "goodput"})
 _PLAUSIBLE_ONCE: Final = 10.0  # one value a run: with cold caches a start-up takes four times as long
 _PARTS: Final = (*REGIONS, "busy", "idle", *CATEGORIES)  # of a step
 _CAUSES: Final = (
@@ -54,28 +52,6 @@ _LEAST_SHARE_PCT: Final = 1.0
 _PLAIN_PCT: Final = 20.0  # the largest difference of which it is any use to say that there is none above
 _MOST_OF_IT: Final = 0.5  # least share of a finding's change that the step or its region changed by, too
 _CAUSE: Final = 2 / 3  # least share of a change that its cause explains
-_UNITS: Final = {
-    "samples": "/s",
-    "tokens": "/s",
-    "call": "µs",
-    "last_fifth": "",
-    "validation": "s",
-    "checkpoint": "s",
-    "startup": "s",
-    FIT: "s",
-    "goodput": "%",
-}
-_WORDS: Final = {
-    "median": "median step",
-    "p95": "p95 of the step",
-    "samples": "samples/s",
-    "tokens": "tokens/s",
-    "last_fifth": "last over first fifth",
-    "startup": "start-up",
-    "checkpoint": "a checkpoint",
-    "validation": "a validation",
-    FIT: "whole fit",
-}
 _CONDITIONS: Final = {
     "device": "device",
     "world_size": "world size",
@@ -83,6 +59,38 @@ _CONDITIONS: Final = {
     "batch_size": "batch size",
 }
 Sources = Sequence[Source]
+
+
+class Kind(NamedTuple):
+    """A kind of metric: its name, its unit, the heading of its row; whether it is a rate, or comes once a run."""
+
+    words: str
+    unit: str = "ms"
+    heading: str = ""
+    is_rate: bool = False
+    once: bool = False
+
+
+_KINDS: Final = {
+    "step": Kind("step", heading="step, mean ms"),
+    "median": Kind("median step", heading="step, median ms"),
+    "p95": Kind("p95 of the step", heading="step, p95 ms"),
+    "call": Kind("call", "µs", "call, median µs"),
+    "samples": Kind("samples/s", "/s", "samples/s", is_rate=True),
+    "tokens": Kind("tokens/s", "/s", "tokens/s", is_rate=True),
+    "last_fifth": Kind("last over first fifth", "", "last / first fifth"),
+    "validation": Kind("a validation", "s", once=True),
+    "checkpoint": Kind("a checkpoint", "s", once=True),
+    "startup": Kind("start-up", "s", once=True),
+    "goodput": Kind("goodput", "%", is_rate=True, once=True),
+    FIT: Kind("whole fit", "s"),
+}
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of a metric; of those without an entry, milliseconds of a step."""
+    words = f"step of rank {name.removeprefix('rank')}" if name.startswith("rank") else name
+    return _KINDS.get(name, Kind(words))
 
 
 def compare(a: Sources, b: Sources, *, scatter_pct: float | None = None, limit_pct: float | None = None) -> Comparison:
@@ -165,17 +173,17 @@ def _metric(
 ) -> ComparedMetric:
     estimates = [[run.metrics[name] for run in side if name in run.metrics] for side in sides]
     a, b = (geometric_mean([each.value for each in side]) if side else None for side in estimates)
-    rate = name in _RATES
-    metric = ComparedMetric(name=name, unit=_UNITS.get(name, "ms"), a=a, b=b, more_is_better=rate)
+    kind = kind_of(name)
+    metric = ComparedMetric(name=name, unit=kind.unit, a=a, b=b, more_is_better=kind.is_rate)
     if a == 0 or b == 0:  # of a trace
         return replace(metric, outcome="same" if a == b else "faster" if a else "slower", differs=a != b)
     if [len(side) for side in estimates] != [len(side) for side in sides]:
         return metric
     unsteady = max(hypot(run.unsteadiness, run.slow_steps if name != "median" else 0.0) for run in chain(*sides))
     ratio = ratio_of(estimates[0], estimates[1], hypot(scatter, unsteady), in_turns=in_turns)
-    plausible = _PLAUSIBLE_ONCE if name in OF_THE_RUN else PLAUSIBLE
-    outcome = decide(ratio, limit_pct, more_is_better=rate, plausible=plausible)
-    if outcome == "too short" and name in OF_THE_RUN:
+    plausible = _PLAUSIBLE_ONCE if kind.once else PLAUSIBLE
+    outcome = decide(ratio, limit_pct, more_is_better=kind.is_rate, plausible=plausible)
+    if outcome == "too short" and kind.once:
         outcome = "too noisy"
     if ratio.low is None or ratio.high is None:
         differs = outcome in {"slower", "faster"}
@@ -191,7 +199,7 @@ def _with_share(metric: ComparedMetric, metrics: Mapping[str, ComparedMetric], r
         step = metrics["step"]
         parts = [part / whole for part, whole in ((metric.a, step.a), (metric.b, step.b)) if part and whole]
         share = 100 * max(parts, default=0.0)
-    elif metric.name in OF_THE_RUN and metric.unit == "s":
+    elif metric.unit == "s" and metric.name != FIT:
         parts = [_ledger_s(run, metric.name) / run.wall_s for run in runs if run.wall_s]
         share = 100 * max(parts, default=1.0)
     return replace(metric, share_pct=share, differs=metric.differs and share >= _LEAST_SHARE_PCT)
@@ -221,7 +229,7 @@ def _cost_s(metric: ComparedMetric, a: Sources, b: Sources) -> float:
     """How many seconds more the steps, or a run's validations, take now."""
     if metric.unit != "s":
         return ((metric.b or 0.0) - (metric.a or 0.0)) / 1e3 * fmean(run.steps for run in b)
-    if metric.name in OF_THE_RUN:
+    if metric.name != FIT:
         return fmean(_ledger_s(run, metric.name) for run in b) - fmean(_ledger_s(run, metric.name) for run in a)
     return (metric.b or 0.0) - (metric.a or 0.0)
 
@@ -236,14 +244,9 @@ def _rows(metrics: Mapping[str, ComparedMetric]) -> Iterator[str]:
     yield from (name for name in ("samples", "tokens", "validation", FIT) if name in metrics)
 
 
-def metric_title(name: str) -> str:
-    """A metric's name in words."""
-    return _WORDS.get(name, f"step of rank {name.removeprefix('rank')}" if name.startswith("rank") else name)
-
-
 def change_words(metric: ComparedMetric) -> str:
     """The change with its 95 % interval: "forward 22 % slower (18 to 27 %): 11 to 13.4 ms"."""
-    ratio, name = metric.ratio, metric_title(metric.name)
+    ratio, name = metric.ratio, kind_of(metric.name).words
     values = " to ".join(digits(value or 0.0) for value in (metric.a, metric.b))
     values = f"{values} {metric.unit}".removesuffix(" /s").rstrip()
     if ratio is None:

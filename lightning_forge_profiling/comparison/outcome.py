@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.comparison.compare import OF_THE_RUN, REPEATS, change_words, metric_title, percent
+from lightning_forge_profiling.comparison.compare import REPEATS, change_words, kind_of, percent
 from lightning_forge_profiling.comparison.ratio import SAME_WITHIN_PCT, runs_needed, steps_needed
 from lightning_forge_profiling.comparison.source import FIT
 from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES
@@ -63,7 +63,7 @@ def _missing(comparison: Comparison, metric: ComparedMetric, limit_pct: float) -
     """What decides a limit in four of five comparisons of equal runs, and how many runs a side that is."""
     ratio = metric.ratio
     if ratio is None or ratio.log_error is None:
-        if metric.name in OF_THE_RUN:
+        if kind_of(metric.name).once:
             return f"one value a run: repeat each side {REPEATS} times", None
         return f"too few steps for an interval: each side needs {FEWEST_PIECES}, and some 50 of a record", None
     steps, runs = min(*comparison.a.steps, *comparison.b.steps), min(len(comparison.a.steps), len(comparison.b.steps))
@@ -79,18 +79,6 @@ def _missing(comparison: Comparison, metric: ComparedMetric, limit_pct: float) -
     return f"{' or '.join(ways)} would decide", more_runs
 
 
-_TITLES: Final = {
-    "step": "step, mean ms",
-    "median": "step, median ms",
-    "p95": "step, p95 ms",
-    "call": "call, median µs",
-    "samples": "samples/s",
-    "tokens": "tokens/s",
-    "last_fifth": "last / first fifth",
-    "startup": "start-up s",
-    "goodput": "goodput %",
-    FIT: "whole fit s",
-}
 _STYLES: Final = {"slower": "bold red", "faster": "bold green", "same": "bold green"}
 _UNDECIDED: Final = "bold yellow"
 _LEAST_SHARE_PCT: Final = 1.0
@@ -156,10 +144,8 @@ def _metric_table(comparison: Comparison, names: Iterable[str]) -> Table:
     for metric in map(comparison.metrics.__getitem__, names):
         if metric.share_pct < _LEAST_SHARE_PCT or not (metric.a or metric.b) or _without_gpu(comparison, metric.name):
             continue
-        of_trace = comparison.kind == "trace" and metric.name == "step"
-        title = (
-            "step, median ms" if of_trace else _TITLES.get(metric.name) or f"{metric_title(metric.name)} {metric.unit}"
-        )
+        kind = kind_of("median" if comparison.kind == "trace" and metric.name == "step" else metric.name)
+        title = kind.heading or f"{kind.words} {kind.unit}"
         sides = ("" if value is None else digits(value) for value in (metric.a, metric.b))
         rows.append(Row((title, *sides, *_change_cells(metric, comparison))))
     return Table(columns_of("", "before", "now", "change", "95 % interval", "", align="<>>>><"), tuple(rows))

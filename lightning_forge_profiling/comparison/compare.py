@@ -38,7 +38,7 @@ _LENGTHS_DIFFER: Final = 0.01
 _NONE: Final = (0.0, 0.0)
 _ONCE: Final = ("startup", "sanity_check", "teardown")  # parts of the ledger that do not grow with the run
 _PLAUSIBLE_ONCE: Final = 10.0  # one value a run: with cold caches a start-up takes four times as long
-_PARTS: Final = (*REGIONS, "busy", "idle", *CATEGORIES)  # of a step
+_PARTS: Final = tuple(dict.fromkeys((*REGIONS, "busy", "idle", *CATEGORIES)))  # of a step
 _CAUSES: Final = (
     *REGIONS,
     *CATEGORIES,

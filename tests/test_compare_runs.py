@@ -418,7 +418,7 @@ def test_of_equal_code_no_verdict_is_said_to_have_changed(records, forge):
     a = records("a", ledger={"steps": 10.0}, findings=[("python-bound", 61.0, 6.1)])
     b = records("b", seed=1, ledger={"steps": 10.0}, findings=[("blocked-forward", 62.0, 6.2)])
     _, out, _ = forge("compare", a, b, "--verbose")
-    assert "verdict python-bound before, blocked-forward now; neither costs more or less than before" in flat(out)
+    assert "verdict python-bound before, blocked-forward now; no time changed by as much as either costs" in flat(out)
     assert "finding " not in out
     assert "fixed " not in out
 

@@ -396,7 +396,7 @@ def _verdict(a: ComparedSide, b: ComparedSide, changed: set[str]) -> str:
         return f"{now}, as before"
     if changed & {a.verdict, b.verdict}:
         return f"{before} -> {now}"
-    return f"{before} before, {now} now; neither costs more or less than before by what these runs show"
+    return f"{before} before, {now} now; no time changed by as much as either costs"
 
 
 def _of_runs(having: int, runs: int) -> str:

@@ -120,12 +120,12 @@ def demo() -> None:
 
 
 def console_report(case: str) -> None:
-    """Draw what `analyze` prints."""
+    """Draw what `show` prints of a trace."""
     from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415
     from lightning_forge_profiling.report.analysis_text import print_analysis  # noqa: PLC0415
 
     analysis = analyze(TRACES / case).analysis
-    save(lambda screen: print_analysis(analysis, screen, kernels=5), "analyze", f"forge-profiling analyze {case}/")
+    save(lambda screen: print_analysis(analysis, screen, kernels=5), "show", f"forge-profiling show {case}/")
 
 
 def browser_reports() -> None:
@@ -138,7 +138,7 @@ def browser_reports() -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(TRACES), chromium() as browser:
         for case in ("ddp_big_grads", "slow_optimizer"):
             with contextlib.redirect_stdout(io.StringIO()):
-                forge_profiling(["analyze", case, "--html", f"{folder}/{case}.html"])
+                forge_profiling(["view", case, "--save", f"{folder}/{case}.html"])
         browser.set_window_size(1180, 1150)
         browser.get(Path(folder, "ddp_big_grads.html").as_uri())
         browser.execute_script("document.documentElement.style.overflow = 'hidden'")  # no scroll bar

@@ -69,4 +69,4 @@ def schema_json(*, of_record: bool = False) -> bytes:
     """The schema of `summary.json`, or of a line of a record, made from what is written to it."""
     if of_record:
         return schema_of(Line, "a line of forge-profiling's forge_record/rankN.jsonl")
-    return schema_of(Analysis, "forge-profiling summary.json")
+    return schema_of(Analysis, "summary.json of forge-profiling")

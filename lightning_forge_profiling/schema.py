@@ -1226,16 +1226,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         """The advice, followed by its predicted saving."""
         return self.advice if self.saves is None else f"{self.advice} {self.saves.text}"
 
-    @property
-    def saved_pct(self) -> tuple[float, float] | None:
-        """The interval of `saves.pct`: its own, or as wide in proportion as that of the share; None if unknown."""
-        if self.saves is not None and self.saves.low_pct is not None and self.saves.high_pct is not None:
-            return self.saves.low_pct, self.saves.high_pct
-        if self.saves is None or self.low_pct is None or self.high_pct is None or self.share_pct <= 0:
-            return None
-        scale = self.saves.pct / self.share_pct
-        return scale * self.low_pct, min(scale * self.high_pct, 100.0)
-
 
 class Hint(msgspec.Struct, frozen=True, kw_only=True):
     """A rule of thumb that applies; weaker than a finding."""

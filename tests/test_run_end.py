@@ -122,6 +122,13 @@ def test_beside_a_verdict_of_the_machine_the_rest_is_listed_as_unreliable():
     assert "\nalso" not in printed(report_of(analysed(**INPUT_BOUND)))
 
 
+def test_what_the_machine_does_is_said_beside_another_verdict():
+    analysis = analysed(**INPUT_BOUND)
+    waits = replace(analysis.findings[1], code=STARVED, title="training waits 6.0 ms of each 49.5 ms step for a core")
+    text = printed(report_of(replace(analysis, findings=(analysis.findings[0], waits))))
+    assert "\nalso        cpu-starved: training waits 6.0 ms of each 49.5 ms step for a core.\n" in text
+
+
 def test_a_switch_that_distorts_all_times_is_named():
     analysis = analysed(**INPUT_BOUND)
     run = with_figures(analysis.run, switches=Switches(anomaly_detection=True))

@@ -68,7 +68,8 @@ def test_a_frame_has_pace_causes_ranks_and_events(tmp_path):
     text = unwrapped(done.stdout)
     for part in (
         "Steps 1,050 to 1,199 of rank 0, written ", "backward ", "throughput  ", "% utilized,  61.2 GiB used",
-        "whole fit   steps ", "verdict     input-bound, ", "Ranks by their records\n", "validation, 4.0 s",
+        "whole fit   steps ", "verdict     input-bound, ", "\ntry         Measure the DataLoader",
+        "Ranks by their records\n", "validation, 4.0 s",
         "Totals of the run: the first 1,000 steps, written ",
     ):  # fmt: skip
         assert part in done.stdout, part

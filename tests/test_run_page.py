@@ -1,19 +1,21 @@
 """The page of a run: what it holds of the record and of the recorded window, and how a browser shows it."""
 
 import dataclasses
+import os
 import re
 import shutil
+from pathlib import Path
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
 from lightning_forge_profiling.names import MFU, SUMMARY_JSON
-from lightning_forge_profiling.record.files import encode_line
+from lightning_forge_profiling.record.files import encode_line, write_plan
 from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.report.page import block_of, record_of, timelines_of, write_reports
 from lightning_forge_profiling.report.run_page import run_page, run_view, write_run_page
-from lightning_forge_profiling.schema import End, EventLine, IntervalLine, State, TraceReport
+from lightning_forge_profiling.schema import End, EventLine, IntervalLine, State, TraceReport, WindowPlan
 from tests.record_builder import MadeRun, with_times
 from tests.sample_timeline import sample_timeline
 from tests.samples import sample_analysis
@@ -149,6 +151,20 @@ def test_a_killed_run_has_its_window_in_the_page_with_one_verdict_for_both(tmp_p
     assert analysis["run"]["timing"]["steps"] == 995, "by the latest totals"
     assert record_of(page)["outcome"] == "silent"
     assert window.name == "steps_5-7"
+
+
+def test_a_window_that_was_asked_for_a_moment_ago_is_the_one_that_opens(tmp_path):
+    """`forge-profiling trace` has recorded it since the totals that are on record were written."""
+    record, earlier, _ = with_window(tmp_path, None)
+    os.utime(earlier / "report.html", (LONG_AGO, LONG_AGO))
+    asked = tmp_path / "version_0" / "profiler_traces" / "steps_1000-1002"
+    write_reports(sample_analysis(), [replace(sample_timeline(), lanes=())], asked)
+    plan = WindowPlan(run="made", number=1, request="ab" * 8, state="recorded", start=1000, steps=3, folder=str(asked))
+    write_plan(record, plan)
+    said = forge("view", record, "--no-browser").stdout
+    assert said.endswith(", with steps_1000-1002\n")
+    page = Path(said.partition(": ")[0]).read_text()
+    assert [timeline.lanes for timeline in timelines_of(page)] == [()]
 
 
 def test_a_window_whose_reports_are_gone_or_damaged_leaves_the_page_of_the_run(tmp_path):

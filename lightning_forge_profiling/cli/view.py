@@ -25,7 +25,7 @@ from lightning_forge_profiling.kineto.files import find_traces
 from lightning_forge_profiling.names import REPORT_HTML
 from lightning_forge_profiling.record.reader import read_run, records_at
 from lightning_forge_profiling.report.page import record_of, report_page
-from lightning_forge_profiling.report.run_page import run_page
+from lightning_forge_profiling.report.run_page import recorded_window, run_page
 from lightning_forge_profiling.safe_files import open_regular, read_regular, write_whole
 
 
@@ -39,8 +39,9 @@ def view(args: argparse.Namespace) -> int:
         say(f"{args.save}: {name}")
         return 0
     with ExitStack() as undo:
-        report = _report(args.path, undo).resolve()
-        say(f"{report}")
+        report, name = _report(args.path, undo)
+        report = report.resolve()
+        say(f"{report}{f': {name}' if name else ''}")
         sys.stdout.flush()
         undo.pop_all()  # the user now knows where it is
     if not args.no_browser and not webbrowser.open(report.as_uri()):
@@ -59,24 +60,29 @@ def _page(place: str, file: Path | None = None) -> tuple[str, bytes]:
         record = read_run(folder)
         refuse_bad_outputs({"--save": file}, [("PATH", rank.path) for rank in record.ranks])
         warn_of_problems(record)
+        recorded = recorded_window(record)
+        name += f", with {recorded.name}" if recorded else ""
         page = run_page(record, time.time())
     return name, page.encode(errors="replace")
 
 
-def _report(place: str, undo: ExitStack) -> Path:
-    """The page at a place, or a new one in a temporary folder, which `undo` removes, if none there has the run."""
+def _report(place: str, undo: ExitStack) -> tuple[Path, str]:
+    """The page at a place, or a new one in a temporary folder, which `undo` removes, if none there has the run.
+
+    With what a new one is of; "" for one that is there.
+    """
     path = Path(place)
     if path.suffix == ".html":
         path.stat()
-        return path
+        return path, ""
     page, records = _newest_page(path), any_at(records_at, path)
     if page is not None and not (records and not _covers(page, records[0])):
-        return page
-    _, content = _page(place)
+        return page, ""
+    name, content = _page(place)
     made = Path(tempfile.mkdtemp(prefix="forge-profiling-")) / REPORT_HTML
     undo.callback(shutil.rmtree, made.parent, ignore_errors=True)
     write_whole(made, content)
-    return made
+    return made, name
 
 
 def _newest_page(path: Path) -> Path | None:

@@ -11,6 +11,7 @@ from msgspec import structs
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.json_layout import read_summary
 from lightning_forge_profiling.names import MFU, REPORT_HTML, SUMMARY_JSON, TFLOPS, per_second
+from lightning_forge_profiling.record.files import read_plan
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord, read_run
 from lightning_forge_profiling.report import run_status
 from lightning_forge_profiling.report.live_view import latest_regions, setting_words
@@ -34,7 +35,6 @@ from lightning_forge_profiling.schema import (
     RunReport,
     State,
     Timeline,
-    TraceReport,
 )
 
 _PROBLEMS: Final = frozenset({"exception", "slow-step", "recompilation", "hang", "straggler", "memory-growth"})
@@ -118,7 +118,7 @@ def run_page(record: RunRecord, now: float) -> str:
     """The page of a run: what its record says, and the recorded window if its reports can be found."""
     _, state = run_status.totals(record)
     report = None if state is None else state.report
-    window = None if report is None else _window_folder(record.folder, report.trace)
+    window = recorded_window(record)
     analysis = _analysis(report, window)
     return report_page(analysis, _timelines(window), run_view(record, now, has_sensors=_has_sensors(analysis)))
 
@@ -138,13 +138,16 @@ def write_run_page(folder: Path, report: RunReport, end: End) -> None:
     write_whole(trace.report_path, report_page(analysis, timelines, view).encode(errors="replace"))
 
 
-def _window_folder(record: Path, trace: TraceReport | None) -> Path | None:
-    """Where the reports of the window are, also where the folder of the run has been moved."""
-    if trace is None or trace.report_path is None:
-        return None
-    written = trace.report_path.parent
-    moved = record.parent.joinpath(*written.parts[-2:])
-    return next((folder for folder in (written, moved) if (folder / REPORT_HTML).is_file()), None)
+def recorded_window(record: RunRecord) -> Path | None:
+    """The folder with the newest window's reports, also where the run's folder has been moved; None without one."""
+    _, state = run_status.totals(record)
+    trace, plan = None if state is None else state.report.trace, read_plan(record.folder)
+    written = [] if trace is None or trace.report_path is None else [trace.report_path.parent]
+    if plan is not None and plan.folder:  # `forge-profiling trace` has recorded it, perhaps since the latest totals
+        written.append(Path(plan.folder))
+    moved = [record.folder.parent.joinpath(*folder.parts[-2:]) for folder in written]
+    reports = [folder / REPORT_HTML for folder in (*written, *moved) if (folder / REPORT_HTML).is_file()]
+    return max(reports, key=lambda report: report.stat().st_mtime).parent if reports else None
 
 
 def _timelines(window: Path | None) -> tuple[Timeline, ...]:

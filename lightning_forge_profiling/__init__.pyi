@@ -1,6 +1,8 @@
 from .bench.benchmark import benchmark as benchmark
 from .callbacks.forge_profiler import ForgeProfilerCallback as ForgeProfilerCallback
 from .callbacks.throughput import ThroughputCallback as ThroughputCallback
+from .compat import SynchronizedWallClockTimer as SynchronizedWallClockTimer
+from .compat import ThroughputTimer as ThroughputTimer
 from .errors import ForgeProfilingError as ForgeProfilingError
 from .flops.count import count_flops as count_flops
 from .loop import batches as batches

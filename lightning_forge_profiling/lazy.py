@@ -21,4 +21,4 @@ def names_of_stub(package: str) -> tuple[Callable[[str], object], Callable[[], l
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *modules}), sorted(modules)
+    return get, lambda: sorted(modules), sorted(modules)

@@ -469,7 +469,7 @@ NO_TRACES = {
     "an object": (b"{}", "JSON, but not a trace: it has no traceEvents list"),
     "another object": (b'{"a": [1, 2], "b": {"c": null}}', "JSON, but not a trace"),
     "events that are no list": (b'{"traceEvents": {"a": 1}}', "JSON, but not a trace"),
-    "a number": (b"12", "JSON, but not a trace"),
+    "a number": (b"12", "not a trace: a trace is JSON of torch.profiler"),
     "deep": (b'{"a": ' + b"[" * 100_000, "not JSON"),
     "an empty trace": (b'{"traceEvents": []}', "no complete event: its list has none"),
     "an empty list": (b"[]", "no complete event: its list has none"),

@@ -27,6 +27,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -219,6 +220,41 @@ def _recompiles(folder: Path) -> None:
     fit(folder, model, steps=60)
 
 
+def _compiles(folder: Path) -> None:
+    def slow(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        time.sleep(0.1)
+        return module.forward
+
+    model = Model()
+    compiled = torch.compile(lambda x, n: model.net(x) * n, backend=slow, dynamic=False)
+    model.at["forward"] = lambda step: compiled(torch.ones(2, 16), float(min(step, 6)))
+    fit(folder, model)
+
+
+def _logs(folder: Path) -> None:
+    model = Model()
+    model.at["forward"] = lambda step: model.log("step", float(step))
+    fit(folder, model, logger=SlowLogger(folder), log_every_n_steps=1)
+
+
+class SlowIO(TorchCheckpointIO):
+    """Takes time to write a checkpoint."""
+
+    def save_checkpoint(self, *arguments: Any, **options: Any) -> None:
+        """Sleep."""
+        time.sleep(0.2)
+        super().save_checkpoint(*arguments, **options)
+
+
+class SlowToBegin(DataLoader[torch.Tensor]):
+    """Takes time to make an iterator."""
+
+    def __iter__(self) -> Any:
+        """Sleep."""
+        time.sleep(0.3)
+        return super().__iter__()
+
+
 def _resumed(folder: Path) -> None:
     saved = folder.parent / "model.ckpt"
     fit(folder.parent / "first", max_steps=100).save_checkpoint(saved)
@@ -316,7 +352,15 @@ CASES: dict[str, Callable[[Path], object]] = {
     "waits_in_update": _in_update,
     "slow_callback": lambda folder: fit(folder, callbacks=[SlowCallback()]),
     "slow_hook": lambda folder: fit(folder, Model(hook=sleeps())),
-    "slow_logger": lambda folder: fit(folder, logger=SlowLogger(folder), log_every_n_steps=1),
+    "slow_logger": _logs,
+    "slow_checkpoints": lambda folder: fit(
+        folder, plugins=[SlowIO()], enable_checkpointing=True,
+        callbacks=[ModelCheckpoint(folder / "saved", every_n_train_steps=20, save_top_k=-1)],
+    ),
+    "slow_to_begin": lambda folder: fit(
+        folder, Model(forward=lambda _: busy(LONG_S)), loader=SlowToBegin(Points(80), 4), max_epochs=10,
+    ),
+    "compiles": _compiles,
     "validates": lambda folder: fit(folder, Model(validation=sleeps()), limit_val_batches=16, val_check_interval=20),
     "saves": lambda folder: fit(
         folder, Model(save=sleeps(0.2)), enable_checkpointing=True,

@@ -131,7 +131,7 @@ class Kept(Callback):
 
     def on_train_batch_end(self, *_):
         self.step += 1
-        if self.step in (500, 1900):
+        if self.step in (500, 1200, 1900):
             self.counts[self.step] = len(gc.get_objects(generation=0))
 
     def on_train_end(self, *_):
@@ -145,7 +145,8 @@ def test_a_step_leaves_nothing_for_the_collector(tmp_path):
         fit(tmp_path, kept, ThroughputCallback(record=False), steps=2000)
     finally:
         gc.enable()
-    assert kept.counts[1900] - kept.counts[500] < 1400 / 2, "an object in less than every other step"
+    halves = [kept.counts[1200] - kept.counts[500], kept.counts[1900] - kept.counts[1200]]
+    assert min(halves) < 700 / 2, "an object in less than every other step; something else may have come once"
 
 
 class Garbage:

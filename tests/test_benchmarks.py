@@ -57,7 +57,7 @@ def test_the_analysis_fails_its_check_above_its_share_of_json_load(capsys, monke
 def test_false_alarms_of_compare_are_counted_on_simulated_and_on_real_runs(capsys, tmp_path):
     compare_false_alarms.simulate(2)
     rows = re.findall(r"(?m)^\| (\w+) \| (none|\+\d+ %) \| (\d) \| (\d+) \| 2 \| (.*)$", capsys.readouterr().out)
-    assert {machine for machine, *_ in rows} == {"idle", "shared", "busy"}
+    assert {machine for machine, *_ in rows} == {"idle", "shared", "busy", "loader"}
     assert len(rows) == 45
     assert all(shares.startswith("100.0 %") for *_, slow_down, _, _, shares in rows if slow_down == "+900 %")
 

@@ -161,9 +161,9 @@ def test_a_window_that_was_asked_for_a_moment_ago_is_the_one_that_opens(tmp_path
     write_reports(sample_analysis(), [replace(sample_timeline(), lanes=())], asked)
     plan = WindowPlan(run="made", number=1, request="ab" * 8, state="recorded", start=1000, steps=3, folder=str(asked))
     write_plan(record, plan)
-    said = forge("view", record, "--no-browser").stdout
-    assert said.endswith(", with steps_1000-1002\n")
-    page = Path(said.partition(": ")[0]).read_text()
+    said = forge("view", record, "--no-browser")
+    assert said.stderr.endswith(", with steps_1000-1002\n")
+    page = Path(said.stdout.strip()).read_text()
     assert [timeline.lanes for timeline in timelines_of(page)] == [()]
 
 

@@ -61,7 +61,7 @@ def test_who_wants_no_colours_gets_none(environment):
 
 def test_sentences_stand_beside_their_names_and_paths_stay_whole():
     path = TRACES / "ddp"
-    lines = on_terminal(40, "compare", path, TRACES / "launch_bound", NO_COLOR="1")
+    lines = on_terminal(40, "compare", path, TRACES / "launch_bound", "--verbose", NO_COLOR="1")
     assert f"        {path}" in lines, "paths are never broken"
     [first] = [number for number, line in enumerate(lines) if line.startswith("note ")]
     assert lines[first + 1].startswith("     ")

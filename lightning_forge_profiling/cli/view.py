@@ -41,7 +41,9 @@ def view(args: argparse.Namespace) -> int:
     with ExitStack() as undo:
         report, name = _report(args.path, undo)
         report = report.resolve()
-        say(f"{report}{f': {name}' if name else ''}")
+        say(f"{report}")
+        if name:
+            warn(f"the page is of {name}")
         sys.stdout.flush()
         undo.pop_all()  # the user now knows where it is
     if not args.no_browser and not webbrowser.open(report.as_uri()):

@@ -58,7 +58,7 @@ def test_false_alarms_of_compare_are_counted_on_simulated_and_on_real_runs(capsy
     compare_false_alarms.simulate(2)
     rows = re.findall(r"(?m)^\| (\w+) \| (none|\+\d+ %) \| (\d) \| (\d+) \| 2 \| (.*)$", capsys.readouterr().out)
     assert {machine for machine, *_ in rows} == {"idle", "shared", "busy", "loader"}
-    assert len(rows) == 45
+    assert len(rows) == 60
     assert all(shares.startswith("100.0 %") for *_, slow_down, _, _, shares in rows if slow_down == "+900 %")
 
     for number in range(4):

@@ -42,10 +42,10 @@ def view(args: argparse.Namespace) -> int:
         report, name = _report(args.path, undo)
         report = report.resolve()
         say(f"{report}")
-        if name:
-            warn(f"the page is of {name}")
         sys.stdout.flush()
         undo.pop_all()  # the user now knows where it is
+    if name:
+        warn(f"the page is of {name}")
     if not args.no_browser and not webbrowser.open(report.as_uri()):
         warn("no browser found; open the file above in one")
     return 0

@@ -220,17 +220,6 @@ def _recompiles(folder: Path) -> None:
     fit(folder, model, steps=60)
 
 
-def _compiles(folder: Path) -> None:
-    def slow(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
-        time.sleep(0.1)
-        return module.forward
-
-    model = Model()
-    compiled = torch.compile(lambda x, n: model.net(x) * n, backend=slow, dynamic=False)
-    model.at["forward"] = lambda step: compiled(torch.ones(2, 16), float(min(step, 6)))
-    fit(folder, model)
-
-
 def _logs(folder: Path) -> None:
     model = Model()
     model.at["forward"] = lambda step: model.log("step", float(step))
@@ -360,7 +349,6 @@ CASES: dict[str, Callable[[Path], object]] = {
     "slow_to_begin": lambda folder: fit(
         folder, Model(forward=lambda _: busy(LONG_S)), loader=SlowToBegin(Points(80), 4), max_epochs=10,
     ),
-    "compiles": _compiles,
     "validates": lambda folder: fit(folder, Model(validation=sleeps()), limit_val_batches=16, val_check_interval=20),
     "saves": lambda folder: fit(
         folder, Model(save=sleeps(0.2)), enable_checkpointing=True,

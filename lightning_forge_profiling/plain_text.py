@@ -93,12 +93,13 @@ def plain_logger(name: str) -> logging.Logger:
 @cache
 def once(logger: str, phrase: str) -> None:
     """Let a logger, of another package, say messages with a phrase once in this process."""
-    said: list[str] = []
+    was_said = False
 
     def is_news(record: logging.LogRecord) -> bool:
+        nonlocal was_said
         if phrase not in str(record.msg):
             return True
-        said.append(phrase)
-        return len(said) == 1
+        was_said, is_first = True, not was_said
+        return is_first
 
     logging.getLogger(logger).addFilter(is_news)

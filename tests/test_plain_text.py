@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from lightning_forge_profiling.plain_text import LONGEST_FILE, all_plain, encodable, name_of, plain, plain_logger
+from lightning_forge_profiling.plain_text import LONGEST_FILE, all_plain, encodable, name_of, once, plain, plain_logger
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,11 @@ def test_a_message_is_one_plain_line_whatever_its_arguments_are(caplog):
         log.info("%d %.1f %s %s", 3, 1.25, "\x1b[2Ja\nb", Fails())
         log.info("nothing %s to replace" % "else")  # noqa: G002, UP031
     assert [each.getMessage() for each in caplog.records] == ["3 1.2 a b <Fails>", "nothing else to replace"]
+
+
+def test_of_another_package_s_messages_those_with_the_phrase_come_once(caplog):
+    log = logging.getLogger("another.package")
+    once("another.package", "Adding 2 callbacks")
+    for message in ("Adding 2 callbacks: a, b", "GPU available: False", "Adding 2 callbacks: a, b", "GPU available: False"):
+        log.warning(message)
+    assert caplog.messages == ["Adding 2 callbacks: a, b", "GPU available: False", "GPU available: False"]

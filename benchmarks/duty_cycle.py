@@ -44,9 +44,9 @@ class Kept(ThroughputCallback):
     def on_train_start(self, *begun: Any) -> None:
         """Take every step on its way into the totals."""
         super().on_train_start(*begun)
-        if self.monitor is None:
+        if self.run is None:
             sys.exit("the fit is not watched")
-        totals = self.monitor.step_timer.totals
+        totals = self.run.step_timer.totals
         add = totals.add
 
         def added(*step: Any) -> None:

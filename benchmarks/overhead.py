@@ -184,7 +184,7 @@ class OnAndOff(Callback):
         if not self._on:
             return OFF
         ours: Any = next(callback for callback in self._callbacks if isinstance(callback, ThroughputCallback))
-        before, self._logged_at = self._logged_at, ours.monitor.log._logged_at  # noqa: SLF001
+        before, self._logged_at = self._logged_at, ours.run.log._logged_at  # noqa: SLF001
         if self._logged_at != before:
             return "with a row"
         step_timer = self._ours.step_timer

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from lightning_forge_profiling.callbacks import fit_monitor, fit_steps
+from lightning_forge_profiling.callbacks import fit_steps, run
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEventSource
@@ -14,8 +14,8 @@ class StepClock:
     def __init__(self, monkeypatch):
         self.ns = 0
         monkeypatch.setattr(fit_steps, "perf_counter_ns", self)
-        monkeypatch.setattr(fit_monitor, "CUDATimerCollection", self._timers)
-        monkeypatch.setattr(fit_monitor, "StepTimer", partial(StepTimer, clock_ns=self))
+        monkeypatch.setattr(run, "CUDATimerCollection", self._timers)
+        monkeypatch.setattr(run, "StepTimer", partial(StepTimer, clock_ns=self))
 
     def __call__(self):
         self.ns += 1000

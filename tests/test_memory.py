@@ -308,8 +308,8 @@ class OnGpu(Callback):
         self.ours, self.gpu = ours, gpu
 
     def on_train_start(self, trainer, pl_module):
-        self.ours.monitor.steps.events.memory = self.gpu.watch
-        self.gpu.watch._say = self.ours.monitor.steps.events.memory_grows
+        self.ours.run.steps.events.memory = self.gpu.watch
+        self.gpu.watch._say = self.ours.run.steps.events.memory_grows
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if self.gpu.watch.due_ns < inf:

@@ -67,6 +67,11 @@ def test_a_message_is_one_plain_line_whatever_its_arguments_are(caplog):
 def test_of_another_package_s_messages_those_with_the_phrase_come_once(caplog):
     log = logging.getLogger("another.package")
     once("another.package", "Adding 2 callbacks")
-    for message in ("Adding 2 callbacks: a, b", "GPU available: False", "Adding 2 callbacks: a, b", "GPU available: False"):
+    for message in (
+        "Adding 2 callbacks: a, b",
+        "GPU available: False",
+        "Adding 2 callbacks: a, b",
+        "GPU available: False",
+    ):
         log.warning(message)
     assert caplog.messages == ["Adding 2 callbacks: a, b", "GPU available: False", "GPU available: False"]

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from lightning_forge_profiling.callbacks import fit_monitor
+from lightning_forge_profiling.callbacks import run
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.names import FIRST_STEP, PROFILER, REGIONS, STEPS
 from lightning_forge_profiling.profiler.collector import Marks
@@ -497,7 +497,7 @@ def test_a_fit_whose_timing_fails_at_any_event_trains_as_one_without_us(tmp_path
     expected = weights_of(model=model, **options)
     for nth in range(1, 40, 3):
         timers = CUDATimerCollection((), events=(source := BreakingSource(nth)))
-        monkeypatch.setattr(fit_monitor, "CUDATimerCollection", lambda *_, timers=timers, **__: timers)
+        monkeypatch.setattr(run, "CUDATimerCollection", lambda *_, timers=timers, **__: timers)
         caplog.clear()
         trained = weights_of(ours := every_step(warmup_steps=0), model=model, **options)
         assert source.left <= 0

@@ -172,7 +172,7 @@ class Recorded(Waiting):
         self.profiler = profiler
 
     def training_step(self, batch):
-        for utilization in (99 if self.profiler.monitor.recording else 37, 37):
+        for utilization in (99 if self.profiler.run.recording else 37, 37):
             self.gpu.boards[0].utilization = utilization
             self.gpu.wait_for_samples()
         return Classifier.training_step(self, batch)

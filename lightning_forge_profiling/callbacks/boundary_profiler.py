@@ -302,6 +302,10 @@ class ProfilerProxy(Boundaries):
             self._replaced = True
             self.install()
 
+    def validation_ends(self) -> None:
+        """Stay there: the end of the region is announced."""
+        self.follow()
+
     def saw_step(self, *, trained: bool) -> bool:
         """Whether all boundaries of the step that has just ended were announced to our profiler."""
         step_timer = self._step_timer

@@ -166,8 +166,8 @@ class Fit(ReportedFit, Protocol):
 class FitReporter:
     """Makes the report on a fit, prints it, and gives each callback the results so far."""
 
-    def __init__(self, monitor: Fit) -> None:
-        self._monitor = monitor
+    def __init__(self, fit: Fit) -> None:
+        self._fit = fit
         self.report: RunReport | None = None
         self._recorded: Analysis | None = None
         self._began_s = perf_counter()
@@ -175,14 +175,14 @@ class FitReporter:
 
     def so_far(self, recorded: Analysis | None = None, others: OtherRanks | None = None) -> RunReport:
         """The report on the fit up to now."""
-        return run_report(self._monitor.training, self._monitor, recorded, others, continues_from=self.continues_from)
+        return run_report(self._fit.training, self._fit, recorded, others, continues_from=self.continues_from)
 
     def make(self, *, interrupted: bool) -> None:
         """Make the report at the end. Rewrites the reports beside the trace, and copies them to a remote folder."""
-        monitor, report = self._monitor, None
-        window, log, zero = monitor.window, monitor.log, monitor.training.facts.is_zero
-        if monitor.step_timer.began and (zero or monitor.settings.keeps_record):
-            self._recorded = recorded = recorded_analysis(monitor.trace())
+        fit, report = self._fit, None
+        window, log, zero = fit.window, fit.log, fit.training.facts.is_zero
+        if fit.step_timer.began and (zero or fit.settings.keeps_record):
+            self._recorded = recorded = recorded_analysis(fit.trace())
             others = None if log is None else partial(log.record.other_ranks, interrupted=interrupted)
             report = self.so_far(recorded, others)
             if log is not None and recorded is not None and zero:
@@ -190,9 +190,9 @@ class FitReporter:
         if window is not None:
             window.copy_files(interrupted=interrupted)
         if report is not None:
-            self.report = replace(report, trace=monitor.trace())  # with the URL that it was copied to
+            self.report = replace(report, trace=fit.trace())  # with the URL that it was copied to
         if report is not None and report.analysis is not None and log is not None and zero:
-            log.publish(report.analysis, monitor.trace(), interrupted=interrupted)
+            log.publish(report.analysis, fit.trace(), interrupted=interrupted)
 
     def amend(self, ledger: RunLedger) -> RunReport | None:
         """Enter what the ledger has got since the report was made."""
@@ -202,7 +202,7 @@ class FitReporter:
 
     def print(self, ledger: RunLedger) -> None:
         """Print the table, on rank 0."""
-        report, settings, training = self.amend(ledger), self._monitor.settings, self._monitor.training
+        report, settings, training = self.amend(ledger), self._fit.settings, self._fit.training
         if report is None:
             return
         line, added = "", settings.all_added
@@ -219,7 +219,7 @@ class FitReporter:
 
     def _files(self, report: RunReport) -> Path | None:
         """The folder that `view` finds this fit in, the shortest; None if the fit left no file."""
-        trace, log, folder = report.trace, self._monitor.log, report.log_folder
+        trace, log, folder = report.trace, self._fit.log, report.log_folder
         record = None if log is None else log.record.path
         page = None if trace is None or trace.report_path is None else trace.report_path.parent
         only = record is None or record.name == RECORD_FOLDER  # and no further fit in the logger's folder
@@ -228,27 +228,27 @@ class FitReporter:
 
     def publish_results(self, ledger: RunLedger) -> None:
         """Give each callback the results so far."""
-        report, log = self.report, self._monitor.log
+        report, log = self.report, self._fit.log
         results = FitResults(
-            analysis=report.analysis if report is not None and self._monitor.training.facts.is_zero else None,
+            analysis=report.analysis if report is not None and self._fit.training.facts.is_zero else None,
             ledger=ledger,
-            trace=self._monitor.trace(),
+            trace=self._fit.trace(),
             summary={} if log is None else log.summary(),
         )
-        for callback in self._monitor.callbacks:
+        for callback in self._fit.callbacks:
             callback.fit_results = results
 
     def snapshot(self) -> list[FitResults]:
         """What each callback has now."""
-        return [callback.fit_results for callback in self._monitor.callbacks]
+        return [callback.fit_results for callback in self._fit.callbacks]
 
     def follow_failure(self, kept: Sequence[FitResults]) -> None:
         """Enter what a failing fit did after its table, unless another fit has begun since."""
         if any(now is not before for now, before in zip(self.snapshot(), kept, strict=True)):
             return
-        ledger, printed = self._monitor.step_timer.ledger.read(), self.report
+        ledger, printed = self._fit.step_timer.ledger.read(), self.report
         report = self.amend(ledger)
         self.publish_results(ledger)
-        if report and printed and report.analysis and printed.analysis and self._monitor.training.facts.is_zero:
+        if report and printed and report.analysis and printed.analysis and self._fit.training.facts.is_zero:
             for text in further_findings(printed.analysis, report.analysis):
                 _log.warning("After the table: %s", text)

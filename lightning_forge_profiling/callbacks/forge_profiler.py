@@ -4,9 +4,9 @@ from collections.abc import Collection, Sequence
 from os import PathLike
 from typing import Any, Literal
 
-from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor
 from lightning_forge_profiling.callbacks.fit_settings import RecordingSettings
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
+from lightning_forge_profiling.callbacks.run import Run
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS
@@ -125,13 +125,13 @@ class ForgeProfilerCallback(TimedCallback):
         Returns:
             Its status, the recorded steps, the paths, and how long training was blocked.
         """
-        return self.fit_results.trace if self.monitor is None else self.monitor.trace()
+        return self.fit_results.trace if self.run is None else self.run.trace()
 
-    def join(self, monitor: FitMonitor) -> None:
+    def join(self, run: Run) -> None:
         """Agree on a folder with the other ranks and refuse one that cannot be written."""
-        monitor.add_window()
+        run.add_window()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Note that the batch is trained on and not skipped."""
-        if self.monitor is not None and self.monitor.window is not None:
-            self.monitor.window.begin_step()
+        if self.run is not None:
+            self.run.begin_step()

@@ -15,8 +15,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from lightning_forge_profiling.callbacks.batches import length_of
 from lightning_forge_profiling.callbacks.plain_training import PlainTraining, loader_of
+from lightning_forge_profiling.callbacks.run import Run
 from lightning_forge_profiling.callbacks.stack_sampler import WorkerStacks
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.guard import Guarded, guarded
 
 _MOST_LOADERS: Final = 16  # a script may make a new loader for each epoch
@@ -26,7 +26,7 @@ class WatchedLoop(Protocol):
     """The loop that is watched."""
 
     training: PlainTraining
-    timer: StepTimer
+    run: Run
     workers: WorkerStacks
     in_step: bool
     validating: bool  # whether validation was found; not one that the script names
@@ -72,7 +72,7 @@ class Fetches(Guarded):
             while len(self._known) >= _MOST_LOADERS:
                 del self._known[next(iter(self._known))]
             self._known[id(sampler)] = _reference(sampler)
-            self._loop.timer.regions.each_fetch |= length_of(iterator) is None
+            self._loop.run.regions.each_fetch |= length_of(iterator) is None
         if all(reference() is not iterator for reference in training.references):
             alive = (reference for reference in training.references if reference() is not None)
             training.references = [*alive, weakref.ref(iterator)]
@@ -84,7 +84,7 @@ class Fetches(Guarded):
         if self._is_known(_sampler(loader)):
             if loop.validating:
                 loop.leave_validation()
-            loop.timer.regions.enter_loader_start()
+            loop.run.regions.enter_loader_start()
         elif self._known and not loop.in_step:
             self._may_validate()
 
@@ -105,7 +105,7 @@ class Fetches(Guarded):
         if self._is_known(_sampler(iterator)) or not self._known:
             if loop.validating:
                 loop.leave_validation()
-            loop.timer.regions.enter("data")
+            loop.run.begin("data")
         else:
             if not loop.validating:
                 self._may_validate()
@@ -119,8 +119,8 @@ class Fetches(Guarded):
         """It was read, or has no more batches."""
         loop, known = self._loop, self._is_known(_sampler(iterator))
         if exhausted and known:
-            loop.timer.regions.loader_ended()
-        loop.timer.regions.exit("data")
+            loop.run.regions.loader_ended()
+        loop.run.end("data")
         self._may_be_batch, self.ended_ns = None, perf_counter_ns()
         if exhausted:
             self._read = [one for one in self._read if one is not iterator]
@@ -136,7 +136,7 @@ class Fetches(Guarded):
         if self._read and not any(self._is_known(_sampler(one)) for one in self._read):
             new = self._read[-1]
             if self._loop.validating and _yielded(new) == 1:
-                self._loop.timer.regions.relabel_validation_as_loader_start()
+                self._loop.run.regions.relabel_validation_as_loader_start()
             self._learn(new)
             self.batch, self.seen = self._may_be_batch, 1
         if self._loop.validating:
@@ -250,30 +250,30 @@ class LoopWatch(Guarded):
         """Fabric's loader moves its batch, before the step that trains on it."""
         if not self._sees():
             return original(*args)
-        self._loop.timer.regions.enter("transfer")
+        self._loop.run.begin("transfer")
         try:
             return original(*args)
         finally:
-            self._loop.timer.regions.exit("transfer")
+            self._loop.run.end("transfer")
 
     def _backward(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         if not self._sees():
             original(*args, **kwargs)
             return
         self._saw_backward = True
-        self._loop.timer.regions.enter_backward()
+        self._loop.run.regions.enter_backward()
         try:
             original(*args, **kwargs)
         finally:
-            self._loop.timer.regions.exit("backward")
+            self._loop.run.end("backward")
 
     def _optimizer_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or not self._sees():
             return
         self._note(optimizer)
         if not self._saw_backward and len(args) == 1 and not kwargs:  # without a closure that may run backward
-            self._loop.timer.regions.forget_forward()
-        self._loop.timer.regions.enter("optimizer")
+            self._loop.run.regions.forget_forward()
+        self._loop.run.begin("optimizer")
 
     @guarded
     def _note(self, optimizer: torch.optim.Optimizer) -> None:
@@ -282,7 +282,7 @@ class LoopWatch(Guarded):
     def _optimizer_ended(self, _optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or not self._sees():
             return
-        self._loop.timer.regions.exit("optimizer")
+        self._loop.run.end("optimizer")
         self._loop.training.updated()
 
 

@@ -47,12 +47,12 @@ class PlainLoop(Guarded):
             callback.built_ns = perf_counter_ns()
         for callback in callbacks:
             callback.take_part(callbacks, lambda: training)
-        monitor = callbacks[0].monitor
-        assert monitor is not None  # noqa: S101
-        self.monitor, self.timer = monitor, monitor.step_timer
-        self.workers = monitor.readings.workers
-        monitor.readings.stacks_show_regions = False
-        monitor.begin()
+        run = callbacks[0].run
+        assert run is not None  # noqa: S101
+        self.run, self.timer = run, run.step_timer
+        self.workers = run.readings.workers
+        run.readings.stacks_show_regions = False
+        run.start()
         set_region_sink(self)
         self.watch = LoopWatch(self)
         self._ended_ns = perf_counter_ns()
@@ -69,15 +69,14 @@ class PlainLoop(Guarded):
             self._end_named_validation()
         self.watch.step_begins()
         self.in_step, self._batch, self._samples = True, batch, samples
-        if (window := self.monitor.window) is not None:
-            window.begin_step()
-        self.timer.regions.enter("forward")
+        self.run.begin_step()
+        self.run.begin("forward")
 
     @guarded
     def end_step(self, batch: Any = None) -> None:
         """A step ends."""
-        self.timer.regions.forget_forward()
-        fetches, monitor = self.watch.fetches, self.monitor
+        self.run.regions.forget_forward()
+        fetches = self.watch.fetches
         given = self._batch if batch is None else batch
         batch = fetches.batch if given is None else given
         one_a_step = fetches.seen == 1 or given is not None
@@ -86,21 +85,20 @@ class PlainLoop(Guarded):
         self.training.count_step(BatchSource(loaders, one_a_step, self._samples), ends_epoch=ends_epoch)
         if batch is None and self.timer.step:  # that of the first step was fetched before
             batch = UNSEEN
-        self.timer.regions.now.saw_training_step = True
-        if monitor.steps is not None:
-            monitor.steps.end_step(batch)
+        self.run.regions.now.saw_training_step = True
+        self.run.step(batch)
         self.training.step_ended()
         self._ended_ns = perf_counter_ns()
 
     @guarded
     def leave_step(self, exception: BaseException) -> None:
         """A step is left by an exception. It is no step, and the end of the loop if no other begins."""
-        self.timer.regions.forget_forward()
-        self.timer.regions.exit("forward")
+        self.run.regions.forget_forward()
+        self.run.end("forward")
         self.in_step, self._batch = False, None
         self._failure = _without_frames(exception) if _fails(exception) else None
-        if self.monitor.window is not None and isinstance(exception, torch.OutOfMemoryError):
-            self.monitor.window.failing(exception)  # now, as the script may catch it
+        if self.run.window is not None and isinstance(exception, torch.OutOfMemoryError):
+            self.run.window.failing(exception)  # now, as the script may catch it
 
     # -- regions that the script names ---------------------------------------------------------------------------
 
@@ -113,9 +111,9 @@ class PlainLoop(Guarded):
         if name == _VALIDATION:
             self._name_validation()
         elif name == "backward":
-            self.timer.regions.enter_backward()
+            self.run.regions.enter_backward()
         else:
-            self.timer.regions.enter(name)
+            self.run.begin(name)
         return self
 
     def close_region(self, name: str, token: object) -> None:
@@ -123,7 +121,7 @@ class PlainLoop(Guarded):
         if token is not self:
             self.timer.user_regions.close_region(name, token)
         elif name != _VALIDATION:
-            self.timer.regions.exit(name)
+            self.run.end(name)
         else:
             self._end_named_validation()
 
@@ -146,14 +144,12 @@ class PlainLoop(Guarded):
     def enter_validation(self) -> None:
         """Validation begins."""
         self.validating = True
-        self.monitor.enter_validation()
-        self.monitor.validation_starts()
+        self.run.begin("validation")
 
     def leave_validation(self) -> None:
         """Validation ends."""
         self.validating = False
-        self.timer.regions.exit_validation()
-        self.monitor.validation_ends()
+        self.run.end("validation")
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -164,13 +160,13 @@ class PlainLoop(Guarded):
             TimedCallback.loop = None
         self.watch.release()
         exception = self._failure if exception is None or not _fails(exception) else exception
-        ledger = self.monitor.ledger
+        ledger = self.run.ledger
         over_ns = self.watch.fetches.ended_ns if self.validating else self._ended_ns
         ledger.turn_to("teardown", max(over_ns, ledger.changed_ns))
         if exception is None:
-            self.monitor.finish()
+            self.run.finish()
         else:
-            self.monitor.fail(exception)
+            self.run.fail(exception)
             self.training.failure_is_over()
 
     def leave(self) -> None:

@@ -204,30 +204,28 @@ class ReportedFit(Protocol):
 
 def run_report(
     training: Training,
-    monitor: ReportedFit,
+    fit: ReportedFit,
     recorded: Analysis | None = None,
     others: OtherRanks | None = None,
     *,
     continues_from: int = 0,
 ) -> RunReport:
     """The report on a fit up to now. With the analysis of its trace, the reports beside the trace are rewritten."""
-    facts, step_timer, log, trace = training.facts, monitor.step_timer, monitor.log, monitor.trace()
+    facts, step_timer, log, trace = training.facts, fit.step_timer, fit.log, fit.trace()
     run, on_device = step_timer.summary(), step_timer.timers.on_device
     gpu = None if log is None else log.telemetry(run)
     compute = () if log is None else log.compute(run, trace, recorded)
-    evidence = run_evidence(
-        run, on_device=on_device, ledger=monitor.step_timer.ledger.read(), clock=monitor.step_timer.ledger
-    )
+    evidence = run_evidence(run, on_device=on_device, ledger=fit.step_timer.ledger.read(), clock=fit.step_timer.ledger)
     if evidence is not None:
         evidence = replace(
             evidence,
             timing=replace(
                 evidence.timing,
                 worker_restarts=_worker_restarts(run.steady, restarted_workers(training)),
-                intervals=run_intervals(step_timer.totals, monitor.step_timer.ledger.marks()),
+                intervals=run_intervals(step_timer.totals, fit.step_timer.ledger.marks()),
             ),
             machine=RunMachine(
-                cpu=monitor.readings.cpu_use(facts.ranks_on_host),
+                cpu=fit.readings.cpu_use(facts.ranks_on_host),
                 telemetry=gpu if isinstance(gpu, TelemetrySummary) else None,
                 compute=compute,
             ),
@@ -236,20 +234,20 @@ def run_report(
                 loader=loader_settings(training),
                 validation_loader=loader_settings(training, validation=True),
                 optimizer=optimizer_settings(training),
-                switches=monitor.readings.switches,
+                switches=fit.readings.switches,
             ),
             continues_from=continues_from,
-            lines=monitor.readings.lines(),
-            recompilations=monitor.recompilations(),
+            lines=fit.readings.lines(),
+            recompilations=fit.recompilations(),
             memory=None
-            if monitor.memory is None
-            else monitor.memory.memory(
+            if fit.memory is None
+            else fit.memory.memory(
                 samples_per_step=_per_step(run.steady.samples, run.steady.steps),
                 tokens_per_step=_per_step(run.steady.tokens, run.steady.steps),
             ),
         )
         if facts.world_size > 1:
-            waits = None if monitor.waits is None else monitor.waits.measured(run.steady)
+            waits = None if fit.waits is None else fit.waits.measured(run.steady)
             mine = rank_work(evidence, host=gethostname(), waits=waits)
             works = (mine, *(() if others is None else others(mine)))
             evidence = replace(evidence, ranks=replace(evidence.ranks, works=works))

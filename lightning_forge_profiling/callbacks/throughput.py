@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.batches import BatchCounter
-from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor
 from lightning_forge_profiling.callbacks.fit_settings import DEFAULT_WARMUP_STEPS, RecordingSettings, ThroughputSettings
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer, evaluation_source
 from lightning_forge_profiling.callbacks.loggers import Loggers
+from lightning_forge_profiling.callbacks.run import Run
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, active_callbacks
 from lightning_forge_profiling.flops.precision import MeasuredPeak
 from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
@@ -126,7 +126,7 @@ class ThroughputCallback(TimedCallback):
             The logged names and their values on this process (with `ddp_spawn`, they stay in the spawned
             process): of the last fit with its validation runs, and of `validate`, `test` and `predict` after it.
         """
-        log = None if self.monitor is None else self.monitor.log
+        log = None if self.run is None else self.run.log
         metrics = dict(self.fit_results.summary) if log is None else log.summary()
         for rates in self.loop_rates().values():
             metrics |= rates.metrics()
@@ -136,21 +136,21 @@ class ThroughputCallback(TimedCallback):
         """What validation, test and prediction did since the last fit began, by loop."""
         return self._loop_rates | ({} if self._loops is None else self._loops.sums)
 
-    def join(self, monitor: FitMonitor) -> None:
+    def join(self, run: Run) -> None:
         """Agree with the other ranks on a folder for the record."""
         self._leave_loops()
         self._loop_rates = {}
-        monitor.add_log(self.loop_rates)
-        if not any(isinstance(settings, RecordingSettings) for settings in monitor.settings.callbacks):
-            monitor.add_window()  # one that a live run may be asked for
+        run.add_log(self.loop_rates)
+        if not any(isinstance(settings, RecordingSettings) for settings in run.settings.callbacks):
+            run.add_window()  # one that a live run may be asked for
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find or make the monitor of a fit, and count the batches of the loops without training."""
+        """Find or make the run of a fit, and count the batches of the loops without training."""
         super().setup(trainer, pl_module, stage)
         self._leave_loops()
         if any(self is one for one in active_callbacks(trainer.callbacks)):
             self._loop_rates = {} if stage == "fit" else self._loop_rates
-            ledger = None if self.monitor is None else self.monitor.ledger
+            ledger = None if self.run is None else self.run.ledger
             self._loops = EvaluationLoops(self.settings, ledger)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -1,4 +1,4 @@
-"""The base class of both callbacks: finds the monitor of the fit, and passes Lightning's hooks on to it."""
+"""The base class of both callbacks: makes or joins the run of a fit, and passes Lightning's hooks on to it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Final, Protocol
 
 import torch
 
-from lightning_forge_profiling.callbacks.fit_monitor import FitMonitor, Phase, Reason
 from lightning_forge_profiling.callbacks.fit_results import FITS, FitResults, NewestResults
 from lightning_forge_profiling.callbacks.fit_settings import FitSettings, TimingSettings
 from lightning_forge_profiling.callbacks.ledger_parts import begin_ledger
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer, accept_late_imports
 from lightning_forge_profiling.callbacks.lightning_training import LightningTraining, SetUpParts
+from lightning_forge_profiling.callbacks.run import Phase, Reason, Run
 from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import SWITCHED_OFF, switched_off
@@ -44,11 +44,11 @@ class OpenLoop(Protocol):
 
 
 class TimedCallback(Callback):
-    """Settings for the `FitMonitor` that the callbacks in one Trainer share, and the hooks around its steps."""
+    """Settings for the `Run` that the callbacks in one Trainer share, and the hooks around its steps."""
 
     loop: ClassVar["OpenLoop | None"] = None  # the loop without a Trainer that is profiled; a fit ends it
 
-    monitor: FitMonitor | None = None  # of the fit that is running
+    run: Run | None = None  # the fit that is under way
     _begun: SetUpParts | None = None  # of a fit that has begun, until `setup`
 
     def __init__(self, settings: TimingSettings) -> None:
@@ -61,7 +61,7 @@ class TimedCallback(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings and the results: a copy takes no part in a running fit."""
-        transient = {"monitor", "_begun", "_loops", *_LOGGING_ATTRIBUTES}
+        transient = {"run", "_begun", "_loops", *_LOGGING_ATTRIBUTES}
         skipped = {name for name in _STEP_HOOKS if self.__dict__.get(name, ...) is None}
         return {name: value for name, value in self.__dict__.items() if name not in transient | skipped}
 
@@ -80,14 +80,14 @@ class TimedCallback(Callback):
 
     def ledger(self) -> RunLedger | None:
         """Where the wall time of the fit went, up to now or of the last fit: parts that sum to it."""
-        return self.fit_results.ledger if self.monitor is None else self.monitor.ledger.read()
+        return self.fit_results.ledger if self.run is None else self.run.ledger.read()
 
-    def join(self, monitor: FitMonitor) -> None:
-        """Add to the monitor what this callback is for. May raise ConfigurationError."""
+    def join(self, run: Run) -> None:
+        """Add to the run what this callback is for. May raise ConfigurationError."""
 
     def fit_is_over(self) -> None:
         """Keep the results, and nothing else of the fit."""
-        self.monitor = None
+        self.run = None
         self.use_all_hooks()
 
     def skip_hooks(self, *, backward: bool) -> None:
@@ -144,7 +144,7 @@ class TimedCallback(Callback):
         return begun.ledger
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find or make the monitor of the fit, and refuse what cannot work."""
+        """Find or make the run of the fit, and refuse what cannot work."""
         if stage == "fit" and self.settings.enabled:
             loop = TimedCallback.loop
             if loop is not None and loop.thread == get_ident():
@@ -153,11 +153,11 @@ class TimedCallback(Callback):
             self.take_part(callbacks, lambda: LightningTraining(trainer, pl_module, callbacks))
 
     def take_part(self, callbacks: Sequence["TimedCallback"], training: Callable[[], Training]) -> None:
-        """Join the monitor of a fit that these callbacks take part in, which the first of them makes."""
+        """Join the run of a fit that these callbacks take part in, which the first of them makes."""
         FITS.begun = True
-        if self.monitor is None or not self.monitor.is_expected(self):
-            if self.monitor is not None:
-                self.monitor.finish(Reason.ABANDONED)
+        if self.run is None or not self.run.is_expected(self):
+            if self.run is not None:
+                self.run.finish(Reason.ABANDONED)
             self.fit_results = FitResults()
             if self not in callbacks:
                 return
@@ -167,75 +167,75 @@ class TimedCallback(Callback):
             settings = FitSettings(
                 tuple(each.settings for each in callbacks), timing_only=_is_further(callbacks, watched)
             )
-            monitor = FitMonitor(watched, callbacks, settings, ledger)
+            run = Run(watched, callbacks, settings, ledger)
             for callback in callbacks:
-                if callback.monitor is not None:
-                    callback.monitor.finish(Reason.ABANDONED)
-                callback.monitor, callback.fit_results = monitor, FitResults()
-        assert self.monitor is not None  # noqa: S101
-        self.join(self.monitor)
-        self.monitor.has_joined(self)
+                if callback.run is not None:
+                    callback.run.finish(Reason.ABANDONED)
+                callback.run, callback.fit_results = run, FitResults()
+        assert self.run is not None  # noqa: S101
+        self.join(self.run)
+        self.run.has_joined(self)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the first step."""
-        if self.monitor is not None:
-            self.monitor.begin()
+        if self.run is not None:
+            self.run.start()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the step: log an entry when one is due, start or stop the profiler."""
-        if self.monitor is not None and self.monitor.steps is not None:
-            self.monitor.steps.end_step(batch)
+        if self.run is not None:
+            self.run.step(batch)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
         """Begins `backward` in manual optimization; in automatic optimization the Trainer's profiler announces it."""
-        if self.monitor is not None:
-            self.monitor.step_timer.regions.forward_in_closure()
-            self.monitor.step_timer.regions.enter("backward")
+        if self.run is not None:
+            self.run.regions.forward_in_closure()
+            self.run.begin("backward")
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Ends `backward` in manual optimization."""
-        if self.monitor is not None:
-            self.monitor.step_timer.regions.exit("backward")
+        if self.run is not None:
+            self.run.end("backward")
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Enter the sanity check in the ledger."""
-        if self.monitor is not None:
-            self.monitor.enter_sanity_check()
+        if self.run is not None:
+            self.run.begin("sanity_check")
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the sanity check."""
-        if self.monitor is not None:
-            self.monitor.exit_sanity_check()
+        if self.run is not None:
+            self.run.end("sanity_check")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave validation out of the step."""
-        if self.monitor is not None:
-            self.monitor.validation_starts()
+        if self.run is not None:
+            self.run.begin("validation")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training goes on."""
-        if self.monitor is not None:
-            self.monitor.validation_ends()
+        if self.run is not None:
+            self.run.end("validation")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The training loop has ended."""
-        if self.monitor is not None:
-            self.monitor.finish(until=Phase.TRAINED)
+        if self.run is not None:
+            self.run.finish(until=Phase.TRAINED)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the run: no other hook will be called. A failure of the training loop itself is handled already."""
         self._leave_begun()
-        if self.monitor is not None:
-            self.monitor.fail(exception)
+        if self.run is not None:
+            self.run.fail(exception)
         self._forget_logging()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Close the fit, or whatever else the Trainer ran."""
         self._leave_begun()
-        if self.monitor is not None:
-            self.monitor.finish(until=Phase.REPORTED)
+        if self.run is not None:
+            self.run.finish(until=Phase.REPORTED)
         self._forget_logging()
 
     def _forget_logging(self) -> None:

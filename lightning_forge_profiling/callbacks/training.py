@@ -99,6 +99,10 @@ class Boundaries:
     def follow(self) -> None:
         """Stay there, also if the user has replaced what announces them."""
 
+    def validation_ends(self) -> None:
+        """Validation is over, and its region too unless that is announced."""
+        self._step_timer.regions.exit_validation()
+
     def saw_step(self, *, trained: bool) -> bool:
         """Whether all boundaries of the step that has just ended were seen."""
         self._step_timer.regions.now.saw_training_step = False

@@ -1,10 +1,11 @@
-"""`FitMonitor`: everything that watches one fit, made in `setup` and ended in one place, whatever the reason."""
+"""`Run`: one training from its set-up to its end, whatever drives it and whatever ends it."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from enum import Enum, IntEnum, auto
 from functools import partial
+from typing import Any
 
 from lightning_forge_profiling.callbacks.batches import WorkCounter
 from lightning_forge_profiling.callbacks.fit_log import FitLog
@@ -27,6 +28,7 @@ from lightning_forge_profiling.timing.completed_steps import TimingBudget
 from lightning_forge_profiling.timing.counters import bucket
 from lightning_forge_profiling.timing.garbage import count_collections_anew
 from lightning_forge_profiling.timing.ledger import LedgerClock
+from lightning_forge_profiling.timing.region_clock import RegionClock
 
 
 class Phase(IntEnum):
@@ -48,8 +50,11 @@ class Reason(Enum):
     ABANDONED = auto()  # it ended without calling any hook, and another one begins
 
 
-class FitMonitor(Guarded):
-    """Owns what watches a fit, and ends it. Each callback may call a method for the same event; the first call acts."""
+class Run(Guarded):
+    """Times one training, and ends what it has started. Knows neither a Trainer nor a loop: adapters of these call it.
+
+    Several callbacks may report the same event; the first acts.
+    """
 
     called = "The profiling of this fit"
 
@@ -79,7 +84,7 @@ class FitMonitor(Guarded):
         self._ending: Ending | None = None
         # what each phase has started registers its end there
         self._ends = {phase: ExitStack() for phase in (Phase.SETTING_UP, Phase.TRAINING, Phase.REPORTED)}
-        for watched in training.watch(self._loop_failed, self.enter_validation):
+        for watched in training.watch(self._loop_failed, partial(self.begin, "validation")):
             self._ends[Phase.REPORTED].callback(watched.release)
         OWNED.add(self)
 
@@ -88,12 +93,17 @@ class FitMonitor(Guarded):
         """The ledger of the run."""
         return self.step_timer.ledger
 
+    @property
+    def regions(self) -> RegionClock:
+        """The clock of the built-in regions."""
+        return self.step_timer.regions
+
     def leave(self) -> None:
         """This is a forked process: the fit is none of its own."""
         self.note_no_more()
         self.phase = Phase.OVER
         self.window = self.log = self._steps = None
-        self.step_timer.regions.active = False
+        self.regions.active = False
         for callback in self.callbacks:
             callback.fit_is_over()
 
@@ -136,14 +146,14 @@ class FitMonitor(Guarded):
         self.readings.workers.watch()
         set_up.callback(self.readings.workers.release)
 
-    def begin(self) -> None:
-        """The training loop begins: wrap the Trainer's profiler, and start the first step."""
+    def start(self) -> None:
+        """Training begins, and with it the first step."""
         if self.window is not None:  # a collective, and so apart from what may fail on one rank
             self.window.choose()
-        self._begin()
+        self._start()
 
     @guarded
-    def _begin(self) -> None:
+    def _start(self) -> None:
         if self.phase not in {Phase.SETTING_UP, Phase.TRAINED}:
             return
         self.phase = Phase.TRAINING
@@ -204,26 +214,52 @@ class FitMonitor(Guarded):
         """Whether the profiler runs in the current step, its warm-up included."""
         return self.window is not None and self.window.running
 
+    def begin(self, span: str) -> None:
+        """A span begins: a built-in region of the step, `"validation"` or `"sanity_check"`.
+
+        Validation may be announced twice: the second time is what its hooks see.
+        """
+        if span == "validation":
+            self._pause_readings()
+            self._watch_validation()
+            self.regions.enter_validation()
+        elif span == "sanity_check":
+            self._begin_sanity_check()
+        else:
+            self.regions.enter(span)
+
+    def end(self, span: str) -> None:
+        """It ends, with any region still open in it."""
+        if span == "validation":
+            self._go_on()
+        elif span == "sanity_check":
+            self._end_sanity_check()
+        else:
+            self.regions.exit(span)
+
+    def begin_step(self) -> None:
+        """A batch is trained on, and not skipped."""
+        if self.window is not None:
+            self.window.begin_step()
+
+    def step(self, batch: Any) -> None:
+        """A step has ended, and the next one begins."""
+        if self.steps is not None:
+            self.steps.end_step(batch)
+
     @guarded
-    def enter_sanity_check(self) -> None:
-        """Enter the sanity check in the ledger; what `self.log` meets in it, it keeps."""
+    def _begin_sanity_check(self) -> None:
         if self.phase is Phase.SETTING_UP:
             self.phase = Phase.CHECKING
             self._measure_waits()
             self.readings.workers.release()
             self.ledger.enter("sanity_check")
 
-    def exit_sanity_check(self) -> None:
-        """Leave it."""
+    def _end_sanity_check(self) -> None:
         if self.phase is Phase.CHECKING:
             self.phase = Phase.SETTING_UP
             self.readings.workers.watch()
             self.ledger.exit("sanity_check")
-
-    def enter_validation(self) -> None:
-        """A validation run begins."""
-        self._pause_readings()
-        self.step_timer.regions.enter_validation()
 
     @guarded
     def _pause_readings(self) -> None:
@@ -232,19 +268,16 @@ class FitMonitor(Guarded):
             self.memory.pause()
 
     @guarded
-    def validation_starts(self) -> None:
-        """Leave validation out of the step."""
+    def _watch_validation(self) -> None:
         if self.steps is not None:
-            self.steps.boundaries.follow()
-            self.step_timer.regions.enter_validation()  # a profiler that was assigned just now has not seen it begin
+            self.steps.boundaries.follow()  # a profiler that was assigned just now
         if self.log is not None:
             self.log.pause()
 
     @guarded
-    def validation_ends(self) -> None:
-        """Training goes on."""
+    def _go_on(self) -> None:
         if self.steps is not None:
-            self.steps.boundaries.follow()
+            self.steps.boundaries.validation_ends()
         if self.memory is not None:
             self.memory.resume()
         if self.steps is not None and not any(self.steps.kind):

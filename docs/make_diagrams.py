@@ -2,7 +2,7 @@
 
     python docs/make_diagrams.py        # writes them; tests/test_documents.py compares
 
-Those of docs/reading-the-report.md are made up, to show a rule each; times are in arbitrary units along the x-axis.
+Those of docs/results.md are made up, to show a rule each; times are in arbitrary units along the x-axis.
 """
 # ruff: noqa: INP001  (a script, in no package)
 

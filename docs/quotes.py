@@ -3,25 +3,27 @@
     python docs/quotes.py        # writes it into the documents
 
 In docs/findings/CODE.md the block after `<!-- quote CASE -->` is the finding CODE of the trace tests/data/traces/CASE.
-What is between `<!-- quote fields -->` and `<!-- end of quote -->` in docs/summary-json.md is made from the schema.
+In docs/commands.md the block after `<!-- quote COMMAND -->` is what `forge-profiling COMMAND --help` prints.
 """
 # ruff: noqa: INP001  (a script, in no package)
 
-import json
+import io
+import os
 import re
 import textwrap
+from contextlib import redirect_stdout
 from functools import cache, partial
 from pathlib import Path
+from unittest import mock
 
-from lightning_forge_profiling.cli.show import schema_json
+from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.schema import Analysis
 
 DOCS = Path(__file__).resolve().parent
 TRACES = DOCS.parent / "tests" / "data" / "traces"
 
-FINDING = re.compile(r"(?<=<!-- quote )(\w+)( -->\n```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
-MADE = re.compile(r"(<!-- quote fields -->\n).*(?=<!-- end of quote -->)", re.DOTALL)
+QUOTE = re.compile(r"(?<=<!-- quote )([\w-]+)( -->\n```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 
 
 @cache
@@ -51,52 +53,20 @@ def finding(code: str, quoted: re.Match[str]) -> str:
     return f"{case}{quoted[2]}" + "\n".join(lines) + "\n"
 
 
-def fields() -> str:
-    """Tables of all fields, one for each kind of object."""
-    lines = []
-    for name, definition in json.loads(schema_json())["$defs"].items():
-        lines += [
-            f"### {name}",
-            "",
-            _cell(definition["description"]),
-            "",
-            "| Field | Type | What it is |",
-            "|---|---|---|",
-        ]
-        lines += [
-            f"| `{field}` | {_type(described)} | {_cell(described.get('description', ''))} |"
-            for field, described in definition["properties"].items()
-        ]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("None", "null").replace("|", "\\|")
-
-
-def _type(described: dict) -> str:
-    if "$ref" in described:
-        name = described["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
-    if "anyOf" in described:
-        return " or ".join(map(_type, described["anyOf"]))
-    if "enum" in described:
-        return " or ".join(f"`{json.dumps(value)}`" for value in described["enum"])
-    if described.get("type") == "array":
-        return f"array of {_type(described['items'])}"
-    if described.get("type") == "object":
-        return f"object of {_type(described['additionalProperties'])}"
-    return str(described.get("type", "any"))
+def help_of(quoted: re.Match[str]) -> str:
+    """The help of a command, as on a terminal of 80 columns."""
+    with mock.patch.dict(os.environ, COLUMNS="80"), redirect_stdout(io.StringIO()) as printed:
+        main([quoted[1], "--help"])
+    return f"{quoted[1]}{quoted[2]}{printed.getvalue()}"
 
 
 def renewed() -> dict[Path, str]:
     """Each document that quotes, as it should be."""
     pages = {page: page.read_text(encoding="utf-8") for page in sorted((DOCS / "findings").glob("*.md"))}
-    texts = {page: FINDING.sub(partial(finding, page.stem), text) for page, text in pages.items()}
-    page = DOCS / "summary-json.md"
-    texts[page] = MADE.sub(lambda quoted: quoted[1] + fields(), page.read_text(encoding="utf-8"))
-    return texts
+    commands = DOCS / "commands.md"
+    return {page: QUOTE.sub(partial(finding, page.stem), text) for page, text in pages.items()} | {
+        commands: QUOTE.sub(help_of, commands.read_text(encoding="utf-8"))
+    }
 
 
 if __name__ == "__main__":

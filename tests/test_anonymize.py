@@ -261,8 +261,9 @@ def test_it_replaces_no_trace_and_leaves_nothing_where_there_is_none(tmp_path):
 
 def test_the_commands_in_the_documentation_do_what_it_says(tmp_path):
     telling_trace(tmp_path / "lightning_logs" / "version_0")
-    page = (CHECKOUT / "docs" / "sharing.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^forge-profiling (.+)$", page, re.MULTILINE)
+    page = (CHECKOUT / "docs" / "commands.md").read_text(encoding="utf-8")
+    section = page.partition("### Share a trace")[2].partition("\n## ")[0]
+    commands = re.findall(r"^forge-profiling (.+)$", section, re.MULTILINE)
     assert len(commands) == 3
     for command in commands:
         words, _, file = command.partition(" > ")

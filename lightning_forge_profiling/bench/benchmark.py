@@ -306,8 +306,8 @@ def benchmark(
 ) -> BenchmarkResult:
     """Time a call of a function.
 
-    The time is the GPU's if the function works on a GPU, otherwise the host's. docs/benchmark.md says what each method
-    includes, and how far they differ for the same function.
+    The time is the GPU's if the function works on a GPU, otherwise the host's. The methods answer different questions:
+    an addition of a million floats takes an H200 2 µs by its kernels, and 13 µs by events around one call.
 
     Args:
         fn: the function. It is called more often than there are samples.

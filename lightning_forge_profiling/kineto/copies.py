@@ -346,7 +346,7 @@ def write_plugin_copy(source: Path, target: Path) -> None:
     """Write the copy of a trace for TensorBoard's profiler plugin.
 
     torch-tb-profiler 0.4.3, the last release, does not know the categories of current PyTorch. The copy uses the old
-    ones and leaves out events that the plugin would miscount; docs/tensorboard.md lists the changes and their effects.
+    ones and leaves out events that the plugin would miscount; docs/commands.md lists the changes and their effects.
     `target` appears complete or not at all, because the plugin reads the files of a run only once. The plugin lists it
     as a worker of the run if its name ends in `.pt.trace.json.gz`.
     """

@@ -94,7 +94,7 @@ class DeviceEventSource:
         self.capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 
     def new_event(self) -> Event:
-        # torch.cuda.Event records the same CUDA event in four times the host time (docs/benchmarks.md)
+        # torch.cuda.Event records the same CUDA event in four times the host time (docs/measured.md)
         event = torch.Event(self._device, enable_timing=True)
         _alive.add(event)
         return cast("Event", event)

@@ -46,6 +46,9 @@ GC_FULL: Final = "gc/generation_2"
 GC_YOUNG: Final = "gc/generation_0_1"
 """The parts of the ledger that are Python's garbage collection: of all objects, and of the younger generations."""
 
+COMPILE: Final = "compile"
+"""The part of the ledger for what `torch.compile` compiles after the warm-up."""
+
 CHECKPOINT_WRITE: Final = "checkpoint/write"
 """The part of the ledger from a checkpoint's state to its file, as far as it blocks."""
 

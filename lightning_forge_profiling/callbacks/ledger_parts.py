@@ -13,6 +13,7 @@ from lightning_forge_profiling.callbacks.compilations import Compilations
 from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.host import process_age_s
 from lightning_forge_profiling.names import (
+    COMPILE,
     STARTUP_IMPORTS,
     STARTUP_PROCESS,
     STARTUP_SCRIPT,
@@ -64,7 +65,7 @@ class LedgerParts:
 
     def _compile_begins(self, args: Any) -> None:
         if get_ident() == self._thread and not self.compiling:
-            self.compiling = "startup/compile" if self._warming_up() else "compile"
+            self.compiling = "startup/compile" if self._warming_up() else COMPILE
             self._clock.enter(self.compiling)
             self.compilations.recording_begins(args, sys._getframe(1), perf_counter_ns())  # noqa: SLF001
 

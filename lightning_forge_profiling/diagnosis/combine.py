@@ -44,7 +44,7 @@ from lightning_forge_profiling.diagnosis.verdict import (
     with_intervals,
     with_lines,
 )
-from lightning_forge_profiling.names import HANG
+from lightning_forge_profiling.names import COMPILE, HANG
 from lightning_forge_profiling.schema import (
     NO_VERDICT,
     NOTHING_STANDS_OUT,
@@ -235,7 +235,7 @@ def _unknown_pct(run: RunEvidence) -> float:
     if run.timing.unknown_steps < _UNKNOWN_STEPS:
         return 0.0
     counted_s = {} if run.ledger is None else run.ledger.counted_s or {}
-    known_ms = 1e3 * sum(s for part, s in counted_s.items() if part.startswith(("compile", "gc/"))) / run.timing.steps
+    known_ms = 1e3 * sum(s for part, s in counted_s.items() if part.startswith((COMPILE, "gc/"))) / run.timing.steps
     return 100 * max(run.timing.unknown_ms - known_ms, 0.0) / run.timing.step_ms.mean
 
 

@@ -17,6 +17,7 @@ from lightning_forge_profiling.diagnosis.rule import (
 )
 from lightning_forge_profiling.names import (
     CHECKPOINT_WRITE,
+    COMPILE,
     EPOCH_METRICS,
     FIRST_STEP,
     GC_FULL,
@@ -109,7 +110,8 @@ class LedgerCosts:
         if part == "data_loader" or part.endswith("/train_dataloader"):
             # worker restarts are already taken out of `data`
             return "data" if self.evidence.timing.worker_restarts is None else ""
-        return hook_region(part)
+        # most is compiled where it is called: what autograd or an update compiles is taken out of all regions below
+        return "forward" if part == COMPILE else hook_region(part)
 
     def inside_ms(self, region: str) -> float:
         """Milliseconds of all parts inside a region in the mean step, named or not."""
@@ -117,7 +119,7 @@ class LedgerCosts:
 
     @property
     def apart_ms(self) -> float:
-        """Milliseconds of the mean step in hooks, loggers and collections, which the regions' own times exclude."""
+        """Milliseconds of the mean step in hooks, loggers, compilations and collections: no region's own time."""
         return sum(map(self.inside_ms, REGIONS)) + sum(map(self.per_step_ms, (GC_FULL, GC_YOUNG)))
 
     def seconds(self, part: str) -> float:
@@ -209,10 +211,10 @@ def in_steps_pct(evidence: RunEvidence) -> float:
 
 
 def self_times(evidence: RunEvidence) -> RunTimes:
-    """The run's times without all hooks and loggers in its regions, named or not, so that no time counts twice."""
-    # hooks and garbage collections are measured in every step, regions are estimated from the split ones. So what those
-    # leave of the mean step is the most that the regions have together, where the GPU hides none of it. That also takes
-    # a collection, which may come anywhere, and self.log in training_step out of the regions.
+    """The run's times without hooks, loggers and compilations in its regions, so that no time counts twice."""
+    # all of those and garbage collections are measured in every step, regions are estimated from split ones. So what
+    # they leave of the mean step is the most that the regions have together, where the GPU hides none of it. That also
+    # takes a collection, which may come anywhere, and self.log in training_step out of the regions.
     measured = RunTimes.of(evidence)
     if evidence.ledger is None:
         return measured

@@ -19,6 +19,7 @@ from lightning_forge_profiling.diagnosis.rule import (
 from lightning_forge_profiling.names import (
     BEFORE_FIT,
     CHECKPOINT_WRITE,
+    COMPILE,
     COUNTING,
     EPOCH_METRICS,
     FIRST_STEP,
@@ -259,7 +260,7 @@ LEDGER_RULES: Final[dict[str, tuple[str, Explain]]] = {
     ),
     "logger": ("slow-logger", _logger),
     "data_loader": ("loader-startup", _loader),
-    "compile": ("compile-bound", _compile),
+    COMPILE: ("compile-bound", _compile),
     "gc": ("gc-bound", _garbage),
     "startup": ("startup-bound", _startup),
 }

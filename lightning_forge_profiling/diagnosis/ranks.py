@@ -95,7 +95,7 @@ def rank_work(evidence: RunEvidence, *, host: str, waits: Waits | None = None) -
         leaves["other"] -= leaves[SIGTERM_LEAF]
     if evidence.ledger is not None:
         run = LedgerCosts(evidence, evidence.ledger)
-        parts = [part for part in run.leaves() if part_kind(part) not in {*ONCE, STEPS, HANG, "compile"}]
+        parts = [part for part in run.leaves() if part_kind(part) not in {*ONCE, STEPS, HANG}]
         inside = {part for part in parts if run.region(part) or part_kind(part) == "gc"}
         leaves |= {part: run.exposed_ms(part) for part in parts if part in inside}
         leaves = _without_garbage(leaves, evidence.timing.step_ms.mean)

@@ -10,6 +10,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from lightning_forge_profiling.names import (
+    COMPILE,
     DATA_LOADER,
     EXCLUDED,
     FIRST_STEP,
@@ -318,7 +319,7 @@ LOOP: Final = frozenset((FIRST_STEP, STEPS))
 @cache
 def _is_inside(part: str) -> bool:
     """Whether a part is inside a region of the step."""
-    return part in {DATA_LOADER, GC_FULL, GC_YOUNG} or bool(hook_region(part))
+    return part in {DATA_LOADER, GC_FULL, GC_YOUNG, COMPILE} or bool(hook_region(part))
 
 
 def _largest_first(parts: Mapping[str, int]) -> list[tuple[str, int]]:

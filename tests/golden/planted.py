@@ -1,6 +1,6 @@
 """Real runs, each with one planted cause, whose records are kept: `python -m tests.golden.planted`.
 
-    python -m tests.golden.planted                  # records all of the CPU again (ten minutes on two idle cores)
+    python -m tests.golden.planted                  # records all of the CPU again (25 minutes on two idle cores)
     python -m tests.golden.planted killed resumed   # records some
     python -m tests.golden.planted --gpu            # records those of GPUs (six minutes on two H200s)
     python -m tests.golden.planted --boundaries     # keeps the raw boundaries of some
@@ -35,11 +35,13 @@ import lightning_forge_profiling as forge
 from benchmarks.workloads import GPT, SmallKernels, random_tokens
 from lightning_forge_profiling.ranks import standing
 from tests.golden import boundaries
+from tests.golden.mistakes import MISTAKES
 from tests.ports import free_port
 
 CHECKOUT = Path(__file__).parents[2]
 RUNS = CHECKOUT / "tests" / "golden" / "runs"
 STEPS, LONG_S = 200, 0.004
+CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
 
 
 def busy(seconds: float) -> None:
@@ -220,6 +222,31 @@ def _recompiles(folder: Path) -> None:
     fit(folder, model, steps=60)
 
 
+def _compiles_slowly(folder: Path) -> None:
+    def backend(graph: Any, _: Any) -> Any:
+        time.sleep(0.1)
+        return graph.forward
+
+    model = Model()
+    compiled = torch.compile(lambda x, n: model.net(x) * n, backend=backend, dynamic=False)
+    model.at["forward"] = lambda step: compiled(torch.ones(2, 16), float(min(step // 8, 6)))
+    fit(folder, model, steps=60)
+
+
+def _throttled(folder: Path) -> None:
+    """Needs the right to make a control group of version 1 with a quota."""
+    group = CPU_GROUPS / f"golden-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "cpu.cfs_period_us").write_text("50000")
+        (group / "cpu.cfs_quota_us").write_text("15000")
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        fit(folder, Model(forward=lambda _: busy(0.01)), steps=400)
+    finally:
+        (CPU_GROUPS / "cgroup.procs").write_text(str(os.getpid()))
+        group.rmdir()
+
+
 def _logs(folder: Path) -> None:
     model = Model()
     model.at["forward"] = lambda step: model.log("step", float(step))
@@ -355,11 +382,14 @@ CASES: dict[str, Callable[[Path], object]] = {
         callbacks=[ModelCheckpoint(folder / "saved", every_n_train_steps=20, save_top_k=-1)],
     ),
     "sets_up": lambda folder: fit(folder, Model(setup=sleeps(3.0))),
+    "sets_up_for_long": lambda folder: fit(folder, Model(setup=sleeps(600.0))),
     "restarts_workers": lambda folder: fit(folder, workers=2, steps=8, max_epochs=20),
     "collects": lambda folder: fit(folder, Model(forward=lambda _: gc.collect()), steps=100),
     "beside_threads": _beside_threads,
     "busy_machine": _on_a_busy_machine,
+    "throttled": _throttled,
     "recompiles": _recompiles,
+    "compiles_slowly": _compiles_slowly,
     "failed": lambda folder: fit(folder, Model(forward=at_step(150, lambda: 1 / 0))),
     "interrupted": lambda folder: fit(folder, Model(forward=at_step(150, lambda: signal.raise_signal(signal.SIGINT)))),
     "killed": lambda folder: fit(
@@ -383,6 +413,7 @@ CASES: dict[str, Callable[[Path], object]] = {
     "with_regions": _with_regions,
     "every_step_split": _split,
     "few_steps_split": _unsplit,
+    **{name: lambda folder, make=make: fit(folder, **make()) for name, make in MISTAKES.items()},  # type: ignore[misc]
 }  # fmt: skip
 
 
@@ -506,7 +537,7 @@ def record(case: str, *, of_boundaries: bool) -> None:
             )
             for rank in range(world)
         ]
-        errors = [process.communicate(timeout=300)[1] for process in started]
+        errors = [process.communicate(timeout=900)[1] for process in started]
         if of_boundaries:
             if not Path(kept).is_file():
                 raise SystemExit(f"{case} left no boundaries:\n{errors[0][-2000:]}")

@@ -50,9 +50,7 @@ def _of_trace(name: str) -> dict[str, Any]:
 
 def _of_run(name: str) -> dict[str, Any]:
     """What does not depend on the layout of a record: the names of metrics and findings are public."""
-    record = read_run(RUNS / name / RECORD_FOLDER)
-    latest = max(line.at for rank in record.ranks for line in rank.lines)
-    run = run_summary(record, latest + 1.0)
+    run = run_of(name)
     figures = {
         "metrics": run.metrics,
         "shares": {each.code: each.share_pct for each in run.analysis.findings} if run.analysis else {},
@@ -63,6 +61,12 @@ def _of_run(name: str) -> dict[str, Any]:
     }  # fmt: skip
     states = [f"{each.rank} {each.state}" for each in run.ranks.ranks]
     return {**_findings(run.analysis), "said": [run.outcome, *states], "figures": dict(_figures(figures, ""))}
+
+
+def run_of(name: str) -> Any:
+    """What is known of a run a second after the last line of its record."""
+    record = read_run(RUNS / name / RECORD_FOLDER)
+    return run_summary(record, max(line.at for rank in record.ranks for line in rank.lines) + 1.0)
 
 
 def _of_boundaries(name: str) -> dict[str, Any]:

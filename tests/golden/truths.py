@@ -1,0 +1,177 @@
+"""What is right of small faulty traces and of records of mistakes, where what was kept may be wrong.
+
+A figure is named by its path in an analysis. Where today's is wrong, the reason stands beside it, and
+`tests/test_golden.py` expects the test to fail: once it passes, the reason is to be deleted.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+import msgspec
+
+from lightning_forge_profiling.pipeline import analyze
+from lightning_forge_profiling.schema import NO_VERDICT
+from tests.golden import outputs
+
+FAULTS: Final = Path(__file__).parent / "faults"
+_TOLERANCE: Final = 0.01
+
+Check = Callable[[Any], bool]
+
+
+class Truth(NamedTuple):
+    """What is right of a case, and why it is wrong today; "" where it is not."""
+
+    case: str
+    figure: str
+    right: str
+    check: Check
+    wrong: str = ""
+
+
+def near(value: float) -> tuple[str, Check]:
+    """About this number."""
+    return f"{value:g}", lambda found: found is not None and abs(found - value) <= _TOLERANCE * abs(value)
+
+
+def at_most(value: float) -> tuple[str, Check]:
+    """This number or less."""
+    return f"at most {value:g}", lambda found: (found or 0.0) <= value
+
+
+def one_of(*values: object) -> tuple[str, Check]:
+    """Any of these."""
+    return " or ".join(map(str, values)), lambda found: found in values
+
+
+def none_of(*values: object) -> tuple[str, Check]:
+    """Anything else."""
+    return f"not {' or '.join(map(str, values))}", lambda found: found not in values
+
+
+def names(*words: str) -> tuple[str, Check]:
+    """A text whose first sentence has one of these."""
+    right = f"first names {' or '.join(words)}"
+    return right, lambda text: any(word in text.partition(". ")[0] for word in words)
+
+
+_CPU_ADVICE: Final = none_of("python-bound", "compute-bound")
+_LATE: Final = (
+    "a gap before the first kernel counts as one for Python, whatever the GPU was behind before the recording"
+)
+_TAIL: Final = "a step ends with its last kernel, although the host goes on for long"
+_LONG_GAP: Final = "a gap counts as one between launches, however long it is beside them"
+_CLOCK: Final = "GPU work that begins before its launch is of no step"
+_PER_PROCESS: Final = "the GPUs of a process count as one"
+_BETWEEN: Final = "the time between two recordings counts as idle"
+
+_FAULTS: Final[dict[str, tuple[tuple[str, tuple[str, Check], str], ...]]] = {
+    "windows_without_steps": (
+        ("ranks/0/steps", near(4), _BETWEEN),
+        ("ranks/0/step_ms/mean", near(20.0), _BETWEEN),
+        ("ranks/0/gpu/busy_pct", near(50.0), _BETWEEN),
+        ("ranks/0/gpu/kernels_per_step", near(200.0), _BETWEEN),
+    ),
+    "queue_before_recording": (
+        ("verdict", none_of("launch-bound"), _LATE),
+        ("ranks/0/idle/python/ms_per_step", at_most(2.0), _LATE),  # the host was recorded for as long
+        ("ranks/0/gpu/busy_ms_per_step", near(150.0), ""),
+    ),
+    "one_long_gap": (
+        ("verdict", none_of("launch-bound"), _LONG_GAP),  # 199 ms pass in `decode`, before the first copy
+        ("ranks/0/host/idle_launching_ms_per_step", at_most(2.0), _LONG_GAP),
+        ("ranks/0/gpu/busy_ms_per_step", near(50.5), ""),
+        ("ranks/0/step_ms/mean", near(251.2), ""),
+    ),
+    "two_runs_one_folder": (  # 390 s apart, by two processes
+        ("all_ranks", near(1), "files of two runs are taken for those of two ranks"),
+        ("ranks/0/step_ms/mean", near(10.0), ""),
+        ("ranks/0/gpu/busy_pct", near(50.0), ""),
+    ),
+    "cpu_tail": (
+        ("ranks/0/step_ms/mean", near(100.0), _TAIL),
+        ("ranks/0/gpu/busy_pct", near(0.9), _TAIL),
+        ("ranks/0/gpu/busy_ms_per_step", near(0.9), ""),
+    ),
+    "mtia": (
+        ("verdict", _CPU_ADVICE, "events of a device that is not analysed count for nothing"),
+        ("ranks/0/step_ms/mean", near(100.0), ""),
+    ),
+    "nothing_recorded": (
+        ("verdict", one_of(NO_VERDICT), "a GPU whose work was not recorded is taken for none"),
+    ),
+    "gloo_cpu": (  # 173 of 210 ms
+        ("verdict", one_of("communication-bound"), "gloo's thread is not read"),
+        ("ranks/0/step_ms/mean", near(210.0), ""),
+    ),
+    "cuda_initialisation": (
+        ("verdict", none_of("sync-bound"), "the host's first call starts CUDA, and that counts as a wait for the GPU"),
+        ("ranks/0/gpu/busy_ms_per_step", near(8.01), ""),
+    ),
+    "rocm_device_id": (
+        ("ranks/0/device", one_of("AMD Instinct MI300X"), "the kernels' device is 2, and the only name is that of 0"),
+        ("ranks/0/gpu/busy_pct", near(80.0), ""),
+    ),
+    "overflowing_duration": (
+        ("ranks/0/step_ms/mean", near(10.0), "a kernel is as long as it says, whatever began on its stream meanwhile"),
+        ("ranks/0/host/launches_per_step", near(99.0), ""),
+    ),
+    "gpu_clock_1h_behind": (  # or no figure at all
+        ("ranks/0/step_ms/mean", near(9.96), _CLOCK),
+        ("ranks/0/gpu/busy_ms_per_step", near(4.95), _CLOCK),
+    ),
+    "half_zero": (
+        ("ranks/0/step_ms/mean", near(10.0), "times of zero make those that are right seem wrong"),
+    ),
+    "two_gpus_one_process": (  # in turns
+        ("verdict", none_of("compute-bound"), _PER_PROCESS),
+        ("ranks/0/gpu/busy_pct", near(49.5), _PER_PROCESS),
+        ("ranks/0/step_ms/mean", near(20.0), ""),
+    ),
+    "xpu": (
+        ("ranks/0/host/launches_per_step", near(99.0), "urEnqueueKernelLaunch is not known as a launch"),
+        ("ranks/0/gpu/busy_pct", near(50.0), ""),
+    ),
+}  # fmt: skip
+
+_SYMPTOM: Final = "the work that a call or a switch of the user's adds is taken for the model's"
+_MISTAKES: Final[dict[str, tuple[tuple[str, Check], str]]] = {  # what the verdict says first
+    "metric_in_each_step": (names("AUROC", "auroc", "compute()"), _SYMPTOM),
+    "anomaly_detection": (names("anomaly detection is on"), _SYMPTOM),
+    "workers_of_short_epochs": (one_of("worker-restarts", "loader-startup"), "the run's own workers count as others"),
+    "large_hyperparameters": (names("save_hyperparameters"), "what passes before the first step names no call"),
+}
+
+TRUTHS: Final = (
+    *(
+        Truth(f"faults/{case}", figure, *right, wrong)
+        for case, known in _FAULTS.items()
+        for figure, right, wrong in known
+    ),
+    *(
+        Truth(f"runs/{case}", "verdict_text" if right[0].startswith("first") else "verdict", *right, wrong)
+        for case, (right, wrong) in _MISTAKES.items()
+    ),
+)
+
+
+@cache
+def figures(case: str) -> Mapping[str, Any]:
+    """The analysis of a case, as a tree."""
+    kind, _, name = case.partition("/")
+    if kind == "runs":
+        return cast(Mapping[str, Any], msgspec.to_builtins(outputs.run_of(name).analysis))
+    [path] = FAULTS.glob(f"{name}*")
+    return cast(Mapping[str, Any], msgspec.to_builtins(analyze(path, processes=1).analysis))
+
+
+def found(tree: Any, figure: str) -> Any:
+    """A figure of an analysis; None if it has none."""
+    for key in figure.split("/"):
+        if isinstance(tree, Mapping):
+            tree = tree.get(key)
+        else:
+            tree = tree[int(key)] if isinstance(tree, Sequence) and int(key) < len(tree) else None
+    return tree

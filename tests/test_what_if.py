@@ -177,7 +177,7 @@ def test_communication_that_is_overlapped_is_not_waited_for():
 
 
 def test_the_update_as_one_launch_saves_what_was_measured():
-    """8.8 ms before and 4.8 with a fused optimizer, on an H200 (docs/findings.md)."""
+    """8.8 ms before and 4.8 with a fused optimizer, on an H200."""
     found = predict(TRACES / "slow_optimizer", [fixes.as_graphs("optimizer")])
     assert found.after_ms == pytest.approx(4.8, rel=0.1)
 

@@ -61,7 +61,7 @@ def waited(trace):
     return max(last.stat().st_mtime - whole.stat().st_mtime for whole, last in spans if last.exists())
 
 
-@pytest.fixture(scope="module", params=["ddp", "ddp_spawn"])
+@pytest.fixture(scope="module", params=["ddp", pytest.param("ddp_spawn", marks=pytest.mark.slow)])
 def finished(request, tmp_path_factory):
     """One run of ten steps on both ranks, and its folder."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -145,7 +145,6 @@ def test_a_rank_that_spends_more_outside_of_its_steps_is_named(tmp_path):
     assert said[0] in (traces(tmp_path, 0)[0].parent / "summary.md").read_text()
 
 
-@pytest.mark.smoke
 @pytest.mark.slow
 def test_one_rank_alone_may_record(tmp_path):
     done = run(tmp_path, "ddp", "rank0")

@@ -136,6 +136,7 @@ def test_train_gpt_prints_one_table_whose_regions_add_up(gpt):
     assert re.search(r"^compute +[\d.]+ TFLOP/s per device, MFU unknown", out, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_train_gpt_leaves_its_trace_where_the_table_says(gpt):
     folder, out = gpt
     [path] = traces(folder)
@@ -145,6 +146,7 @@ def test_train_gpt_leaves_its_trace_where_the_table_says(gpt):
     assert [copy.parent for copy in folder.rglob("*.pt.trace.json.gz")] == [path.parent / "tensorboard"]
 
 
+@pytest.mark.slow
 def test_train_gpt_logs_for_tensorboard(gpt):
     folder, _ = gpt
     scalars = EventAccumulator(str(folder / "runs" / "gpt" / "version_0")).Reload()

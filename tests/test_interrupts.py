@@ -93,7 +93,6 @@ def test_sigterm_ends_the_run_as_it_does_without(tmp_path, at):
         assert recorded_steps(the_trace(tmp_path)) == [2, 3]
 
 
-@pytest.mark.smoke
 @pytest.mark.slow
 def test_a_killed_run_leaves_no_process_and_no_half_written_trace(tmp_path):
     with announced("with", 6, tmp_path / "traces") as process:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,7 @@ MAY_IMPORT = {
     "__init__": {"report"},  # by name: `schema` imports it when a result is shown
 }  # fmt: skip
 
+parsed = cache(ast.parse)
 MODULE = re.compile(rf"{PACKAGE}(\.\w+)+")
 
 
@@ -87,7 +89,7 @@ def without_type_checking(node: ast.AST) -> Iterator[ast.AST]:
 
 def imports(source: str, package: tuple[str, ...]) -> Iterator[str]:
     """The full names that `source`, a module of `package`, imports at run time."""
-    for node in without_type_checking(ast.parse(source)):
+    for node in without_type_checking(parsed(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -137,7 +139,7 @@ def test_each_room_imports_only_what_it_may():
 def files_that(module: Path, known: Mapping[str, Path]) -> Iterator[Path]:
     """The files that a module imports: at its top, in a function, for types alone, or by a string."""
     package = module.parent.relative_to(ROOT.parent).parts
-    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(module.read_text(encoding="utf-8"))):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -225,16 +227,18 @@ READERS = {
 def opened_to_read(source: str) -> list[str]:
     """The calls that may open a file to read: not those that name a mode or a flag of writing, or O_PATH."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if not isinstance(node, ast.Call):
             continue
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name not in READERS:
+            continue
         call = ast.unparse(node)
         given = [*node.args, *(each.value for each in node.keywords)]
         modes = [each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str)]
         written = any(re.fullmatch("[wax]b?", mode) for mode in modes) or re.search(r"O_WRONLY|O_PATH|_NEW\b", call)
         other = re.match(r"webbrowser\.open|self\.open\(\)|files\(", call)  # a page, a sensor, our own resources
-        if name in READERS and not written and not other:
+        if not written and not other:
             found.append(call)
     return found
 

@@ -54,6 +54,7 @@ def test_wandb_gets_the_page_and_the_means_of_the_run_as_its_summary(two_runs):
     assert page.read_bytes() == (trace.parent / "report.html").read_bytes()
 
 
+@pytest.mark.slow
 def test_each_run_of_wandb_has_its_own_folder_which_summary_json_names(two_runs):
     folder, runs = two_runs
     names = [json.loads((trace.parent / "summary.json").read_text())["tracked"] for trace in traces(folder)]

@@ -72,6 +72,7 @@ def test_it_carries_the_licence_and_nothing_beside_the_package(wheel):
     assert {name.split("/")[0] for name in names} == {PACKAGE, stem}
 
 
+@pytest.mark.slow
 def test_its_version_is_the_one_in_pyproject(installed, tmp_path):
     program = f"""
 import importlib.metadata, {PACKAGE}
@@ -84,7 +85,7 @@ print(importlib.metadata.version("{PROJECT["name"]}"))
     assert versions == [PROJECT["version"]] * 2
 
 
-@pytest.mark.smoke
+@pytest.mark.slow
 def test_importing_it_loads_neither_torch_nor_lightning(installed, tmp_path):
     program = f"import {PACKAGE}\nprint(*{{'torch', 'lightning', 'pytorch_lightning'}} & set(sys.modules))"
     assert run_away_from_the_checkout(installed, program, tmp_path) == [""]

@@ -129,6 +129,7 @@ def test_a_copy_of_a_telling_trace_tells_nothing_and_keeps_what_the_analysis_nee
     assert {name for name in names if name.startswith("thread ")} <= {"thread 1001", "thread 1002"}
 
 
+@pytest.mark.slow
 def test_reports_for_others_tell_nothing(tmp_path):
     trace = telling_trace(tmp_path)
     assert forge("export", trace, "--for", "sharing", "--out", tmp_path / "out").returncode == 0
@@ -259,6 +260,7 @@ def test_it_replaces_no_trace_and_leaves_nothing_where_there_is_none(tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_commands_in_the_documentation_do_what_it_says(tmp_path):
     telling_trace(tmp_path / "lightning_logs" / "version_0")
     page = (CHECKOUT / "docs" / "commands.md").read_text(encoding="utf-8")

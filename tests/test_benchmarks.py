@@ -48,12 +48,14 @@ def test_steps_after_a_window_are_compared_with_those_before(capsys):
     assert window.endswith("| 0, 0 |"), "two traces without kernels on a CPU"
 
 
+@pytest.mark.slow
 def test_the_analysis_fails_its_check_above_its_share_of_json_load(capsys, monkeypatch):
     monkeypatch.setattr(analysis, "MOST_OF_JSON_LOAD", 0.001)
     assert analysis.check(1, 1) == 1
     assert capsys.readouterr().out.count("too slow: more than 0.001 of the CPU time of `json.load`") == 1
 
 
+@pytest.mark.slow
 def test_false_alarms_of_compare_are_counted_on_simulated_and_on_real_runs(capsys, tmp_path):
     compare_false_alarms.simulate(2)
     rows = re.findall(r"(?m)^\| (\w+) \| (none|\+\d+ %) \| (\d) \| (\d+) \| 2 \| (.*)$", capsys.readouterr().out)

@@ -98,6 +98,7 @@ def test_show_reports_all_ranks_of_a_folder():
     assert "waits for others" in done.stdout
 
 
+@pytest.mark.slow
 def test_show_says_first_which_window_of_a_folder_it_is_about(tmp_path):
     for age, case in enumerate(("sync_item", "input_bound")):
         window = tmp_path / "logs" / case
@@ -118,6 +119,7 @@ def test_json_is_alone_on_stdout_and_follows_the_schema():
     assert summary["ranks"][0]["steps"] == 2
 
 
+@pytest.mark.slow
 def test_python_and_the_command_count_the_whole_run_alike(tmp_path):
     """What the callbacks measured lies beside the traces, and the step of a finding is the live one in both."""
     shutil.copy(INPUT_BOUND, tmp_path)
@@ -144,6 +146,7 @@ def test_the_page_is_written_and_named(tmp_path):
     assert str(tmp_path / "r.html") in done.stdout
 
 
+@pytest.mark.slow
 def test_markdown_is_printed_of_a_trace_and_of_a_run(tmp_path):
     assert forge("show", INPUT_BOUND, "--markdown").stdout.split("\n\n")[1].startswith("**Verdict:** input-bound")
     record = MadeRun(began=LONG_AGO, outcome="finished").write(tmp_path)
@@ -159,6 +162,7 @@ def test_a_folder_with_a_record_is_shown_as_a_run_and_its_window_by_options_of_t
     assert forge("show", tmp_path, "--rank", 1).stdout.startswith(f"window     {tmp_path / 'profiler_traces'}\n")
 
 
+@pytest.mark.slow
 def test_rank_and_steps_choose_what_is_analysed():
     everything = json.loads(forge("show", TRACES / "ddp", "--json").stdout)
     assert [rank["rank"] for rank in everything["ranks"]] == [0, 1]
@@ -168,6 +172,7 @@ def test_rank_and_steps_choose_what_is_analysed():
     assert [step["number"] for step in part["ranks"][0]["per_step"]] == list(range(first, last))
 
 
+@pytest.mark.slow
 def test_sort_and_top_order_and_cut_the_operators():
     done = forge("show", INPUT_BOUND, "--json", "--sort", "calls", "--top", 5)
     calls = [operator["calls_per_step"] for operator in json.loads(done.stdout)["ranks"][0]["operators"]]

@@ -244,6 +244,7 @@ def test_ranks_that_the_run_does_not_have_are_left_out(tmp_path):
     assert len(found.problems) == 2
 
 
+@pytest.mark.slow
 def test_totals_are_kept_of_one_rank_and_lines_of_the_others_are_few(tmp_path):
     record = MadeRun(ranks=3, rows=120, began=LONG_AGO, outcome="finished").write(tmp_path)
     first, *others = read_run(record).ranks
@@ -271,6 +272,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_no_line_is_lost_while_files_rotate(tmp_path):
     folder = tmp_path / "forge_record"
     with subprocess.Popen([sys.executable, "-c", ROTATES, str(folder)]) as writer:

@@ -65,6 +65,7 @@ def test_without_a_meter_nothing_is_said(tmp_path):
     assert (energy_line(record), energy_json(record)) == ("", None)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_energy_of_the_runs_before_it(tmp_path):
     first = made(tmp_path / "logs/version_0", joules=8.0, run="first")
     second = made(tmp_path / "logs/version_1", joules=5.0, ranks=2, run="second", continues=str(first))
@@ -79,6 +80,7 @@ def test_a_resumed_run_has_the_energy_of_the_runs_before_it(tmp_path):
     assert energy_line(second).endswith(" on 2 GPUs, 2 fits together")
 
 
+@pytest.mark.slow
 def test_runs_that_were_moved_together_are_found_and_one_that_is_gone_is_named(tmp_path):
     first = made(tmp_path / "logs/version_0", run="first")
     second = made(tmp_path / "logs/version_1", run="second", continues=str(first))

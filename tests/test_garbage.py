@@ -213,7 +213,7 @@ def test_collections_between_the_regions_are_not_named_twice(make_trainer):
             gc.collect()
 
     ours = ThroughputCallback(warmup_steps=3)
-    make_trainer(ours, logger=False).fit(CollectsBetween(), loader(128))
+    make_trainer(ours, logger=False).fit(CollectsBetween(), loader(64))
     assert ours.analysis().verdict == "gc-bound"
     assert "between-regions" not in {finding.code for finding in ours.analysis().findings}
 

@@ -86,6 +86,7 @@ def test_four_times_the_events_take_four_times_as_long(kind, tmp_path):
     assert in_proportion(measure, 2_500, 10_000)
 
 
+@pytest.mark.slow
 def test_four_times_the_windows_take_four_times_as_long(tmp_path):
     def measure(count):
         folder = tmp_path / str(count)

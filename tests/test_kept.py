@@ -172,6 +172,7 @@ class RaisesToo(L.Callback):
         raise ConnectionError("too")
 
 
+@pytest.mark.slow
 def test_a_fit_whose_exception_no_hook_tells_them_of_is_ended_all_the_same(tmp_path, make_trainer, capsys):
     callbacks = ForgeProfilerCallback(2, 4, tensorboard=False), every_step(warmup_steps=1)
     trainer = make_trainer(RaisesToo(), *callbacks)
@@ -241,6 +242,7 @@ def test_a_copy_in_the_middle_of_a_run_changes_nothing(tmp_path, make_trainer, c
         assert not isinstance(getattr(made, "profiler", None), BoundaryProfiler), "the copy has the user's own"
 
 
+@pytest.mark.slow
 def test_the_results_of_copies_reach_the_object_that_the_user_holds(make_trainer):
     """As where darts or neuralforecast copy the arguments for the Trainer."""
     mine = both()
@@ -257,6 +259,7 @@ def test_the_results_of_copies_reach_the_object_that_the_user_holds(make_trainer
     assert mine[1].summary() == own, "its own fit counts"
 
 
+@pytest.mark.slow
 def test_a_copy_made_in_the_middle_of_a_run_fits_and_records_by_itself(make_trainer, capsys):
     copier, callbacks = Copies(copy.deepcopy), both()
     make_trainer(*callbacks, copier).fit(Classifier(), loader())

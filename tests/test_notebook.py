@@ -48,6 +48,7 @@ def test_the_table_at_the_end_of_a_fit_is_one_output(outputs):
     assert len(re.findall(r"Where a step of \w+ goes: ", table)) == 1
 
 
+@pytest.mark.slow
 def test_a_cell_that_ends_with_an_analysis_shows_verdict_findings_and_times(outputs):
     [page] = outputs[1]
     assert re.search(r"<p><b>.+</b></p>", page)

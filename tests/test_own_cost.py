@@ -36,6 +36,7 @@ def fit(tmp_path, *callbacks, steps=400, **options):
     return time.monotonic() - began
 
 
+@pytest.mark.slow
 def test_where_each_step_is_logged_our_rows_come_once_a_second(tmp_path):
     took_s = fit(tmp_path, ThroughputCallback())
     rows = logged(tmp_path)

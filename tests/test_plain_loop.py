@@ -426,6 +426,7 @@ def compiled_graphs():
     return counters
 
 
+@pytest.mark.slow
 def test_a_compiled_update_is_compiled_as_without(profiled, monkeypatch):
     with profiled[0]:
         found = compiled_graphs()

@@ -222,6 +222,7 @@ def test_a_trace_in_a_folder_that_is_no_file_is_left_out(tmp_path, kind):
         analyze(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_summary_beside_the_traces_that_is_no_file_is_said(tmp_path):
     [trace] = INPUT_BOUND.glob("*.gz") if INPUT_BOUND.is_dir() else [INPUT_BOUND]
     (tmp_path / trace.name).write_bytes(trace.read_bytes())

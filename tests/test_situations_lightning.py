@@ -63,6 +63,7 @@ def test_the_users_profiler_is_back_in_place_after_an_exception(make_trainer, pr
     assert trainer.profiler is own
 
 
+@pytest.mark.slow
 def test_actions_of_the_users_module_reach_their_profiler(make_trainer):
     class Named(Classifier):
         def training_step(self, batch):
@@ -80,6 +81,7 @@ def test_actions_of_the_users_module_reach_their_profiler(make_trainer):
 # -- several fits ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_several_fits_of_one_trainer_record_and_count_anew(tmp_path, make_trainer, capsys):
     forge, throughput = both()
     trainer, model = make_trainer(forge, throughput), Classifier()
@@ -138,6 +140,7 @@ def test_a_resumed_fit_counts_its_own_steps_and_logs_on_at_lightnings(tmp_path, 
     assert min(steps) >= 6
 
 
+@pytest.mark.slow
 def test_checkpoints_of_runs_with_and_without_the_callbacks_are_exchangeable(tmp_path, make_trainer):
     for name, callbacks in (("with", both()), ("without", ())):
         trainer = make_trainer(*callbacks, logger=False)

@@ -249,7 +249,7 @@ def pulse_name(rank: int | str) -> str:
 
 
 def stacks_name(rank: int) -> str:
-    """The stacks of all threads of a rank that stands, in the record's folder."""
+    """The stacks of all threads of a rank that is stalled, in the record's folder."""
     return f"rank{rank}.stacks.txt"
 
 

@@ -2213,7 +2213,7 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
         cpu_pct: use of the cores by the process since the previous message, in percent of one core; None if unknown.
         memory_gib: resident memory of the process; None if unknown.
         sensors: the latest readings of its GPU, by name, such as `sm_mhz`; {} without one.
-        standing: where it stands; None while it moves.
+        stall: where it is stalled; None while it moves.
         silent: ranks of the same machine that publish nothing any more.
         answer: what it says of the latest plan of a window.
     """
@@ -2236,7 +2236,7 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     cpu_pct: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     memory_gib: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     sensors: Mapping[str, float] = {}
-    standing: Stall | None = None
+    stall: Stall | None = None
     silent: tuple[SilentRank, ...] = ()
     answer: WindowAnswer = WindowAnswer()
 
@@ -2256,7 +2256,7 @@ class LastPulse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 RankState = Literal[
-    "live", "late", "stands", "waits", "gone", "stopped", "silent", "finished", "failed", "interrupted", "missing"
+    "live", "late", "stalled", "waits", "gone", "stopped", "silent", "finished", "failed", "interrupted", "missing"
 ]
 
 
@@ -2267,7 +2267,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
         rank: the global rank.
         host: name of its machine; "" if it was never heard.
         pid: its process id; 0 if it was never heard.
-        state: `live`; `late` if its latest pulse is old, and `silent` if it is very old; `stands` or `waits` for
+        state: `live`; `late` if its latest pulse is old, and `silent` if it is very old; `stalled` or `waits` for
             another rank; `gone` if its process has ended, `stopped` if it was stopped; how its fit ended; `missing` if
             it was never heard.
         age_s: age of its latest pulse, in seconds, when rank 0 last listened.

@@ -29,9 +29,9 @@ from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.callbacks import step_timer
 from lightning_forge_profiling.diagnosis.rank_status import find_hang, ranks_status
 from lightning_forge_profiling.host import ThreadCounts, thread_counts, wait_channel
-from lightning_forge_profiling.ranks import standing
+from lightning_forge_profiling.ranks import stalls
 from lightning_forge_profiling.ranks.stacks import StacksFile, called, innermost, lines_of, parse_dump
-from lightning_forge_profiling.ranks.standing import Look, Stillness, collectives_of, patient_part
+from lightning_forge_profiling.ranks.stalls import Look, Stillness, collectives_of, patient_part
 from lightning_forge_profiling.record.files import decode_pulse, encode_pulse, read_heard
 from lightning_forge_profiling.record.reader import read_run, records_at
 from lightning_forge_profiling.report.live_view import print_frame
@@ -48,9 +48,9 @@ PAUSE_S, STOP_S = 6, 3
 # -- planted hangs ----------------------------------------------------------------------------------------------------
 
 SHORT = "6"
-LOST = r"since \d+ s \(host \S+, pid \d+, last heard in step \d+\)"
+LOST = r"for \d+ s \(host \S+, pid \d+, last heard in step \d+\)"
 PLANTED = {  # kind and number of ranks: the seconds that are a hang, the rank, and what is said of it
-    ("asked", 4): ("real", 1, r"stands in step \d+ .*: asked at hanging\.py:\d+, in input; ranks 0, 2, 3 wait for it"),
+    ("asked", 4): ("real", 1, r"stalled in step \d+ .*: asked at hanging\.py:\d+, in input; ranks 0, 2, 3 wait for it"),
     ("held_lock", 2): ("real", 1, r"held_lock at \S+:\d+, in a call that holds Python's interpreter lock; rank"),
     ("skipped", 4): (SHORT, 1, r"ranks 0, 2, 3 wait in all_reduce #1, which rank 1 never entered; rank 1 waits in"),
     ("worker", 2): (SHORT, 1, r"loader worker 0 \(pid \d+\): \S*__getitem__ at hanging\.py:\d+; rank 0 waits for it"),
@@ -162,7 +162,9 @@ def test_planted_hangs_under_nccl_are_known_by_rank_and_place_within_a_minute(tm
 def test_a_hang_that_is_over_is_one_event(tmp_path):
     with ranks_of(tmp_path / "run", "pauses", 2, SHORT):
         said = until(lambda: summary_of(tmp_path), "finished after") if until_recorded(tmp_path) else ""
-    where = r"rank 1 stands in step \d+: pauses at hanging\.py:\d+, in sleep; rank 0 waits for it in all_reduce"
+    where = (
+        r"rank 1 has been stalled in step \d+: pauses at hanging\.py:\d+, in sleep; rank 0 waits for it in all_reduce"
+    )
     [event] = re.findall(r"\bhang[,:] .*", said)
     assert re.fullmatch(rf"hang, \d+\.\d s: {where}; the ranks move again", event)
 
@@ -170,7 +172,7 @@ def test_a_hang_that_is_over_is_one_event(tmp_path):
 @pytest.mark.slow
 def test_a_rank_that_hangs_in_its_first_fetch_is_said_to_be_there(tmp_path):
     with ranks_of(tmp_path / "run", "first_fetch", 2, SHORT):
-        where = r"where +no step since \d+ s: .*rank 1 in data_loader, FirstFetch\.__getitem__ at hanging\.py:\d+"
+        where = r"where +no step for \d+ s: .*rank 1 in data_loader, FirstFetch\.__getitem__ at hanging\.py:\d+"
         assert until_recorded(tmp_path)
         said = until(lambda: frame_of(records_at(tmp_path)[0]), where)
     assert re.search(where, said)
@@ -242,7 +244,7 @@ def test_a_host_that_is_cut_off_says_where_its_ranks_wait(tmp_path):
     with two_hosts(tmp_path) as cut:
         assert until(lambda: " ".join(path.name for path in (tmp_path / "1").iterdir()), "hangs")
         cut()
-        where = r"hang +rank 1 waits in (all_reduce|broadcast) since \d+ s; rank 0 not heard"
+        where = r"hang +rank 1 has waited in (all_reduce|broadcast) for \d+ s; rank 0 not heard"
         assert re.search(where, until(lambda: summary_of(tmp_path / "1"), where))
         assert re.search(where, frame_of(records_at(tmp_path / "1")[0]))
 
@@ -326,20 +328,20 @@ def handled():
         ("none", False),
     ],
 )
-def test_a_standing_step_is_on_record_and_a_slow_part_is_not(tmp_path, monkeypatch, capfd, pause, hangs):
-    monkeypatch.setattr(standing, "LEAST_S", 2.0)
+def test_a_stalled_step_is_on_record_and_a_slow_part_is_not(tmp_path, monkeypatch, capfd, pause, hangs):
+    monkeypatch.setattr(stalls, "LEAST_S", 2.0)
     before = handled()
     trainer = quiet_trainer(ThroughputCallback(warmup_steps=1), default_root_dir=tmp_path, limit_val_batches=1)
     trainer.fit(Pauses(pause), loader(300 * 4), loader())
     [path] = records_at(tmp_path)
     said = [event.text for event in read_run(path).ranks[0].events if event.kind == "hang"]
     if hangs:
-        where = r"rank 0 stands in step \d+{}: wait at \S*test_hangs.py:\d+, in sleep"
-        assert re.fullmatch(where.format(r" since \d+ s"), said[0])
+        where = r"rank 0 has been stalled in step \d+{}: wait at \S*test_hangs.py:\d+, in sleep"
+        assert re.fullmatch(where.format(r" for \d+ s"), said[0])
         assert re.fullmatch(where.format("") + "; the ranks move again", said[1])
         assert "in wait" in (path / "rank0.stacks.txt").read_text()
         assert "1 step in which training stood still" in summary_of(tmp_path), "a hang is no step's time"
-        note = r"note +step \d+ took (\d+)\.\d s: rank 0 stands in step \d+ since \d+\s+s: wait at"
+        note = r"note +step \d+ took (\d+)\.\d s: rank 0 has been stalled in step \d+ for \d+\s+s: wait at"
         assert int(re.search(note, capfd.readouterr().out)[1]) == pytest.approx(PAUSE_S, abs=2)
         ledger = read_run(path).ranks[0].state.report.analysis.run.ledger
         assert ledger.parts["steps"] < ledger.wall_s - PAUSE_S, "it was no training"
@@ -351,8 +353,8 @@ def test_a_standing_step_is_on_record_and_a_slow_part_is_not(tmp_path, monkeypat
 
 @pytest.mark.slow
 @pytest.mark.real_time
-def test_a_rank_that_waits_in_a_collective_and_keeps_a_core_busy_stands(tmp_path, monkeypatch):
-    monkeypatch.setattr(standing, "LEAST_S", 2.0)
+def test_a_rank_that_waits_in_a_collective_and_keeps_a_core_busy_is_stalled(tmp_path, monkeypatch):
+    monkeypatch.setattr(stalls, "LEAST_S", 2.0)
     trainer = quiet_trainer(ThroughputCallback(warmup_steps=1), default_root_dir=tmp_path, limit_val_batches=1)
     trainer.fit(Pauses("step gather"), loader(300 * 4), loader())
     [path] = records_at(tmp_path)
@@ -390,7 +392,7 @@ class Passes(Classifier):
     [("fetch", "data_loader"), ("validation", "validation"), ("epoch end", "module/on_train_epoch_end")],
 )
 def test_watch_says_where_a_rank_is_and_since_when_in_any_phase(tmp_path, monkeypatch, phase, part):
-    monkeypatch.setattr(standing, "LEAST_S", 1.0)
+    monkeypatch.setattr(stalls, "LEAST_S", 1.0)
     deadline, shown, frame = time.monotonic() + HANGS_S, [], ""
 
     def come_to(other):
@@ -398,7 +400,7 @@ def test_watch_says_where_a_rank_is_and_since_when_in_any_phase(tmp_path, monkey
         while other == phase and not shown and time.monotonic() < deadline:
             time.sleep(0.1)
             frame = "".join(frame_of(path) for path in tmp_path.rglob("forge_record") if any(path.iterdir()))
-            shown.extend(re.findall(r"where +no step since \d+ s: rank 0 in (\S+), \S+ at \S+:\d+\n", frame))
+            shown.extend(re.findall(r"where +no step for \d+ s: rank 0 in (\S+), \S+ at \S+:\d+\n", frame))
 
     batches = torch.utils.data.DataLoader(Fetched(come_to), 4)
     trainer = quiet_trainer(ThroughputCallback(warmup_steps=1), default_root_dir=tmp_path, num_sanity_val_steps=0)
@@ -447,13 +449,13 @@ def test_a_long_step_of_a_process_that_was_not_stopped_is_no_hang(tmp_path, monk
 @pytest.mark.parametrize(
     ("limit", "why"),
     [
-        ("LEAST_S", r"rank 0 stands in step \d+ since \d+\s+s:"),
+        ("LEAST_S", r"rank 0 has been stalled in step \d+ for \d+\s+s:"),
         ("_LEAST_AT_END_S", r"training stood still in\s+[\S\s]*Hangs.once at"),
     ],
     ids=["after the limit", "before it"],
 )
 def test_a_fit_that_ends_in_a_hang_has_its_time_and_place_and_no_advice(tmp_path, monkeypatch, capfd, limit, why):
-    monkeypatch.setattr(standing, limit, 2.0)
+    monkeypatch.setattr(stalls, limit, 2.0)
     interrupts = threading.Timer(PAUSE_S, os.kill, (os.getpid(), signal.SIGINT))
 
     class Hangs(Pauses):
@@ -478,7 +480,7 @@ def test_a_fit_that_ends_in_a_hang_has_its_time_and_place_and_no_advice(tmp_path
 @pytest.mark.slow
 @pytest.mark.real_time
 def test_the_summary_of_a_run_that_was_killed_in_a_hang_has_its_time_and_no_advice(tmp_path, monkeypatch):
-    monkeypatch.setattr(standing, "LEAST_S", 2.0)
+    monkeypatch.setattr(stalls, "LEAST_S", 2.0)
 
     class Hangs(Pauses):
         def once(self, place):
@@ -492,7 +494,7 @@ def test_the_summary_of_a_run_that_was_killed_in_a_hang_has_its_time_and_no_advi
     )
     trainer.fit(Hangs("step"), loader(60 * 4))
     summary = summary_of(tmp_path / "killed")
-    assert re.search(r"hang +rank 0 stands in step \d+ since \d s: \S+once at", summary)
+    assert re.search(r"hang +rank 0 has been stalled in step \d+ for \d s: \S+once at", summary)
     assert re.search(r"verdict +No verdict: training stood still for \d\.\d s of the fit's", summary)
     assert re.search(r"whole fit +hang \d\d %", summary)
     assert "of the fit was training" not in summary
@@ -643,7 +645,7 @@ def heard_of(*states, silent=(), ended=(), ages_s=()):
     for rank, state in enumerate(states):
         pulse = Pulse(
             run="r", rank=rank, world_size=len(states), host="node7", pid=1000 + rank, number=9, at=100.0, step=4711,
-            standing=state, ended=dict(ended).get(rank, ""), silent=tuple(silent) if rank == len(states) - 1 else (),
+            stall=state, ended=dict(ended).get(rank, ""), silent=tuple(silent) if rank == len(states) - 1 else (),
         )  # fmt: skip
         heard[rank] = LastPulse(pulse=pulse, at=100.0 - dict(ages_s).get(rank, 0))
     return heard
@@ -666,10 +668,13 @@ def silence(rank, process, **more):
             {},
             (
                 1,
-                f"rank 1 stands in step 4711 since 63 s: collate at data.py:31, in get; ranks 0, 2, 3 wait {FOR_IT}",
+                (
+                    "rank 1 has been stalled in step 4711 for 63 s: collate at data.py:31, in get; "
+                    f"ranks 0, 2, 3 wait {FOR_IT}"
+                ),
             ),
         ),
-        ((MOVES, STANDS), {}, (1, "rank 1 stands in step 4711 since 63 s: collate at data.py:31, in get")),
+        ((MOVES, STANDS), {}, (1, "rank 1 has been stalled in step 4711 for 63 s: collate at data.py:31, in get")),
         ((WAITS, MOVES), {}, None),  # such as a long evaluation on rank 1 alone
         ((MOVES, MOVES), {}, None),
         (
@@ -711,7 +716,7 @@ def silence(rank, process, **more):
             {"silent": [silence(1, "gone")]},
             (
                 1,
-                f"rank 1 is gone since 42 s (host node7, pid 1001, {HEARD}); ranks 0, 2 wait {FOR_IT}",
+                f"rank 1 has been gone for 42 s (host node7, pid 1001, {HEARD}); ranks 0, 2 wait {FOR_IT}",
             ),
         ),
         ((MOVES, MOVES, MOVES), {"silent": [silence(1, "gone")]}, None),  # they may have ended well
@@ -720,7 +725,10 @@ def silence(rank, process, **more):
             {"silent": [silence(0, "stopped")], "ages_s": {0: 50}},
             (
                 0,
-                f"rank 0 is stopped, as by SIGSTOP, since 50 s (host node7, pid 1000, {HEARD}); rank 2 waits {FOR_IT}",
+                (
+                    f"rank 0 has been stopped, as by SIGSTOP, for 50 s (host node7, pid 1000, {HEARD}); "
+                    f"rank 2 waits {FOR_IT}"
+                ),
             ),
         ),
         ((MOVES, WAITS), {"silent": [silence(0, "stopped")], "ages_s": {0: 3}}, None),  # it has been heard since
@@ -729,20 +737,23 @@ def silence(rank, process, **more):
             {"silent": [silence(1, "blocked", place="f at a.py:3")], "ages_s": {1: 42}},
             (
                 1,
-                f"rank 1, last heard in step 4711, stands since 42 s: f at a.py:3, in {HELD}; ranks 0, 2 wait {FOR_IT}",
+                (
+                    f"rank 1, last heard in step 4711, has been stalled for 42 s: f at a.py:3, in {HELD}; "
+                    f"ranks 0, 2 wait {FOR_IT}"
+                ),
             ),
         ),
         ((MOVES, WAITS), {"silent": [silence(0, "running")], "ages_s": {0: 42}}, None),
         (
             (WAITS, MOVES),
             {"ages_s": {1: 42}},
-            (1, f"no sign of life from rank 1 since 42 s (host node7, pid 1001); rank 0 waits {FOR_IT}"),
+            (1, f"no sign of life from rank 1 for 42 s (host node7, pid 1001); rank 0 waits {FOR_IT}"),
         ),
         ((MOVES, MOVES), {"ages_s": {1: 42}}, None),
         (
             (STANDS, STANDS),
             {},
-            (None, "rank 0 stands in step 4711 since 63 s: collate at data.py:31, in get; so stands rank 1"),
+            (None, "rank 0 has been stalled in step 4711 for 63 s: collate at data.py:31, in get; so has rank 1"),
         ),
     ],
 )
@@ -756,7 +767,7 @@ def test_a_rank_that_was_never_heard_is_named_where_all_others_wait():
     several = find_hang(heard, 4, 100.0)
     assert several.where == "ranks 2, 3 have not begun to train; ranks 0, 1 wait for them in all_reduce"
     alone = find_hang({1: heard[1]}, 3, 100.0)  # what is in the folder of a host that is cut off
-    assert (alone.rank, alone.where) == (None, "rank 1 waits in all_reduce since 60 s; ranks 0, 2 not heard")
+    assert (alone.rank, alone.where) == (None, "rank 1 has waited in all_reduce for 60 s; ranks 0, 2 not heard")
     assert find_hang({}, 3, 100.0) is None
 
 

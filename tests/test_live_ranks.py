@@ -45,7 +45,9 @@ from tests.report_page import Page
 from tests.test_watch import append
 
 WIDTHS = (40, 80, 120)
-WHERE = "rank 1 stands in step 4711 since 63 s: `collate` at data.py:31; ranks 0, 2, 3 wait for it in all_reduce"
+WHERE = (
+    "rank 1 has been stalled in step 4711 for 63 s: `collate` at data.py:31; ranks 0, 2, 3 wait for it in all_reduce"
+)
 HANG = Hang(rank=1, where=WHERE, seconds=63.0)
 
 
@@ -143,9 +145,9 @@ def test_the_straggler_is_named_with_its_cause(tmp_path, found, width):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_hang_is_at_the_top_and_its_rank_first(tmp_path, found, capsys, width):
     record, at = made(tmp_path), time.time() - 1
-    standing = Stall(seconds=63.0, call="all_reduce", waits=True)
-    pulses = [made_pulse(rank, 4, at, own_ms=10 + rank / 2, standing=standing) for rank in range(4)]
-    pulses[1] = made_pulse(1, 4, at, own_ms=10.5, standing=Stall(seconds=63.0, place="collate at data.py:31"))
+    stall = Stall(seconds=63.0, call="all_reduce", waits=True)
+    pulses = [made_pulse(rank, 4, at, own_ms=10 + rank / 2, stall=stall) for rank in range(4)]
+    pulses[1] = made_pulse(1, 4, at, own_ms=10.5, stall=Stall(seconds=63.0, place="collate at data.py:31"))
     write_ranks(record, pulses)
     found(hang=HANG)
     text = frame(record, width)
@@ -154,7 +156,7 @@ def test_a_hang_is_at_the_top_and_its_rank_first(tmp_path, found, capsys, width)
     assert unwrapped(rest).startswith(f"hang {WHERE} NVIDIA H200 on node0")
     table, _ = rows(text)
     assert [row[0] for row in table if row[0]] == ["1", "3", "2", "0"]
-    assert re.search(r"(?m)^1 .* standing$", text)
+    assert re.search(r"(?m)^1 .* stalled$", text)
     assert re.search(r"(?m)^3 .* waiting$", text)
     assert f"hang {WHERE}" in unwrapped(printed(["show"], record, capsys))
     hang = summary_json(record, capsys)["ranks"]["hang"]
@@ -238,9 +240,9 @@ def test_of_a_thousand_ranks_the_worst_eight_are_shown_in_time(tmp_path):
     table, _ = rows(page.getvalue())
     assert [row[0] for row in table[:-1]] == ["700", "3", "105", "104", "103", "102", "101", "100"]
     assert table[-1] == ["992 more: own work 10.1 to 12.2 ms"]
-    pulses[44:94] = [made_pulse(rank, 1000, at, standing=Stall(seconds=50.0)) for rank in range(44, 94)]
+    pulses[44:94] = [made_pulse(rank, 1000, at, stall=Stall(seconds=50.0)) for rank in range(44, 94)]
     write_ranks(record, pulses)
-    assert rows(frame(record))[0][-1] == ["992 more: 42 standing, own work 10.1 to 16.0 ms"]
+    assert rows(frame(record))[0][-1] == ["992 more: 42 stalled, own work 10.1 to 16.0 ms"]
 
 
 def test_the_rank_that_the_user_chose_is_among_those_shown(tmp_path):
@@ -282,9 +284,9 @@ def frozen(folder):
     record = MadeRun(rows=12, ranks=4, began=now - 1200).write(folder)
     write_ranks(record, [made_pulse(rank, 4, now - 600, own_ms=10 + rank / 2) for rank in range(4)])
     silent = (SilentRank(rank=0, pid=1000, process="stopped", seconds=42),)
-    standing = Stall(seconds=598.0, call="all_reduce", waits=True)
+    stall = Stall(seconds=598.0, call="all_reduce", waits=True)
     for rank in (1, 2):
-        write_pulse(record, made_pulse(rank, 4, now - 2, own_ms=10.5, number=700, standing=standing, silent=silent))
+        write_pulse(record, made_pulse(rank, 4, now - 2, own_ms=10.5, number=700, stall=stall, silent=silent))
     return record
 
 
@@ -393,8 +395,8 @@ def test_a_host_that_does_not_hear_rank_0_has_its_own_ranks_hang(tmp_path, capsy
     for name in ("rank0.jsonl", "rank1.jsonl", RANKS_JSON):
         (record / name).unlink()
     for rank in (2, 3):
-        write_pulse(record, made_pulse(rank, 4, at, standing=Stall(seconds=75.0, call="all_reduce", waits=True)))
-    where = "ranks 2, 3 wait in all_reduce since 75 s; ranks 0, 1 not heard"
+        write_pulse(record, made_pulse(rank, 4, at, stall=Stall(seconds=75.0, call="all_reduce", waits=True)))
+    where = "ranks 2, 3 have waited in all_reduce for 75 s; ranks 0, 1 not heard"
     for command in (["watch", "--once"], ["show"]):
         assert f"hang {where}" in unwrapped(printed(command, record, capsys))
     assert summary_json(record, capsys)["ranks"]["hang"] == {"rank": None, "where": where, "seconds": 75.0}
@@ -457,10 +459,10 @@ def test_a_single_rank_has_no_table_but_its_hang(tmp_path, found):
     record = MadeRun(rows=2).write(tmp_path)
     assert "Ranks" not in frame(record)
     assert record_of(run_page(read_run(record), time.time()))["ranks"] is None
-    found(hang=Hang(rank=0, where="rank 0 stands in step 100 since 63 s: `input` at train.py:3", seconds=63.0))
-    assert "hang        rank 0 stands in step 100" in frame(record)
+    found(hang=Hang(rank=0, where="rank 0 has been stalled in step 100 for 63 s: `input` at train.py:3", seconds=63.0))
+    assert "hang        rank 0 has been stalled in step 100" in frame(record)
     assert "Ranks" not in frame(record)
-    assert record_of(run_page(read_run(record), time.time()))["ranks"]["hang"].startswith("rank 0 stands")
+    assert record_of(run_page(read_run(record), time.time()))["ranks"]["hang"].startswith("rank 0 has been stalled")
 
 
 # --- metrics ---------------------------------------------------------------------------------------------------------

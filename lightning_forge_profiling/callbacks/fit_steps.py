@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from enum import Enum
 from math import inf
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Final
 
 from lightning_forge_profiling.callbacks.batches import WorkCounter
 from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S
@@ -23,6 +24,23 @@ from lightning_forge_profiling.schema import MemoryGrowth, Recompilation
 from lightning_forge_profiling.timing.region import set_region_sink
 
 _log = plain_logger(__name__)
+
+
+class StepMode(Enum):
+    """What a step is for: whether it is recorded, or comes right after one that was, and whether it warms up."""
+
+    COUNTED = False, False
+    WARM_UP = False, True
+    RECORDED = True, False
+    RECORDED_IN_WARM_UP = True, True
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the profiler disturbs it."""
+        return self in {StepMode.RECORDED, StepMode.RECORDED_IN_WARM_UP}
+
+
+_MODES: Final = {mode.value: mode for mode in StepMode}
 
 
 class StepEvents:
@@ -85,7 +103,7 @@ class FitSteps(Guarded):
         self.progress = training.progress()
         self.events = StepEvents(training, step_timer, log)
         self._ended_batch = -1
-        self.kind = (False, True)  # whether it is recorded, or right after that, and whether it warms up
+        self.mode = StepMode.WARM_UP
         self._due_s = self._reads_s = 0.0
 
     def note_failure(self, exc: Exception) -> None:
@@ -136,9 +154,9 @@ class FitSteps(Guarded):
         if memory is not None and now_ns >= memory.due_ns and self.training.updates and not warms_up:
             with self.step_timer.profiler_overhead():
                 memory.end_step(self.step_timer.step - 1, now_ns)
-        kind = records or after_window, warms_up
-        if kind != self.kind or now_ns / 1e9 >= self._due_s:
-            self._between_steps(kind, now_ns / 1e9)
+        mode = _MODES[records or after_window, warms_up]
+        if mode is not self.mode or now_ns / 1e9 >= self._due_s:
+            self._between_steps(mode, now_ns / 1e9)
 
     @guarded
     def _end_step(self, batch: Any, now_ns: int, *, recorded: bool) -> None:
@@ -151,7 +169,7 @@ class FitSteps(Guarded):
             step_timer.step,
             updates=self.progress.updates.completed,
         )
-        seen, recorded = self.boundaries.saw_step(trained=batch is not None), recorded or self.kind[0]
+        seen, recorded = self.boundaries.saw_step(trained=batch is not None), recorded or self.mode.recorded
         began_ns = max(now_ns, step_timer.ledger.changed_ns) if self.counter.calls_user else now_ns
         ends_epoch = bool(self.progress.batches.is_last_batch)
         usual = seen and not (recorded or ends_epoch)
@@ -169,21 +187,21 @@ class FitSteps(Guarded):
             self.events.look_for_recompilations()
 
     @guarded
-    def _between_steps(self, kind: tuple[bool, bool], now_s: float) -> None:
-        """Do what comes seldom: a log entry, a line of the record, a reading of CPU times, steps of another kind."""
-        reads = kind != self.kind or now_s >= self._reads_s  # else an entry waits for the Trainer's interval
+    def _between_steps(self, mode: StepMode, now_s: float) -> None:
+        """Do what comes seldom: a log entry, a line of the record, a reading of CPU times, steps of another mode."""
+        reads = mode is not self.mode or now_s >= self._reads_s  # else an entry waits for the Trainer's interval
         if reads:
             self._readings.look_up_switches(self.training, recording=self.recording)
             self.events.look_for_recompilations()  # PyTorch announces a compilation, but not that it gives one up
         if self._log is not None and now_s >= self._log.due_s:
             self._log.end_step()
-        counts = not any(kind)
-        if kind != self.kind:
-            self.kind = kind
+        counts = mode is StepMode.COUNTED
+        if mode is not self.mode:
+            self.mode = mode
             self.step_timer.ledger.count_steps(on=counts)
             if self._log is not None:
                 latest = None if self._window is None else self._window.latest()
-                self._log.other_steps_come(recording=kind[0], trace=latest)
+                self._log.other_steps_come(recording=mode.recorded, trace=latest)
         if reads:
             self._readings.between_steps(now_s, counts=counts)
             self._reads_s = now_s + ACCOUNT_PERIOD_S

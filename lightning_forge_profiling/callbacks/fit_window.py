@@ -92,7 +92,7 @@ class FitWindow(Guarded):
         self._skipped: TraceReport | None = None
         self._ended_steps = 0
         self._folders: folders.WindowFolders | None = None
-        self.before_start: Callable[[], object] = int  # called right before the profiler starts
+        self.before_start: Callable[[], object] = lambda: None  # called right before the profiler starts
         self.record: Path | None = None  # the folder of the run's record, once it is written
         self._first = settings.window  # of this fit
         if training.facts.is_trial:

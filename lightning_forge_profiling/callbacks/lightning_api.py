@@ -66,7 +66,7 @@ class Actions(NamedTuple):
     epochs: Collection[str] = ()  # each is one training epoch, from its beginning to its end
     validation_begins: Collection[str] = ()
     validation_ends: Collection[str] = ()
-    fetched: Callable[[], object] = bool  # called when a fetch is about to end
+    fetched: Callable[[], object] = lambda: None  # called when a fetch is about to end
 
 
 def actions(trainer: Trainer, module: LightningModule) -> Actions:

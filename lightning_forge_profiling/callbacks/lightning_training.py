@@ -349,7 +349,7 @@ class SetUpParts:
         own: Collection[object],
         *,
         restores: bool = True,
-        failed: Callable[[], object] = bool,
+        failed: Callable[[], object] = lambda: None,
     ) -> None:
         ProfilerProxy.uninstall(trainer)
         self.ledger, self._trainer, self._failed = ledger, trainer, failed

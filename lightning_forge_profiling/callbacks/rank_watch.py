@@ -1,4 +1,4 @@
-"""The thread that tells the other ranks how this one does, hears them on rank 0, and notices that training stands."""
+"""The thread that tells the other ranks how this one does, hears them on rank 0, and notices stalls."""
 
 import os
 import re
@@ -25,7 +25,7 @@ from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.ranks.agreement import Follower, Leader, Slowness
 from lightning_forge_profiling.ranks.channel import Channel, open_channel
 from lightning_forge_profiling.ranks.hangs import HangWatch
-from lightning_forge_profiling.ranks.standing import Progress
+from lightning_forge_profiling.ranks.stalls import Progress
 from lightning_forge_profiling.record.files import (
     decode_plan,
     decode_pulse,
@@ -170,7 +170,7 @@ class Pulses:
         number, self._number = self._number, self._number + 1
         ledger, memory = self._step_timer.ledger, resident_bytes()
         progress = Progress(step=self._step_timer.step, parts=ledger.open_parts(), changed_ns=ledger.changed_ns)
-        standing, silent = self._hangs.look(progress, ended=bool(ended))
+        stall, silent = self._hangs.look(progress, ended=bool(ended))
         no_step_s, place = self._hangs.where
         return replace(
             self._first,
@@ -185,7 +185,7 @@ class Pulses:
             cpu_pct=self._cpu_pct(),
             memory_gib=None if memory is None else memory / _GIB,
             sensors=dict(self._sensors()),
-            standing=standing,
+            stall=stall,
             silent=silent,
             answer=answer,
         )
@@ -229,7 +229,7 @@ class RankWatch:
         self._pulses = Pulses(self._first, step_timer, hangs, work=work, sensors=sensors)
         self._standstills, self._hangs, self._windows = step_timer.standstills, hangs, windows
         self._heard: dict[int, LastPulse] = {}
-        self._stood = False
+        self._was_stalled = False
         self._ended: Ended = ""
         self._wake = threading.Event()
         self._channel: Channel | None = None
@@ -273,22 +273,22 @@ class RankWatch:
         pulse = self._pulses.make(self._ended, WindowAnswer() if self._windows is None else self._windows.answer)
         if self._channel is not None:
             self._channel.send(encode_pulse(pulse))
-        stands = pulse.standing is not None or bool(pulse.silent) or (self._channel is None and pulse.no_step_s > 0)
+        stalled = pulse.stall is not None or bool(pulse.silent) or (self._channel is None and pulse.no_step_s > 0)
         # also at the end, when rank 0 may have stopped listening
-        if stands or self._stood or (pulse.ended and pulse.rank != 0):
+        if stalled or self._was_stalled or (pulse.ended and pulse.rank != 0):
             with suppress(OSError):  # such as a folder that is on another host
                 write_pulse(self._folder, pulse)
-        self._stood = stands
+        self._was_stalled = stalled
         if pulse.rank == 0:  # it alone notes what becomes of the ranks, so that a hang is one event
             self._hear(pulse)
-        standing = pulse.standing
-        if standing is not None and not (standing.waits and self._others_move()):  # a hang is no step's time
+        stall = pulse.stall
+        if stall is not None and not (stall.waits and self._others_move()):  # a hang is no step's time
             own = {pulse.rank: LastPulse(pulse=pulse, at=pulse.at)}
             status = self.status or ranks_status(own, pulse.world_size, pulse.at)
             why = "training stood still" if status.hang is None else status.hang.where
             end = any(one.state in {"failed", "finished", "gone"} for one in status.ranks)
-            self._standstills.hang(pulse.step, standing.seconds, why, others_end=end)
-        elif standing is None and (at_end := self._hangs.at_end)[0]:
+            self._standstills.hang(pulse.step, stall.seconds, why, others_end=end)
+        elif stall is None and (at_end := self._hangs.at_end)[0]:
             why = f"training stood still{at_end[1] and f' in {at_end[1]}'}"
             self._standstills.hang(pulse.step, at_end[0], why, certain=False)
 

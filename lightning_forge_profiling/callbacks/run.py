@@ -12,7 +12,7 @@ from lightning_forge_profiling.callbacks.fit_log import FitLog
 from lightning_forge_profiling.callbacks.fit_record import Live
 from lightning_forge_profiling.callbacks.fit_results import FitCallback, FitReporter, FitResults
 from lightning_forge_profiling.callbacks.fit_settings import FitSettings
-from lightning_forge_profiling.callbacks.fit_steps import FitSteps
+from lightning_forge_profiling.callbacks.fit_steps import FitSteps, StepMode
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.host_readings import HostReadings
 from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch
@@ -280,7 +280,7 @@ class Run(Guarded):
             self.steps.boundaries.validation_ends()
         if self.memory is not None:
             self.memory.resume()
-        if self.steps is not None and not any(self.steps.kind):
+        if self.steps is not None and self.steps.mode is StepMode.COUNTED:
             self.readings.resume()
         if self.log is not None and not self.recording:
             self.log.resume()

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from lightning_forge_profiling.guard import Guarded, guarded
 from lightning_forge_profiling.host import thread_counts
 from lightning_forge_profiling.names import FIRST_STEP, PROFILER, REGIONS, WHOLE
-from lightning_forge_profiling.ranks.standing import patient_part
+from lightning_forge_profiling.ranks.stalls import patient_part
 from lightning_forge_profiling.schema import RunSummary
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.completed_steps import (
@@ -78,7 +78,7 @@ class Standstills:
             self._latest = Standstill(slept_s, parts, "the process was stopped", began_ns=began_ns)
 
     def hang(self, step: int, seconds: float, why: str, *, others_end: bool = False, certain: bool = True) -> None:
-        """Training stands in a step since so many seconds, and may until the next look."""
+        """Training has been stalled in a step for so many seconds, and may be until the next look."""
         known = self._latest
         if not certain and known is not None and known.step is None:  # a stop is known for sure
             return

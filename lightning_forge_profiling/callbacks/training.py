@@ -115,7 +115,7 @@ class Boundaries:
 class Ending:
     """What is timed before and after the training loop: nothing, in a plain loop."""
 
-    failure_over: Callable[[], object] = staticmethod(bool)
+    failure_over: Callable[[], object] = staticmethod(lambda: None)
 
     def install(self) -> None:
         """Stay there, also if the user has replaced what announces hooks."""

@@ -23,12 +23,12 @@ from lightning_forge_profiling.schema import (
     Stall,
 )
 
-# -- where the ranks stand ---------------------------------------------------------------------------------------------
+# -- where the ranks are stuck -----------------------------------------------------------------------------------------
 
 _LATE_S: Final = 10.0
 _SILENT_S: Final = 30.0
 _LISTED: Final = 8  # ranks, and places, that a sentence lists
-_VERBS: Final = {"wait": "waits", "stand": "stands", "have": "has", "are": "is"}
+_VERBS: Final = {"wait": "waits", "have": "has"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +42,18 @@ class _Ranks:
     lost: Mapping[int, SilentRank]  # gone or stopped
     runs: Collection[int]  # silent, while it computes
     blocked: Collection[int]  # silent, in a call that lets no Python run
-    stands: Mapping[int, Stall]  # outside of a collective
+    stalled: Mapping[int, Stall]  # outside of a collective
     waits: Mapping[int, Stall]  # in a collective
 
 
 def find_hang(heard: Mapping[int, LastPulse], world_size: int, now: float) -> Hang | None:
     """Where the ranks have come to a standstill; None while they move. `now` is by the clock of `LastPulse.at`.
 
-    A rank that others wait for is blamed only if it stands outside of a collective, is gone, stopped or silent, has
+    A rank that others wait for is blamed only if it is stalled outside of a collective, is gone, stopped or silent, has
     ended, or has not entered their collective.
     """
     ranks = _sorted(heard, world_size, now)
-    return _lost(ranks) or _standing(ranks) or _silent(ranks) or _waiting(ranks)
+    return _lost(ranks) or _stalled(ranks) or _silent(ranks) or _waiting(ranks)
 
 
 def whereabouts(heard: Mapping[int, LastPulse]) -> str:
@@ -64,7 +64,7 @@ def whereabouts(heard: Mapping[int, LastPulse]) -> str:
         part = f"step {pulse.step}" if pulse.part == STEPS else pulse.part
         found[f" in {part}{pulse.place and f', {pulse.place}'}"].append(pulse.rank)
     said = "; ".join(_named(ranks) + where for where, ranks in list(found.items())[:_LISTED])
-    return said and f"no step since {max(pulse.no_step_s for pulse in pulses):.0f} s: {said}"
+    return said and f"no step for {max(pulse.no_step_s for pulse in pulses):.0f} s: {said}"
 
 
 def silent_ranks(heard: Mapping[int, LastPulse], now: float) -> dict[int, SilentRank]:
@@ -84,13 +84,11 @@ def _sorted(heard: Mapping[int, LastPulse], world_size: int, now: float) -> _Ran
     ages_s = {rank: max(now - heard[rank].at, 0.0) for rank in pulses}
     ended = {rank: pulse for rank, pulse in pulses.items() if pulse.ended}
     found = silent_ranks(heard, now)
-    standing = {
-        rank: pulse.standing for rank, pulse in pulses.items() if pulse.standing is not None and rank not in ended
-    }
+    stalls = {rank: pulse.stall for rank, pulse in pulses.items() if pulse.stall is not None and rank not in ended}
     for rank, one in found.items():
         if one.process == "blocked":
             call = "" if one.waits else "a call that holds Python's interpreter lock"
-            standing[rank] = Stall(seconds=one.seconds, place=one.place, call=call, waits=one.waits)
+            stalls[rank] = Stall(seconds=one.seconds, place=one.place, call=call, waits=one.waits)
     lost = {rank: one for rank, one in found.items() if one.process in {"gone", "stopped"}}
     return _Ranks(
         pulses=pulses,
@@ -100,52 +98,52 @@ def _sorted(heard: Mapping[int, LastPulse], world_size: int, now: float) -> _Ran
         lost=lost,
         runs={rank for rank, one in found.items() if one.process == "running"},
         blocked={rank for rank, one in found.items() if one.process == "blocked"},
-        stands={rank: one for rank, one in standing.items() if not one.waits and rank not in lost},
-        waits={rank: one for rank, one in standing.items() if one.waits and rank not in lost},
+        stalled={rank: one for rank, one in stalls.items() if not one.waits and rank not in lost},
+        waits={rank: one for rank, one in stalls.items() if one.waits and rank not in lost},
     )
 
 
 def _lost(ranks: _Ranks) -> Hang | None:
-    """A process has ended or was stopped, and others stand or have failed."""
+    """A process has ended or was stopped, and others are stalled or have failed."""
     failed = any(pulse.ended == "failed" for pulse in ranks.ended.values())
-    if not ranks.lost or not (ranks.waits or ranks.stands or failed):
+    if not ranks.lost or not (ranks.waits or ranks.stalled or failed):
         return None
     first = min(ranks.lost)
     said_s = ranks.lost[first].seconds
     seconds = said_s if failed else max(said_s, ranks.ages_s[first])  # of a run that has ended, as it was then
-    what = "is gone" if ranks.lost[first].process == "gone" else "is stopped, as by SIGSTOP,"
+    what = "gone" if ranks.lost[first].process == "gone" else "stopped, as by SIGSTOP,"
     said = f"{_process(ranks, first)}, last heard in step {ranks.pulses[first].step}"
-    where = f"rank {first} {what} since {seconds:.0f} s ({said})"
-    return _hang(ranks.lost, where + _too(ranks.lost, first, "are") + _wait_for(ranks.lost, ranks), seconds)
+    where = f"rank {first} has been {what} for {seconds:.0f} s ({said})"
+    return _hang(ranks.lost, where + _too(ranks.lost, first) + _wait_for(ranks.lost, ranks), seconds)
 
 
-def _standing(ranks: _Ranks) -> Hang | None:
-    """A rank stands outside of a collective."""
-    if not ranks.stands:
+def _stalled(ranks: _Ranks) -> Hang | None:
+    """A rank is stalled outside of a collective."""
+    if not ranks.stalled:
         return None
-    first = max(ranks.stands, key=lambda rank: (ranks.stands[rank].seconds, -rank))
-    one = ranks.stands[first]
+    first = max(ranks.stalled, key=lambda rank: (ranks.stalled[rank].seconds, -rank))
+    one = ranks.stalled[first]
     step = ranks.pulses[first].step
     # one that runs no Python has not said for long where it is
     who = (
-        f"rank {first} stands in step {step}"
+        f"rank {first} has been stalled in step {step}"
         if first not in ranks.blocked
-        else (f"rank {first}, last heard in step {step}, stands")
+        else f"rank {first}, last heard in step {step}, has been stalled"
     )
-    where = f"{who} since {one.seconds:.0f} s: {_place(one)}"
-    return _hang(ranks.stands, where + _too(ranks.stands, first, "stand") + _wait_for(ranks.stands, ranks), one.seconds)
+    where = f"{who} for {one.seconds:.0f} s: {_place(one)}"
+    return _hang(ranks.stalled, where + _too(ranks.stalled, first) + _wait_for(ranks.stalled, ranks), one.seconds)
 
 
 def _silent(ranks: _Ranks) -> Hang | None:
     """A rank gives no sign of life, the system says nothing of it, and others wait."""
-    known = {*ranks.ended, *ranks.lost, *ranks.runs, *ranks.stands, *ranks.waits}
+    known = {*ranks.ended, *ranks.lost, *ranks.runs, *ranks.stalled, *ranks.waits}
     silent = {rank: age_s for rank, age_s in ranks.ages_s.items() if age_s > _SILENT_S and rank not in known}
     if 0 in silent:  # who was heard through it alone is not heard any more
         silent = {rank: age_s for rank, age_s in silent.items() if not rank or age_s < silent[0]}
     if not silent or not ranks.waits:
         return None
     first, seconds = next(iter(silent.items()))
-    where = f"no sign of life from {_named(silent)} since {seconds:.0f} s ({_process(ranks, first)})"
+    where = f"no sign of life from {_named(silent)} for {seconds:.0f} s ({_process(ranks, first)})"
     return _hang(silent, where + _wait_for(silent, ranks), seconds)
 
 
@@ -158,7 +156,9 @@ def _waiting(ranks: _Ranks) -> Hang | None:
         where = f"{_named(ranks.missing, 'have')} not begun to train{_wait_for(ranks.missing, ranks)}"
         return _hang(ranks.missing, where, seconds)
     if ranks.missing:  # only rank 0 hears of all: these are cut off from it, or it writes elsewhere
-        where = f"{_named(waits, 'wait')}{_in_call(ranks)} since {seconds:.0f} s; {_named(ranks.missing)} not heard"
+        where = (
+            f"{_named(waits, 'have')} waited{_in_call(ranks)} for {seconds:.0f} s; {_named(ranks.missing)} not heard"
+        )
         return Hang(rank=None, where=where, seconds=seconds)
     if ranks.ended:
         how = {pulse.ended for pulse in ranks.ended.values()}
@@ -222,10 +222,10 @@ def _named(ranks: Collection[int], verb: str = "", *, all_: bool = False) -> str
     return f"{who} {_VERBS.get(verb, verb) if one else verb}".rstrip()
 
 
-def _too(ranks: Mapping[int, object], first: int, verb: str) -> str:
+def _too(ranks: Mapping[int, object], first: int) -> str:
     """The other ranks of some: the end of a sentence; "" for none."""
     others = [rank for rank in ranks if rank != first]
-    return f"; so {_VERBS[verb] if len(others) == 1 else verb} {_named(others)}" if others else ""
+    return f"; so {'has' if len(others) == 1 else 'have'} {_named(others)}" if others else ""
 
 
 def _wait_for(blamed: Collection[int], ranks: _Ranks) -> str:
@@ -252,7 +252,7 @@ def _what(one: Stall, *, shape: bool = False) -> str:
 
 
 def _place(one: Stall) -> str:
-    """The line that a rank stands in."""
+    """The line that a rank is stalled in."""
     where = one.place
     if one.call and one.call != one.place.partition(" at ")[0] and not one.worker:
         where = f"{where}, in {one.call}" if where else one.call
@@ -324,8 +324,8 @@ def _state(one: LastPulse, process: str, age_s: float) -> RankState:
         return "gone"
     if process == "stopped":
         return "stopped"
-    if pulse.standing is not None or process == "blocked":
-        return "waits" if pulse.standing is not None and pulse.standing.waits else "stands"
+    if pulse.stall is not None or process == "blocked":
+        return "waits" if pulse.stall is not None and pulse.stall.waits else "stalled"
     if age_s > _SILENT_S:
         return "silent"
     return "late" if age_s > _LATE_S else "live"

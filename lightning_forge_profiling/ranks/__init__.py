@@ -1,1 +1,1 @@
-"""What the ranks of a run tell each other while they train, without a collective, and where one stands."""
+"""What the ranks of a run tell each other while they train, without a collective, and where one is stalled."""

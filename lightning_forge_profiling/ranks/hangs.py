@@ -1,4 +1,4 @@
-"""Whether this rank stands, and which ranks of its machine are silent: gone, stopped, or blocked.
+"""Whether this rank is stalled, and which ranks of its machine are silent: gone, stopped, or blocked.
 
 Each rank sends a datagram a second to the next lower one of its machine, the lowest to the highest, by sockets that
 have names and no files. While a call in C holds the interpreter lock, no thread of its process runs Python. Then the
@@ -28,7 +28,7 @@ from lightning_forge_profiling.ranks.stacks import (
     parse_dump,
     read_dump,
 )
-from lightning_forge_profiling.ranks.standing import Look, Progress, StandingWatch, Stillness
+from lightning_forge_profiling.ranks.stalls import Look, Progress, StallWatch, Stillness
 from lightning_forge_profiling.schema import SilentRank, Stall
 
 _SILENT_S: Final = 5.0
@@ -204,8 +204,8 @@ class Neighbours:
                     os.close(memory)
 
 
-class HangWatch(StandingWatch):
-    """All that a rank says of hangs: whether it stands, and which ranks of its machine are silent.
+class HangWatch(StallWatch):
+    """All that a rank says of hangs: whether it is stalled, and which ranks of its machine are silent.
 
     Made by the training thread before the fit has loaders; another thread looks about once a second.
     """
@@ -219,10 +219,10 @@ class HangWatch(StandingWatch):
         self._life = Life(rank, os.getpid(), started, training=threading.get_native_id(), signal=stacks.signal)
 
     def look(self, progress: Progress, *, ended: bool) -> tuple[Stall | None, tuple[SilentRank, ...]]:
-        """Where this rank stands, None while it moves; and the ranks of this machine that are silent."""
-        standing = None if ended else self.standing(progress)
+        """Where this rank is stalled, None while it moves; and the ranks of this machine that are silent."""
+        stall = None if ended else self.stall(progress)
         limit_s, step_limit_s = self._stillness.limit_s, self._stillness.step_limit_s
-        return standing, self._neighbours.beat(
+        return stall, self._neighbours.beat(
             self._life._replace(ended=ended, limit_s=limit_s, step_limit_s=step_limit_s)
         )
 

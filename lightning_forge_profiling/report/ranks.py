@@ -29,11 +29,10 @@ _SENSORS: Final[Mapping[str, tuple[str, Callable[[float], float]]]] = {
 _STATES: Final[Mapping[RankState, str]] = {
     "live": "",
     "late": "late pulse",
-    "stands": "standing",
     "waits": "waiting",
     "missing": "never heard",
 }
-_BAD: Final = ("stands", "gone", "stopped", "silent", "missing", "late", "failed", "interrupted")  # worst first
+_BAD: Final = ("stalled", "gone", "stopped", "silent", "missing", "late", "failed", "interrupted")  # worst first
 
 
 def ranks_of(record: RunRecord, now: float) -> RanksStatus:
@@ -94,11 +93,11 @@ def _with_work(one: RankStatus, works: Mapping[int, RankWork], late: LateRank | 
 
 def worst_first(status: RanksStatus) -> list[RankStatus]:
     """The ranks: that of a hang, those that are not live, then by their own work."""
-    stands = None if status.hang is None else status.hang.rank
+    stalled = None if status.hang is None else status.hang.rank
 
     def key(one: RankStatus) -> tuple[float, ...]:
         bad = _BAD.index(one.state) if one.state in _BAD else len(_BAD)
-        return one.rank != stands, bad, -(one.own_ms or 0.0), one.rank
+        return one.rank != stalled, bad, -(one.own_ms or 0.0), one.rank
 
     return sorted(status.ranks, key=key)
 

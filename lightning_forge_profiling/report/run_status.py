@@ -105,7 +105,7 @@ def run_progress(rank: RankRecord, step: int, now: float) -> RunProgress:
             each_s = (latest.at - first.at) / (latest.step - first.step)
             steps = max((begin.batches or 0) - latest.step, 0)
             left_s = max(steps * each_s - max(now - latest.at, 0.0), 0.0)
-            left_s = left_s if left_s or not steps else None  # it takes longer than that: it stands, or validates
+            left_s = left_s if left_s or not steps else None  # it takes longer than that: it is stalled, or validates
     return RunProgress(step, begin.batches if known else None, epoch, last, left_s)
 
 

@@ -58,7 +58,7 @@ class Followers:
     boundary: Callable[[], object] | None = None  # at the next boundary
     # the current step is split and the one before it was not, or the other way round
     split_changes: Callable[..., object] = lambda **_: None
-    stood_still: Callable[[], object] = bool  # training stood still in the step that ends
+    stood_still: Callable[[], object] = lambda: None  # training stood still in the step that ends
 
     def show(self, name: str) -> AbstractContextManager[Any] | None:
         """Begin a range on the timeline of what records this process; None if nothing does."""

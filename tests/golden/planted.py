@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import lightning_forge_profiling as forge
 from benchmarks.workloads import GPT, SmallKernels, random_tokens
-from lightning_forge_profiling.ranks import standing
+from lightning_forge_profiling.ranks import stalls
 from tests.golden import boundaries
 from tests.golden.mistakes import MISTAKES
 from tests.ports import free_port
@@ -316,7 +316,7 @@ def ranks(folder: Path, late: int | None, world_size: int = 2) -> None:
 
 
 def _hangs(folder: Path) -> None:
-    standing.LEAST_S = 3.0
+    stalls.LEAST_S = 3.0
     fit(folder, Model(forward=at_step(100, lambda: time.sleep(8))))
 
 

@@ -1,4 +1,4 @@
-"""Whether this rank's training thread stands, where, and in which collective: a watchdog that only reports."""
+"""Whether this rank's training thread is stalled, where, and in which collective: a watchdog that only reports."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def read_collectives(training: int) -> Collectives:
     """What this process has entered, without what other Python threads than the training one wait in.
 
     PyTorch's Flight Recorder records NCCL's and gloo's collectives. A dump halts Python threads, for 70 to 120 ms in a
-    large run: it is asked for only where a rank stands.
+    large run: it is asked for only where a rank is stalled.
     """
     others = {str(thread.ident) for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}  # noqa: SLF001
     entries: list[dict[str, Any]] = []
@@ -163,8 +163,8 @@ class Stillness:
     @property
     def at_end_s(self) -> float:
         """For how long training has stood in the step under way if that never ends; 0 if it has not."""
-        stands = self._before is not None and not self._before.part
-        return self.still_s if stands and self.still_s >= max(_LEAST_AT_END_S, self._uncommon_s) else 0.0
+        stalled = self._before is not None and not self._before.part
+        return self.still_s if stalled and self.still_s >= max(_LEAST_AT_END_S, self._uncommon_s) else 0.0
 
     @property
     def _uncommon_s(self) -> float:
@@ -214,7 +214,7 @@ def patient_part(parts: Sequence[str]) -> str:
     return next(long, "") if parts else "outside the loop"
 
 
-class StandingWatch:
+class StallWatch:
     """Looks at the training thread about once a second, from another thread."""
 
     def __init__(self, thread_id: int, native_id: int, stacks: StacksFile) -> None:
@@ -230,8 +230,8 @@ class StandingWatch:
         self._found: dict[str, Any] | None = None  # the fields of `Stall`
         self._asked: int | None = None  # where a worker's stacks begin
 
-    def standing(self, progress: Progress) -> Stall | None:
-        """Where the training thread stands; None while it moves."""
+    def stall(self, progress: Progress) -> Stall | None:
+        """Where the training thread is stalled; None while it moves."""
         frame = sys._current_frames().get(self._thread_id) if progress.step == self._step else None  # noqa: SLF001
         if frame is None:
             self._step, self._since_s = progress.step, time.monotonic()
@@ -285,7 +285,7 @@ class StandingWatch:
         )
 
     def _find(self, frame: FrameType, step: int, collectives: Collectives) -> None:
-        """The training thread stands: find out where, unless a debugger holds it."""
+        """The training thread is stalled: find out where, unless a debugger holds it."""
         lines, pending = lines_of(frame), collectives.pending
         if any(kind_of(line.file) == "debugger" for line in lines) or is_traced():
             self._stillness.restart()
@@ -298,7 +298,7 @@ class StandingWatch:
             found |= {"waits": True, "collective": pending.name, "number": pending.number}
             found |= {"group": pending.group, "shape": pending.shape}
         self._found = found
-        self._stacks.write(f"training stands in step {step}")
+        self._stacks.write(f"training is stalled in step {step}")
         if not found["waits"] and (awaited := _awaited(frame)) is not None:
             number, worker = awaited
             pid = _pid(worker)

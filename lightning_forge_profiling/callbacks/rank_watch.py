@@ -336,7 +336,7 @@ def _decoded(messages: Iterable[bytes]) -> Iterator[Pulse]:
 
 def _undated(hang: Hang) -> str:
     """What is known of a hang, without for how long: the place may become known later."""
-    return re.sub(r" since \d+ s", "", hang.where)
+    return re.sub(r" for \d+ s", "", hang.where)
 
 
 def _restarts(environment: Mapping[str, str]) -> int:

@@ -7,7 +7,7 @@ from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 trainer = L.Trainer(callbacks=[ForgeProfilerCallback(), ThroughputCallback()])
 ```
 
-The public names are in `__init__.pyi`, here and in `bench`, `flops`, `gpu`, `profiler` and `report`. Each is imported
+The public names are in `__init__.pyi`, here and in `bench`, `gpu`, `profiler` and `report`. Each is imported
 when it is first used: `import lightning_forge_profiling` alone loads neither torch nor Lightning.
 """
 

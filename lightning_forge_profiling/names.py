@@ -269,7 +269,6 @@ RANKS_EXPOSED_COMM_MS: Final = "ranks/exposed_comm_ms"
 GOODPUT: Final = "run/goodput"
 STEP_MS: Final = "time/step_ms"
 MFU: Final = "throughput/mfu"
-MFU_MEASURED: Final = "throughput/mfu_measured"
 TFLOPS: Final = "throughput/tflops_per_device"
 PEAK_TFLOPS: Final = "throughput/peak_tflops"
 

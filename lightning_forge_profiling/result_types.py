@@ -5,7 +5,6 @@
 
 from lightning_forge_profiling.bench.result import BenchmarkResult, Comparison
 from lightning_forge_profiling.flops.count import FlopCount
-from lightning_forge_profiling.flops.precision import MeasuredPeak
 from lightning_forge_profiling.pipeline import AnalysisResult
 from lightning_forge_profiling.profiler.session import TraceSession
 from lightning_forge_profiling.report.page import ReportPaths
@@ -21,7 +20,6 @@ __all__ = [
     "FlopCount",
     "Interval",
     "Ledger",
-    "MeasuredPeak",
     "ReportPaths",
     "TraceReport",
     "TraceSession",

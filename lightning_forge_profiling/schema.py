@@ -1265,8 +1265,6 @@ class RunCompute(msgspec.Struct, frozen=True, kw_only=True):
         peak_tflops: peak of the device; None if unknown.
         peak_source: where the peak is from, or why it is unknown.
         pct_of_peak: MFU or HFU in percent; None without a peak.
-        measured_tflops: rate that `measure_peak` reached on the device; None if it was not measured.
-        pct_of_measured: the rate in percent of that.
         note: caveat of the FLOP count; "" without one.
     """
 
@@ -1277,8 +1275,6 @@ class RunCompute(msgspec.Struct, frozen=True, kw_only=True):
     peak_tflops: float | None
     peak_source: str
     pct_of_peak: float | None
-    measured_tflops: float | None = None
-    pct_of_measured: float | None = None
     note: str = ""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import lightning_forge_profiling
-from lightning_forge_profiling import bench, compat, errors, flops, gpu, profiler, report, result_types
+from lightning_forge_profiling import bench, compat, errors, gpu, profiler, report, result_types
 from lightning_forge_profiling.diagnosis.findings import CPU_RULES, RUN_RULES, TRACE_RULES
 from lightning_forge_profiling.diagnosis.ledger_rules import LEDGER_RULES
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE, MEMORY
@@ -22,7 +22,7 @@ from lightning_forge_profiling.names import FINDING_PAGES, docs_url
 CHECKOUT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(CHECKOUT.glob("*.md")), *sorted((CHECKOUT / "docs").rglob("*.md"))]
 PACKAGE = Path(lightning_forge_profiling.__file__).parent
-PUBLIC_MODULES = (lightning_forge_profiling, bench, compat, errors, flops, gpu, profiler, report, result_types)
+PUBLIC_MODULES = (lightning_forge_profiling, bench, compat, errors, gpu, profiler, report, result_types)
 
 BLOCK = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)[^\n`]*\n(?P<code>.*?)^(?P=indent)``` *$", re.MULTILINE | re.DOTALL

@@ -1,6 +1,5 @@
 """FLOPs and MFU of a run: where the count comes from, what it is compared with, and what is logged and said."""
 
-import dataclasses
 import logging
 import math
 import sys
@@ -21,7 +20,7 @@ from lightning_forge_profiling.callbacks import fit_results, lightning_api
 from lightning_forge_profiling.callbacks.compute_rate import Peak, recorded_compute
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.flops.count import count_flops
-from lightning_forge_profiling.flops.precision import MeasuredPeak, fp32_runs_as_tf32
+from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32
 from lightning_forge_profiling.report.run_wording import compute_lines
 from lightning_forge_profiling.schema import Flops, Kind, Rates, RunCompute
 from lightning_forge_profiling.timing.run_totals import RunTotals
@@ -193,11 +192,8 @@ def test_a_method_of_that_name_is_called_what_it_is(tmp_path, make_trainer, capl
     assert "MFU unknown: HasMethod.flops_per_batch is a method" in summary_of(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "options", [{"peak_flops": 1e12}, {"measured_peak": MeasuredPeak("cpu", "fp32", 1, (8,) * 3, None)}]
-)
-def test_a_peak_that_nothing_is_compared_with_is_one_line(tmp_path, make_trainer, caplog, options):
-    make_trainer(ThroughputCallback(warmup_steps=0, **options)).fit(Classifier(), loader())
+def test_a_peak_that_nothing_is_compared_with_is_one_line(tmp_path, make_trainer, caplog):
+    make_trainer(ThroughputCallback(warmup_steps=0, peak_flops=1e12)).fit(Classifier(), loader())
     printed = summary_of(tmp_path)
     assert printed.count("MFU unknown: FLOPs per batch are unknown") == 1
     assert "flops_per_batch=count_flops(module, batch).total" in printed
@@ -515,7 +511,6 @@ def test_an_unknown_device_is_said_once_with_what_to_do(monkeypatch, make_traine
     [warning] = warnings_of(caplog)
     assert "NVIDIA Foo 9000" in warning
     assert "ThroughputCallback(peak_flops=989e12)" in warning
-    assert 'measure_peak("bf16")' in warning
 
 
 def test_what_the_fraction_is_of_is_logged_as_a_message(make_trainer, caplog):
@@ -535,41 +530,6 @@ def test_a_peak_that_cannot_be_looked_up_costs_the_mfu_alone(monkeypatch, tmp_pa
     assert all(TFLOPS in row for row in logged(tmp_path))
     [warning] = warnings_of(caplog)
     assert "Lightning moved it" in warning
-
-
-MEASURED = MeasuredPeak("cpu", "fp32", tflops=0.5, shape=(512, 512, 512), clock_mhz=None)
-
-
-def test_the_rate_is_also_compared_with_what_the_device_was_measured_at(tmp_path, make_trainer):
-    callback = ThroughputCallback(warmup_steps=0, flops_per_batch=1e9, peak_flops=1e12, measured_peak=MEASURED)
-    make_trainer(callback).fit(Classifier(), loader(8))
-    for row in (callback.summary(), *logged(tmp_path)):
-        assert row["throughput/mfu_measured"] == pytest.approx(2 * row["throughput/mfu"])
-    share = 100 * callback.summary()["throughput/mfu_measured"]
-    assert f"{share:.1f} % of the 0.500 TFLOP/s measured" in summary_of(tmp_path)
-
-
-def test_without_a_peak_the_measured_one_stands_alone(make_trainer, capsys):
-    callback = ThroughputCallback(warmup_steps=0, flops_per_batch=1e9, measured_peak=MEASURED)
-    make_trainer(callback).fit(Classifier(), loader(8))
-    summary = callback.summary()
-    assert summary["throughput/mfu_measured"] == pytest.approx(summary[TFLOPS] / 0.5)
-    assert "unknown" not in capsys.readouterr().out
-    assert "throughput/mfu" not in summary
-
-
-def test_a_peak_measured_in_another_type_is_not_used_and_that_is_said(make_trainer, caplog):
-    callback = ThroughputCallback(
-        warmup_steps=0, flops_per_batch=1e9, measured_peak=dataclasses.replace(MEASURED, dtype="bf16")
-    )
-    make_trainer(callback).fit(Classifier(), loader(8))
-    assert "throughput/mfu_measured" not in callback.summary()
-    assert warnings_of(caplog) == ["measured_peak is of bf16 and this run computes in fp32: not used."]
-
-
-def test_a_number_is_no_measured_peak():
-    with pytest.raises(ConfigurationError, match="measure_peak"):
-        ThroughputCallback(measured_peak=6.9e14)
 
 
 # -- what the recorded window gives ------------------------------------------------------------------------------
@@ -656,9 +616,9 @@ def test_what_could_not_be_counted_is_said():
 def test_what_most_of_could_not_be_counted_has_a_rate_and_no_share():
     operators = ("flash_attn::_flash_attn_forward", "a::b", "c::d", "e::f", "g::h")
     partly = rank(counted_pct=9.0, per_step=5e12, uncounted=operators)
-    model, hardware = recorded_compute(books(), partly, (0, 1), BF16, peak_is_given=True, reached=lambda _peak: 7e14)
+    model, hardware = recorded_compute(books(), partly, (0, 1), BF16, peak_is_given=True)
     assert (model.tflops, hardware.tflops) == pytest.approx((400, 500))
-    assert (model.pct_of_peak, model.pct_of_measured, hardware.pct_of_peak) == (None, None, None)
+    assert (model.pct_of_peak, hardware.pct_of_peak) == (None, None)
     assert model.note.endswith(
         "9 % by time could be counted; not counted: flash_attn::_flash_attn_forward, a::b, c::d and 2 more"
     )
@@ -670,15 +630,6 @@ def test_from_95_percent_on_there_is_a_share():
     [found] = of_window(books(), rank(counted_pct=95.0, uncounted=("a::b",)))
     assert found.pct_of_peak == pytest.approx(100 * 400 / 989)
     assert "not counted: a::b" in found.note
-
-
-def test_what_the_device_was_measured_to_reach_is_that_of_the_recorded_type():
-    tf32 = Peak(494.5e12, "tf32", "H200 SXM", "data sheet")
-    measured = {"bf16": 7e14}
-    [found] = recorded_compute(
-        books(), rank(), (0, 1), tf32, peak_is_given=False, reached=lambda peak: measured.get(peak.dtype)
-    )
-    assert found.pct_of_measured == pytest.approx(400 / 7)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """How fast a fit computes: by the FLOPs of its batches and of its recorded steps, and of which peak that is a part."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -13,7 +13,7 @@ from lightning_forge_profiling.callbacks.training import UNKNOWN, Training
 from lightning_forge_profiling.flops.peaks import find_peak
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf32
 from lightning_forge_profiling.gpu.nvml import find_device, open_nvml
-from lightning_forge_profiling.names import MFU, MFU_MEASURED, PEAK_TFLOPS, TFLOPS
+from lightning_forge_profiling.names import MFU, PEAK_TFLOPS
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.schema import Flops, RankSummary, Rates, RunCompute, RunSummary, TraceReport
 
@@ -44,26 +44,15 @@ class Peak:
         return f"{self.flops / 1e12:,.4g} TFLOP/s ({self.device}, {self.dtype}; {self.source})"
 
 
-def compute_of(
-    kind: Literal["mfu", "hfu"],
-    flops_per_second: float | None,
-    peak: Peak,
-    note: str = "",
-    reached: float | None = None,
-) -> RunCompute:
-    """The rate of one device: MFU or HFU (Korthikanti et al. 2022, section 6.1), beside what it was measured to reach.
+def compute_of(kind: Literal["mfu", "hfu"], flops_per_second: float | None, peak: Peak, note: str = "") -> RunCompute:
+    """The rate of one device: MFU or HFU (Korthikanti et al. 2022, section 6.1).
 
     Args:
         kind: `mfu` for the operations that the model needs, `hfu` for those that the device carried out.
         flops_per_second: of one device; None if unknown, for the reason in the peak's source.
         peak: the device's peak.
         note: caveat of the FLOP count; "" for none.
-        reached: FLOP/s of matrix products as measured on the device; None if not measured.
     """
-    share, of_reached = (
-        None if flops_per_second is None or whole is None else flops_per_second / whole
-        for whole in (peak.flops, reached)
-    )
     return RunCompute(
         kind=kind,
         tflops=None if flops_per_second is None else flops_per_second / 1e12,
@@ -71,9 +60,7 @@ def compute_of(
         device=peak.device,
         peak_tflops=None if peak.flops is None else peak.flops / 1e12,
         peak_source=peak.source,
-        pct_of_peak=None if share is None else 100 * share,
-        measured_tflops=None if reached is None else reached / 1e12,
-        pct_of_measured=None if of_reached is None else 100 * of_reached,
+        pct_of_peak=None if flops_per_second is None or not peak.flops else 100 * flops_per_second / peak.flops,
         note=note,
     )
 
@@ -127,10 +114,7 @@ def _power_limit_w(device: torch.device, uuid: str) -> float | None:
 def give_peak(dtype: str) -> str:
     """What to do about the unknown peak of a type."""
     known = "bf16" if dtype == UNKNOWN else dtype
-    return (
-        f"give the device's dense {known} rate in operations a second, ThroughputCallback(peak_flops=989e12), or what "
-        f'it reaches now, measured_peak=measure_peak("{known}")'
-    )
+    return f"give the device's dense {known} rate in operations a second, ThroughputCallback(peak_flops=989e12)"
 
 
 GIVE_FLOPS: Final = (
@@ -154,7 +138,6 @@ def recorded_compute(
     peak: Peak,
     *,
     peak_is_given: bool,
-    reached: Callable[[Peak], float | None] = lambda _peak: None,
     model_is_counted: bool = False,
 ) -> tuple[RunCompute, ...]:
     """FLOPs of the recorded steps over the time of the steady steps, as recording slows steps; scaled with tokens."""
@@ -169,15 +152,14 @@ def recorded_compute(
         notes.append("attention counted in full, causal or not")
     if not peak_is_given:
         peak = _as_recorded(peak, flops, rank.device)
-    measured = reached(peak)
     if flops.counted_pct < _ENOUGH_COUNTED_PCT:
-        peak, measured = replace(peak, flops=None, source=_PARTIAL), None
+        peak = replace(peak, flops=None, source=_PARTIAL)
     per_second, model, rates = scale / step_ms * 1e3, flops.model_per_step, list[RunCompute]()
     if model is not None and not model_is_counted:
         note = "; ".join(["by the recorded shapes", *notes])
-        rates.append(compute_of("mfu", model * per_second, peak, note, measured))
+        rates.append(compute_of("mfu", model * per_second, peak, note))
     if model is None or model_is_counted or flops.per_step > (1 + _SAME_WORK) * model:
-        rates.append(compute_of("hfu", flops.per_step * per_second, peak, "; ".join(notes), measured))
+        rates.append(compute_of("hfu", flops.per_step * per_second, peak, "; ".join(notes)))
     if flops.uncounted:  # named once
         rates[0] = _noted(rates[0], _without(flops.uncounted))
     return tuple(rates)
@@ -189,13 +171,10 @@ def recorded_metrics(rates: Sequence[RunCompute]) -> dict[str, float]:
     for each in rates:
         if each.tflops is None or each.peak_source == _PARTIAL:
             continue
-        is_model = each.kind == "mfu"
-        name = "tflops_per_device" if is_model else "hardware_tflops_per_device"
+        name = "tflops_per_device" if each.kind == "mfu" else "hardware_tflops_per_device"
         metrics[f"throughput/{name}"] = each.tflops
         if each.pct_of_peak is not None:
             metrics[f"throughput/{each.kind}"] = each.pct_of_peak / 100
-        if is_model and each.pct_of_measured is not None:
-            metrics[MFU_MEASURED] = each.pct_of_measured / 100
     return metrics
 
 
@@ -223,7 +202,7 @@ class ComputeRate:
     @property
     def _compares(self) -> bool:
         """Whether the user gave something to compare a rate with."""
-        return self._settings.peak_flops is not None or self._settings.measured_peak is not None
+        return self._settings.peak_flops is not None
 
     @property
     def _may_count(self) -> bool:
@@ -239,35 +218,21 @@ class ComputeRate:
             return
         if not self._training.facts.is_zero or not self._counts:
             return
-        measured = self._settings.measured_peak
-        if measured is not None and self._reached(peak) is None:
-            _log.warning("measured_peak is of %s and this run computes in %s: not used.", measured.dtype, peak.dtype)
         if peak.flops is not None:
             _log.info("MFU is of %s.", peak)
         elif peak.device != "cpu":
             self._advised = True
             _log.warning("No MFU: %s; %s.", peak.source, give_peak(peak.dtype))
 
-    def _reached(self, peak: Peak) -> float | None:
-        """What the device was measured to reach in the type that a peak is of."""
-        measured = self._settings.measured_peak
-        if measured is None or peak.dtype not in {measured.dtype, UNKNOWN}:
-            return None
-        return measured.flops
-
     def metrics(self, rates: Rates, *, on_device: bool) -> dict[str, float]:
         """The metrics of the rates of some steps."""
         facts, peak = self._training.facts, self._peak
-        metrics = rates.metrics(
+        return rates.metrics(
             replicas=facts.replicas,
             on_device=on_device,
             devices_per_batch=facts.devices_per_batch,
             peak_flops=None if peak is None else peak.flops,
         )
-        reached = None if peak is None else self._reached(peak)
-        if reached is not None and TFLOPS in metrics:
-            metrics[MFU_MEASURED] = metrics[TFLOPS] * 1e12 / reached
-        return metrics
 
     def new_peak(self, metrics: dict[str, float]) -> dict[str, float]:
         """The peak as a metric, beside the first MFU."""
@@ -291,7 +256,6 @@ class ComputeRate:
             trace.steps,
             self._peak,
             peak_is_given=self._settings.peak_flops is not None,
-            reached=self._reached,
             model_is_counted=self._of_batches(run) is not None,
         )
 
@@ -306,7 +270,7 @@ class ComputeRate:
         rates = list(of_window)
         if rate is not None:
             of_batches = rate / self._training.facts.devices_per_batch
-            rates.insert(0, compute_of("mfu", of_batches, peak, reached=self._reached(peak)))
+            rates.insert(0, compute_of("mfu", of_batches, peak))
         problem = self._counter.flops_problem if self._counter is not None and rate is None else ""
         if not (problem or rates) and self._compares and not self._counts and run.steady.steps:
             problem = GIVE_FLOPS
@@ -316,7 +280,7 @@ class ComputeRate:
             rates.append(compute_of("mfu", None, replace(peak, flops=None, source=problem)))
         if peak.device != "cpu" and not self._advised:
             for row, each in enumerate(rates):  # once
-                lacks_peak = each.peak_tflops is None and each.measured_tflops is None and each.tflops
+                lacks_peak = each.peak_tflops is None and each.tflops
                 if lacks_peak and each.peak_source != _PARTIAL:
                     rates[row] = _noted(each, give_peak(each.dtype))
                     break

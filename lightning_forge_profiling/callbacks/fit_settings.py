@@ -8,7 +8,6 @@ from numbers import Real
 from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
 
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.flops.precision import MeasuredPeak
 from lightning_forge_profiling.gpu.memory import validate_snapshot_step
 from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
 from lightning_forge_profiling.names import REGIONS
@@ -55,7 +54,6 @@ class ThroughputSettings(TimingSettings):
     prog_bar: bool = False
     flops_per_batch: FlopsPerBatch = None
     peak_flops: float | None = None
-    measured_peak: MeasuredPeak | None = None
     telemetry_period_s: float | None = DEFAULT_PERIOD_S
     overhead: float | None = DEFAULT_SHARE
     record: bool = True
@@ -75,11 +73,6 @@ class ThroughputSettings(TimingSettings):
         if not callable(self.flops_per_batch):
             _refuse_unless_operations("flops_per_batch", self.flops_per_batch)
         _refuse_unless_operations("peak_flops", self.peak_flops)
-        if self.measured_peak is not None and not isinstance(self.measured_peak, MeasuredPeak):
-            raise ConfigurationError(
-                f"measured_peak takes what measure_peak() returns, got {self.measured_peak!r}; a number goes to "
-                "peak_flops."
-            )
         _refuse_unless_between(
             _SHORTEST_PERIOD_S,
             self.telemetry_period_s,

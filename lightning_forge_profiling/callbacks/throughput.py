@@ -14,7 +14,6 @@ from lightning_forge_profiling.callbacks.lightning_api import LightningModule, T
 from lightning_forge_profiling.callbacks.loggers import Loggers
 from lightning_forge_profiling.callbacks.run import Run
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, active_callbacks
-from lightning_forge_profiling.flops.precision import MeasuredPeak
 from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
 from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.schema import LoopRates
@@ -56,8 +55,6 @@ class ThroughputCallback(TimedCallback):
             there is one, or else takes the FLOPs of the window that `ForgeProfilerCallback` records. Devices that share
             a batch share its FLOPs.
         peak_flops: peak FLOP/s of one device; None looks it up by the device and the type that the run computes in.
-        measured_peak: the result of `measure_peak`; the rate is then also logged relative to it, as
-            `throughput/mfu_measured`.
         telemetry_period_s: seconds between samples of the GPU's sensors, at least 0.01; None for no telemetry.
         overhead: the share of a step that timing may cost, 0.005 for half a percent. If splitting every step into
             regions would cost more, only some steps are split, spread evenly: `time/REGION_ms` is then estimated from
@@ -93,7 +90,6 @@ class ThroughputCallback(TimedCallback):
         *,
         flops_per_batch: float | Callable[[Any], float] | None = None,
         peak_flops: float | None = None,
-        measured_peak: MeasuredPeak | None = None,
         telemetry_period_s: float | None = DEFAULT_PERIOD_S,
         overhead: float | None = DEFAULT_SHARE,
         record: bool = True,
@@ -109,7 +105,6 @@ class ThroughputCallback(TimedCallback):
                 prog_bar=prog_bar,
                 flops_per_batch=flops_per_batch,
                 peak_flops=peak_flops,
-                measured_peak=measured_peak,
                 telemetry_period_s=telemetry_period_s,
                 overhead=overhead,
                 record=record,

@@ -131,10 +131,8 @@ def compute_lines(rates: Sequence[RunCompute], *, sources: bool = True) -> Itera
             if compute.pct_of_peak > _ALL_PCT:
                 boosted = "GeForce" in compute.device and compute.pct_of_peak < _GEFORCE_PCT
                 parts.append(_ABOVE_CLOCK if boosted else _TOO_MUCH)
-        elif compute.measured_tflops is None:
+        else:
             parts.append(f"{name} unknown" if peak == named else f"{name} unknown: {source}")
-        if compute.measured_tflops is not None and compute.pct_of_measured is not None:
-            parts.append(f"{compute.pct_of_measured:.1f} % of the {digits(compute.measured_tflops)} TFLOP/s measured")
         named, listed = peak, compute.tflops or 0.0
         yield ", ".join([*parts, *([compute.note] if compute.note else [])])
 

@@ -1,1 +1,0 @@
-from .precision import measure_peak as measure_peak

@@ -740,7 +740,8 @@ def test_a_run_on_a_gpu_is_as_fast_by_its_batches_as_by_its_trace(tmp_path, prec
     torch.set_float32_matmul_precision("high")
     model = Wide(recompute=recompute)
     batch = torch.randn(4096, 4096)
-    counted = count_flops(model, batch)
+    with torch.device("meta"):
+        counted = count_flops(Wide(recompute=recompute), torch.empty(4096, 4096))
     throughput = ThroughputCallback(flops_per_batch=counted.total)
     summary = train_wide(model, batch, throughput, tmp_path, precision)
     assert f", {dtype})" in unwrapped(summary_of(tmp_path))
@@ -756,7 +757,8 @@ def test_a_run_on_a_gpu_is_as_fast_by_its_batches_as_by_its_trace(tmp_path, prec
 def test_the_trace_alone_tells_what_the_model_asks_for(tmp_path, recompute, compiled):
     model = Wide(recompute=recompute)
     batch = torch.randn(4096, 4096)
-    counted = count_flops(model, batch)
+    with torch.device("meta"):
+        counted = count_flops(Wide(recompute=recompute), torch.empty(4096, 4096))
     module = torch.compile(model) if compiled else model
     summary = train_wide(module, batch, ThroughputCallback(), tmp_path, "bf16-mixed")
     hidden = compiled and recompute

@@ -188,7 +188,7 @@ def test_a_function_of_the_cpu_whose_calls_differ_is_not_taken_for_one_that_wait
         calls += 1
         gpu.host_ns += 20_000_000 * 2**calls
 
-    result = timed(gpu, gets_slower, options(warmup=1))
+    result = timed(gpu, gets_slower, options(one_call_warms_up=True))
     assert (result.method, result.device) == ("cpu", "cpu")
     assert not any("GPU" in warning for warning in result.warnings)
 
@@ -204,7 +204,7 @@ def test_a_function_of_the_cpu_of_which_few_calls_are_slow_is_timed_there(gpu, s
         calls += 1
         gpu.host_ns += 20_000_000 if calls % 40 == 0 else 100_000
 
-    result = timed(gpu, next_batch, options(warmup=3, max_time=0.5, min_time=0.1, flush_l2=flush_l2))
+    result = timed(gpu, next_batch, options(one_call_warms_up=True, max_time=0.5, min_time=0.1, flush_l2=flush_l2))
     assert (result.method, result.device) == ("cpu", "cpu")
 
 
@@ -432,7 +432,7 @@ def test_samples_wait_until_the_function_is_warm(gpu):
 
 
 def test_a_function_that_was_not_warmed_up_is_named(gpu):
-    result = timed(gpu, warming_up(gpu), options("events", warmup=0, min_time=0.2))
+    result = timed(gpu, warming_up(gpu), options("events", one_call_warms_up=True, min_time=0.2))
     assert any("not warmed up" in warning for warning in result.warnings)
 
 
@@ -457,7 +457,7 @@ def test_more_time_is_no_advice_for_a_function_that_gets_slower(gpu):
         calls += 1
         gpu.kernel(20_000 + 50 * calls)
 
-    warnings = timed(gpu, slower, options("events", max_noise=0.0001, warmup=1)).warnings
+    warnings = timed(gpu, slower, options("events", max_noise=0.0001, one_call_warms_up=True)).warnings
     assert any("getting slower" in warning for warning in warnings)
     assert any("did not converge" in warning for warning in warnings)
     assert not any("raise max_time" in warning for warning in warnings)

@@ -73,13 +73,6 @@ def test_a_result_survives_json():
     assert json.loads(text)["clock"]["reasons"] == ["power cap"]
 
 
-def test_a_result_is_frozen_and_never_empty():
-    with pytest.raises(AttributeError):
-        result([1.0]).method = "wall"
-    with pytest.raises(ConfigurationError, match="sample"):
-        result([])
-
-
 def test_a_printed_result_has_the_measurement_and_its_warnings():
     given = {"clock": CLOCK, "warnings": ("it waits",), "calls_per_sample": 400, "enqueue_us": 5.0}
     text = str(result([2.0] * 40, allocated_bytes=4096, **given))
@@ -120,52 +113,45 @@ def test_a_real_difference_is_shown_with_an_interval_around_it():
     comparison = compare_benchmarks(
         [result(noisy(random, us), name) for _ in range(5) for us, name in ((10, "f"), (9, "g"))]
     )
-    (ratio,) = comparison.ratios
-    assert ratio.verdict == "faster"
-    assert ratio.low < 0.9 < ratio.high
-    assert ratio.high - ratio.low < 0.03
+    (other,) = comparison.functions
+    assert other.outcome == "faster"
+    assert other.ratio.low < 0.9 < other.ratio.high
+    assert other.ratio.high - other.ratio.low < 0.03
     assert "faster" in str(comparison)
-    assert json.loads(comparison.to_json())["ratios"][0]["verdict"] == "faster"
+    assert json.loads(comparison.to_json())["functions"][0]["outcome"] == "faster"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("drift", [0.0, 0.001])
-def test_no_difference_is_shown_where_there_is_none(drift):
+@pytest.mark.parametrize("runs", [1, 5])
+def test_no_difference_is_shown_where_there_is_none(runs):
     random = np.random.default_rng(4)
-    shown = 0
-    for seed in range(60):
-        runs = [result(noisy(random, 10, drift=drift), name) for name in ("f", "g") * (3 if drift else 1)]
-        shown += compare_benchmarks(runs, seed=seed).ratios[0].verdict != "no difference shown"
-    assert shown <= 7  # 5 % of 60 is 3
+    found = [
+        compare_benchmarks([result(noisy(random, 10), name) for _ in range(runs) for name in "fg"]).functions[0].outcome
+        for _ in range(40)
+    ]
+    assert sum(outcome in {"faster", "slower"} for outcome in found) <= 5  # 5 % of 40 is 2
 
 
 def test_runs_of_one_name_widen_the_interval_by_what_differs_between_them():
     random = np.random.default_rng(5)
-    levels = [(10.0, 10.1), (10.6, 10.0), (9.7, 10.5), (10.2, 9.8), (10.1, 10.0)]
+    levels = [(10.0, 11.1), (10.6, 9.0), (9.7, 11.5), (10.2, 8.8), (10.1, 10.0)]
     runs = [result(noisy(random, level), name) for pair in levels for name, level in zip("fg", pair, strict=True)]
-    once, often = compare_benchmarks(runs[2:4]).ratios[0], compare_benchmarks(runs).ratios[0]
-    assert (once.verdict, often.verdict) == ("too few runs to tell", "no difference shown")
-    assert (often.runs, often.baseline_runs) == (5, 5)
-    assert not any("runs of a function" in warning for warning in compare_benchmarks(runs).warnings)
-    assert any("fewer than 5 runs" in warning for warning in compare_benchmarks(runs[:2]).warnings)
+    comparison = compare_benchmarks(runs)
+    assert (comparison.functions[0].outcome, comparison.functions[0].runs, comparison.baseline_runs) == (
+        "too noisy",
+        5,
+        5,
+    )
 
 
-@pytest.mark.parametrize(("runs", "verdict"), [(1, "too few runs to tell"), (4, "too few runs to tell"), (5, "slower")])
-def test_a_verdict_takes_five_runs_of_either(runs, verdict):
-    first, second = result([10.0, 10.1] * 10, "f"), result([12.0, 12.1] * 10, "g")
-    assert compare_benchmarks([*[first] * runs, *[second] * 9]).ratios[0].verdict == verdict
-    assert compare_benchmarks([*[first] * 9, *[second] * runs]).ratios[0].verdict == verdict
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("samples", [1, 20])
-def test_five_runs_that_differ_by_chance_alone_have_a_verdict_in_less_than_5_of_100_cases(samples):
-    random = np.random.default_rng(6)
-    shown = 0
-    for seed in range(500):
-        runs = [result(noisy(random, level, samples), name) for name in "fg" for level in random.normal(10, 0.2, 5)]
-        shown += compare_benchmarks(runs, seed=seed).ratios[0].verdict != "no difference shown"
-    assert 0 < shown <= 25
+def test_runs_made_in_turns_are_compared_pair_by_pair():
+    random = np.random.default_rng(5)
+    levels = [10.0, 11.0, 12.0, 13.0, 14.0]  # the machine gets slower
+    first, second = (
+        [result(noisy(random, us * factor), name) for us in levels] for name, factor in (("f", 1), ("g", 1.1))
+    )
+    in_turns = compare_benchmarks(run for pair in zip(first, second, strict=True) for run in pair)
+    assert in_turns.functions[0].outcome == "slower"
+    assert compare_benchmarks([*first, *second]).functions[0].outcome == "too noisy"
 
 
 @pytest.mark.parametrize("samples", [1, 3])
@@ -173,10 +159,10 @@ def test_a_call_of_which_a_run_has_few_samples_is_compared_by_its_runs(samples):
     random = np.random.default_rng(8)
     runs = [result(noisy(random, us, samples), name) for _ in range(5) for us, name in ((1e6, "f"), (3e6, "g"))]
     comparison = compare_benchmarks(runs)
-    assert comparison.ratios[0].verdict == "slower"
-    assert 2.8 < comparison.ratios[0].low < comparison.ratios[0].ratio < comparison.ratios[0].high < 3.2
+    (other,) = comparison.functions
+    assert other.outcome == "slower"
+    assert 2.8 < other.ratio.low < other.ratio.ratio < other.ratio.high < 3.2
     assert comparison.warnings == ()
-    assert compare_benchmarks(runs[:-1]).ratios[0].verdict == "too few samples to tell"
 
 
 @pytest.mark.parametrize(("method", "said"), [("kernels", True), ("graph", True), ("wall", False)])
@@ -194,23 +180,17 @@ def test_what_the_gpu_is_the_limit_of_is_compared_without_a_warning():
     assert compare_benchmarks(runs * 5).warnings == ()
 
 
-def test_a_comparison_with_nothing_is_refused_and_one_of_nothing_is_not():
-    with pytest.raises(ConfigurationError, match="median of f is 0"):
-        compare_benchmarks([result([0.0] * 9, "f"), result([1.0] * 9, "g")])
-    comparison = compare_benchmarks([result([1.0] * 4 + [0.0] * 3, "f"), result([0.0] * 9, "g")] * 4)
-    assert comparison.ratios[0].ratio == 0
-    assert not any(text in str(comparison) for text in ("nan", "inf"))
-    json.loads(comparison.to_json(), parse_constant=pytest.fail)
+@pytest.mark.parametrize("zero", ["f", "g"])
+def test_what_takes_no_time_cannot_be_compared(zero):
+    with pytest.raises(ConfigurationError, match=f"A median of {zero} is 0"):
+        compare_benchmarks([result([0.0 if name == zero else 1.0] * 9, name) for name in "fg"])
 
 
-def test_too_few_samples_tell_nothing_however_far_apart():
-    comparison = compare_benchmarks([result([1.0] * 3, "f"), result([9.0] * 3, "g")])
-    assert comparison.ratios[0].verdict == "too few samples to tell"
-    assert "no difference shown" not in str(comparison)
-    assert any("gives no interval" in warning for warning in comparison.warnings)
-    ratio = json.loads(comparison.to_json(), parse_constant=pytest.fail)["ratios"][0]
-    assert (ratio["low"], ratio["high"]) == (0, None)
+def test_too_few_samples_have_no_interval():
+    comparison = compare_benchmarks([result([1.0] * 3, "f"), result([1.5] * 3, "g")])
+    assert comparison.functions[0].outcome == "too short"
     assert "[unknown]" in str(comparison)
+    assert json.loads(comparison.to_json(), parse_constant=pytest.fail)["functions"][0]["ratio"]["low"] is None
 
 
 def test_results_that_were_measured_differently_are_compared_with_a_warning():
@@ -305,10 +285,5 @@ def test_what_a_terminal_cannot_show_is_escaped_so_that_names_stay_apart():
 def test_json_with_a_field_of_the_wrong_kind_is_refused(wrong):
     right = {"name": "f", "method": "cpu", "device": "cpu", "samples_us": [1.0], "clock": asdict(CLOCK)}
     assert str(BenchmarkResult.from_dict(right)).startswith("f on cpu")
-    with pytest.raises(ConfigurationError, match="|".join((*wrong, "Not a result of to_dict", "at least one sample"))):
+    with pytest.raises(ConfigurationError, match="Not a result of to_dict"):
         BenchmarkResult.from_dict(right | wrong)
-
-
-def test_samples_of_a_numpy_type_become_json():
-    measured = result(np.float32([1.5, 2.5]))
-    assert BenchmarkResult.from_json(measured.to_json()) == measured

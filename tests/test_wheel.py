@@ -120,7 +120,7 @@ def test_make_lowest_takes_the_lowest_lightning_asked_for(wheel):
 def test_every_public_name_can_be_used(installed, tmp_path):
     program = f"""
 import importlib
-for room in ("", ".bench", ".flops", ".gpu", ".profiler", ".report"):
+for room in ("", ".bench", ".gpu", ".profiler", ".report"):
     module = importlib.import_module("{PACKAGE}" + room)
     assert module.__all__
     for name in module.__all__:

@@ -1,5 +1,5 @@
 """Timing one function well."""
 
-from lightning_forge_profiling.lazy import names_of_stub
+from lightning_forge_profiling.bench.result import compare_benchmarks
 
-__getattr__, __dir__, __all__ = names_of_stub(__name__)
+__all__ = ["compare_benchmarks"]

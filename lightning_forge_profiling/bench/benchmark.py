@@ -16,57 +16,22 @@ import torch
 from lightning_forge_profiling.bench.call import TimedCall, argument_sets, device_of
 from lightning_forge_profiling.bench.device import CudaDevice, EventTimer, gpu_effects
 from lightning_forge_profiling.bench.methods import HOST_METHODS, METHODS, HostClock, MethodChoice, choose_method
-from lightning_forge_profiling.bench.result import BenchmarkResult, is_number, median_noise
+from lightning_forge_profiling.bench.result import BenchmarkResult, median_noise
 from lightning_forge_profiling.errors import ClocksUnavailableError, ConfigurationError, ForgeProfilingError
 from lightning_forge_profiling.gpu.clocks import ClockSummary, ClockWatch
 from lightning_forge_profiling.host import CpuTimes, cpu_times, waited_pct
 
-_MIN_TIME_S: Final = 0.1
-_MAX_TIME_S: Final = 3.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The arguments of `benchmark` that do not describe the call, checked."""
+    """How a call is timed; `benchmark` describes the first three."""
 
     method: str = "auto"
     flush_l2: bool = True
-    warmup: int | None = None
-    min_time: float | None = None
-    max_time: float | None = None
-    max_noise: float = 0.01
-
-    def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ConfigurationError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}.")
-        if not isinstance(self.flush_l2, bool):
-            raise ConfigurationError(f"flush_l2 must be True or False, got {self.flush_l2!r}.")
-        if self.warmup is not None and (type(self.warmup) is not int or self.warmup < 0):
-            raise ConfigurationError(
-                f"warmup must be a number of calls, 0 or more, got {self.warmup!r}. Leave it out to warm up until the "
-                "time of a call is steady."
-            )
-        for name, value in (("max_time", self.max_time), ("min_time", self.min_time)):
-            if value is not None and not (is_number(value) and value < math.inf):
-                raise ConfigurationError(f"{name} must be a number of seconds, 0 or more, got {value!r}.")
-        if self.min_time_s > self.max_time_s:
-            raise ConfigurationError(f"min_time ({self.min_time_s} s) is longer than max_time ({self.max_time_s} s).")
-        if not is_number(self.max_noise) or not self.max_noise:
-            raise ConfigurationError(
-                f"max_noise must be a number greater than 0, such as 0.01 for 1 %, got {self.max_noise!r}."
-            )
-
-    @property
-    def min_time_s(self) -> float:
-        """`min_time`, by default 0.1 s or `max_time`, whichever is less."""
-        default = _MIN_TIME_S if self.max_time is None else min(_MIN_TIME_S, self.max_time)
-        return default if self.min_time is None else self.min_time
-
-    @property
-    def max_time_s(self) -> float:
-        """`max_time`, by default 3 s or `min_time`, whichever is more."""
-        default = _MAX_TIME_S if self.min_time is None else max(_MAX_TIME_S, self.min_time)
-        return default if self.max_time is None else self.max_time
+    max_time: float = 3.0
+    min_time: float = 0.1  # sample for at least this long, or `max_time` if that is less
+    max_noise: float = 0.01  # between the two, stop once half of the median's 95 % interval is below this share of it
+    one_call_warms_up: bool = False  # as of a call that takes seconds
 
 
 _MOST_FAILURES: Final = 20  # halving from 1000 calls to one fails 10 times
@@ -88,7 +53,7 @@ class WarmUp:
     """What warming up showed."""
 
     call_us: float  # wall time at its end
-    steady: bool | None  # whether blocks of calls took the same time; None if the caller chose the number of calls
+    steady: bool | None  # whether blocks of calls took the same time; None of a single call
     warnings: list[str]  # of the first call
 
 
@@ -114,11 +79,9 @@ def warm_up(
     began = clock_ns()
     warnings = call.call_first()
     synchronize()
-    if options.warmup is not None:
-        more = options.warmup - 1
-        first_us = (clock_ns() - began) / 1e3
-        return WarmUp(timed_us(more) / more if more > 0 else first_us, None, warnings)
-    most_ns = max(min(options.max_time_s * 1e9, _MOST_WARM_UP_NS), _LEAST_WARM_UP_NS)
+    if options.one_call_warms_up:
+        return WarmUp((clock_ns() - began) / 1e3, None, warnings)
+    most_ns = max(min(options.max_time * 1e9, _MOST_WARM_UP_NS), _LEAST_WARM_UP_NS)
     began, size, blocks = clock_ns(), call.sets, [0.0]
     while True:
         block_us = timed_us(size)
@@ -165,12 +128,12 @@ def collect(
         passed_s, took_s = (now - began) / 1e9, (now - start) / 1e9
         start = now if whole else start
         if not samples:
-            if failures > _MOST_FAILURES and passed_s >= options.max_time_s:
-                raise ForgeProfilingError(f"Could not collect a sample within max_time ({options.max_time_s} s).")
+            if failures > _MOST_FAILURES and passed_s >= options.max_time:
+                raise ForgeProfilingError(f"Could not collect a sample within max_time ({options.max_time} s).")
             continue
-        if passed_s < options.min_time_s:
+        if passed_s < min(options.min_time, options.max_time):
             continue
-        if passed_s + took_s > options.max_time_s:
+        if passed_s + took_s > options.max_time:
             return samples
         if len(samples) >= next_check:
             if median_noise(samples) <= options.max_noise:
@@ -295,13 +258,9 @@ def benchmark(
     kwargs: Mapping[str, Any] | None = None,
     inputs: Sequence[tuple[Any, ...]] | None = None,
     flush_l2: bool = True,
-    warmup: int | None = None,
-    min_time: float | None = None,
-    max_time: float | None = None,
-    max_noise: float = 0.01,
+    max_time: float = 3.0,
     device: torch.device | str | int | None = None,
     name: str | None = None,
-    watch_clock: bool = True,
     **others: Never,
 ) -> BenchmarkResult:
     """Time a call of a function.
@@ -328,19 +287,15 @@ def benchmark(
             through all of them.
         flush_l2: flush the GPU's L2 cache before each call, outside of the time, so that its inputs come from memory
             (cold); with False the call finds what the previous one left in the cache (hot).
-        warmup: the number of calls before the first sample, besides a few that find out what the function does; None
-            warms up until the time of a call is steady.
-        min_time: sample for at least this many seconds; None for 0.1, or `max_time` if that is less.
-        max_time: sample for at most this many seconds; None for 3, or `min_time` if that is more. Warming up and the
-            calls that find out what the function does come on top: about a second, or a round through `inputs`.
-            However long a call takes, it is called three or four times on a CPU and about six times on a GPU.
-        max_noise: between the two, stop once half of the median's 95 % interval is below this fraction of it.
+        max_time: sample for at most this many seconds; less once half of the median's 95 % interval is below 1 % of it.
+            Warming up and the calls that find out what the function does come on top: about a second,
+            or a round through `inputs`. However long a call takes, it is called three or four times on a CPU and about
+            six times on a GPU.
         device: where the function runs; None finds out from its tensors, and from whether a call allocates memory on a
             GPU.
         name: of the result; None for the function's name with its arguments' types and shapes. `compare_benchmarks`
             takes results of one name as runs of one function, so name functions that would otherwise share one: two
             closures of a factory, lambdas made in a loop, two modules of one class.
-        watch_clock: read the GPU's clock meanwhile, and leave out samples that were taken while it was held down.
         **others: none; the function's keyword arguments go into `kwargs`.
 
     Returns:
@@ -363,15 +318,21 @@ def benchmark(
         raise ConfigurationError(
             f"benchmark has no option {given!r}: keyword arguments of the function go into kwargs={{{given!r}: ...}}."
         )
+    if not (isinstance(max_time, int | float) and 0 <= max_time < math.inf):
+        raise ConfigurationError(f"max_time must be a number of seconds, 0 or more, got {max_time!r}.")
+    if method not in METHODS:
+        raise ConfigurationError(f"method must be one of {', '.join(METHODS)}, got {method!r}.")
     call = TimedCall(fn, argument_sets(fn, args, inputs, kwargs), kwargs, name)
-    options = Options(
-        method=method, flush_l2=flush_l2, warmup=warmup, min_time=min_time, max_time=max_time, max_noise=max_noise
-    )
+    return time_on(device, call, Options(method=method, flush_l2=flush_l2, max_time=max_time))
+
+
+def time_on(device: torch.device | str | int | None, call: TimedCall, options: Options) -> BenchmarkResult:
+    """Time a call on its device; None finds it out."""
     where = device_of(call, device)
-    if where.type == "cpu" and method not in HOST_METHODS:
+    if where.type == "cpu" and options.method not in HOST_METHODS:
         raise ConfigurationError(
-            f"method={method!r} needs a CUDA device, and the function seems to run on the CPU: leave method out, "
-            "move its tensors to the GPU, or pass device='cuda' if it does run there."
+            f"method={options.method!r} needs a CUDA device, and the function seems to run on the CPU: leave method "
+            "out, move its tensors to the GPU, or pass device='cuda' if it does run there."
         )
     with ExitStack() as stack:
         gpu: CudaDevice | None = None
@@ -380,11 +341,10 @@ def benchmark(
         if where.type == "cuda":
             stack.enter_context(torch.cuda.device(where))
             gpu = CudaDevice(where)
-            if watch_clock:
-                try:
-                    clock_watch = stack.enter_context(ClockWatch(gpu.uuid, where.index))
-                except ClocksUnavailableError as error:
-                    no_clock = str(error)
+            try:
+                clock_watch = stack.enter_context(ClockWatch(gpu.uuid, where.index))
+            except ClocksUnavailableError as error:
+                no_clock = str(error)
         return time_call(
             call, options, gpu, clock_watch=clock_watch, no_clock=no_clock, cpu=partial(cpu_times, threads="")
         )

@@ -3,18 +3,18 @@
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from numbers import Real
+from dataclasses import dataclass
 from statistics import median
-from typing import Any, Final, Self, TypeGuard
+from typing import Annotated, Any, Final, Self, TypeAlias
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from lightning_forge_profiling.diagnosis.bootstrap import resampled_medians
+from lightning_forge_profiling.comparison.ratio import decide, geometric_mean, ratio_of
+from lightning_forge_profiling.diagnosis.bootstrap import Estimate, median_estimate
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.clocks import ClockSummary
+from lightning_forge_profiling.schema import Outcome, Ratio
 
 _Z95: Final = 1.96  # of the normal distribution
 # All of n samples lie on one side of the true median with probability 2 * 2^-n, which is under 5 % from 6 on.
@@ -55,6 +55,10 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float]:
     return ordered[rank - 1], ordered[count - rank]
 
 
+_Microseconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]  # thirty years
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BenchmarkResult:
     """The time of one call of a function.
@@ -86,27 +90,16 @@ class BenchmarkResult:
     name: str
     method: str
     device: str
-    samples_us: tuple[float, ...]
+    samples_us: Annotated[tuple[_Microseconds, ...], msgspec.Meta(min_length=1)]
     flush_l2: bool = False
-    calls_per_sample: int = 1
-    enqueue_us: float | None = None
-    queued_us: float | None = None
-    allocated_bytes: int | None = None
+    calls_per_sample: _Count = 1
+    enqueue_us: _Microseconds | None = None
+    queued_us: _Microseconds | None = None
+    allocated_bytes: _Count | None = None
     waits_for_gpu: bool = False
-    threads: int | None = None
+    threads: _Count | None = None
     clock: ClockSummary | None = None
     warnings: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("calls_per_sample", "enqueue_us", "queued_us", "allocated_bytes", "threads"):
-            value = getattr(self, name)
-            if value is not None and not (is_number(value) and value < math.inf):
-                raise ConfigurationError(f"{name} must be a number, 0 or more, got {value!r}.")
-        if not self.samples_us:
-            raise ConfigurationError("A result needs at least one sample.")
-        for sample in self.samples_us:
-            if not (is_number(sample) and sample < math.inf):
-                raise ConfigurationError(f"samples_us must be microseconds, 0 or more, got {sample!r} among them.")
 
     @property
     def median_us(self) -> float:
@@ -146,13 +139,17 @@ class BenchmarkResult:
         """
         return median_noise(self.samples_us)
 
+    @property
+    def estimate(self) -> Estimate | None:
+        """The median with its error; None unless it is positive."""
+        return median_estimate(self.samples_us, block=max(1, round(math.sqrt(len(self.samples_us)))))
+
     def _percentile(self, percent: float) -> float:
         return float(np.percentile(self.samples_us, percent))
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and the values computed from them, as plain values."""
-        samples = tuple(map(float, self.samples_us))  # JSON takes no float32
-        values: dict[str, Any] = msgspec.to_builtins(replace(self, samples_us=samples))
+        values: dict[str, Any] = msgspec.to_builtins(self)
         for name in ("median_us", "mean_us", "min_us", "p5_us", "p95_us", "iqr_us"):
             values[name] = getattr(self, name)
         values["noise"] = self.noise if math.isfinite(self.noise) else None  # JSON has no infinity
@@ -245,58 +242,29 @@ def in_unit(us: float) -> str:
     return f"{us / scale:.{max(0, 3 - digits)}f} {unit}"
 
 
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a number, 0 or more."""
-    return isinstance(value, Real) and not isinstance(value, bool) and float(value) >= 0
-
-
-_RESAMPLES: Final = 2000
-_CONFIDENCE_PCT: Final = 95.0
+_SCATTER: Final = 0.03  # assumed between equal runs where one of each is known: as of runs made in turns
 _CLOCKS_DIFFER: Final = 0.02
-# If runs differ by chance alone (normal, 2 %), the interval excluded 1 in 3.0 % of 10,000 simulated comparisons of 5
-# runs of each function, and in 3.5 to 3.6 % with 6, 8, 10 and 20 (`python -m benchmarks.chance`); with 4, in more than
-# 5 %.
-_FEWEST_RUNS: Final = 5
 _RUNS_DIFFER: Final = 2.0  # a power cap makes an H200 13 % slower; a busy CPU made runs of one function differ by 50 %
 _ON_THE_GPU_ALONE: Final = frozenset({"kernels", "graph", "saturated"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ratio:
+class ComparedFunction:
     """One function against the first.
 
     Attributes:
         name: of the function.
-        median_us: of one call, over all its runs.
+        median_us: of one call, the geometric mean over its runs.
         runs: the number of its results.
-        baseline_runs: the number of results of the first function.
-        ratio: its median divided by the first one's; below 1 it is faster.
-        low: the lower end of the ratio's 95 % interval; 0 if there are too few samples for one.
-        high: the upper end; infinite if there are too few samples for one.
+        ratio: its time divided by the first one's, with the 95 % interval; below 1 it is faster.
+        outcome: what the interval says: `faster`, `slower`, `same` (within 5 %), `too noisy` or `too short`.
     """
 
     name: str
     median_us: float
     runs: int
-    baseline_runs: int
-    ratio: float
-    low: float
-    high: float
-
-    @property
-    def verdict(self) -> str:
-        """`"faster"`, `"slower"`, `"no difference shown"`, `"too few samples to tell"` or `"too few runs to tell"`.
-
-        There are too few runs with fewer than five of either function: two runs of one function may differ by more
-        than two functions do. There are too few samples if the interval is open at both ends.
-        """
-        if self.low == 0 and math.isinf(self.high):
-            return "too few samples to tell"
-        if self.low <= 1 <= self.high:
-            return "no difference shown"
-        if min(self.runs, self.baseline_runs) < _FEWEST_RUNS:
-            return "too few runs to tell"
-        return "faster" if self.high < 1 else "slower"
+    ratio: Ratio
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,64 +273,54 @@ class Comparison:
 
     Attributes:
         baseline: the first one's name.
-        baseline_us: its median.
+        baseline_us: its time, the geometric mean over its runs.
         baseline_runs: the number of its results.
-        ratios: of the others, in the order they were given.
+        functions: the others, in the order they were given.
         warnings: what to know before trusting the ratios, one sentence each.
     """
 
     baseline: str
     baseline_us: float
     baseline_runs: int
-    ratios: tuple[Ratio, ...]
+    functions: tuple[ComparedFunction, ...]
     warnings: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """All fields and verdicts as plain values; an open end of an interval is None."""
-        values: dict[str, Any] = msgspec.to_builtins(self)
-        for ratio, written in zip(self.ratios, values["ratios"], strict=True):
-            written |= {"high": ratio.high if math.isfinite(ratio.high) else None, "verdict": ratio.verdict}
-        return values
-
     def to_json(self, indent: int | None = None) -> str:
-        """The same as JSON.
+        """All fields as JSON.
 
         Args:
             indent: as `json.dumps` takes it.
         """
-        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+        return json.dumps(msgspec.to_builtins(self), indent=indent, allow_nan=False)
 
     def __str__(self) -> str:
         """A line for each function."""
         rows = [(printable(self.baseline), in_unit(self.baseline_us), "1", "", "baseline")]
-        rows += [
-            (printable(r.name), in_unit(r.median_us), f"{r.ratio:.3f}", _interval(r), r.verdict) for r in self.ratios
-        ]
+        for each in self.functions:
+            low, high = each.ratio.low, each.ratio.high
+            interval = "[unknown]" if low is None else f"[{low:.3f}, {high:.3f}]"
+            rows.append(
+                (printable(each.name), in_unit(each.median_us), f"{each.ratio.ratio:.3f}", interval, each.outcome)
+            )
         wide = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = [
-            f"{name:<{wide[0]}}  {time:>{wide[1]}}  {ratio:>{wide[2]}}  {interval:<{wide[3]}}  {verdict}"
-            for name, time, ratio, interval, verdict in rows
+            f"{name:<{wide[0]}}  {time:>{wide[1]}}  {ratio:>{wide[2]}}  {interval:<{wide[3]}}  {outcome}"
+            for name, time, ratio, interval, outcome in rows
         ]
         return "\n".join([*lines, *(f"warning: {printable(warning)}" for warning in self.warnings)])
 
 
-def compare_benchmarks(results: Iterable[BenchmarkResult], *, seed: int = 0) -> Comparison:
-    """Compare functions with the first of them.
+def compare_benchmarks(results: Iterable[BenchmarkResult]) -> Comparison:
+    """Compare functions with the first of them, as `forge-profiling compare` compares runs.
 
     Results of one name are runs of one function. Lambdas made in a loop, closures of one factory and modules of one
     class share their default name: give each a `name=`. Differences between runs (clocks, temperature, memory
-    addresses) need several runs to show, best taken in turns; with fewer than five the verdict is "too few runs to
-    tell":
+    addresses) need several runs to show, best taken in turns; with one of each, a scatter of 3 % is assumed:
 
         compare_benchmarks([benchmark(f, x) for _ in range(5) for f in (first, second)])
 
-    The interval is a bootstrap of the ratio of medians. With five runs of a function or more, the medians of its runs
-    are resampled. With fewer, runs are resampled, and within a run blocks of neighbouring samples, about as many as a
-    block is long, so that a drift does not count as many independent samples; each run then needs six samples.
-
     Args:
         results: of two names or more.
-        seed: of the random numbers.
 
     Raises:
         ConfigurationError: these are not results, or there is nothing to compare.
@@ -370,85 +328,60 @@ def compare_benchmarks(results: Iterable[BenchmarkResult], *, seed: int = 0) -> 
     Examples:
         >>> first = BenchmarkResult(name="f", method="cpu", device="cpu", samples_us=(10.0, 10.1, 9.9) * 20)
         >>> second = BenchmarkResult(name="g", method="cpu", device="cpu", samples_us=(12.0, 12.1, 11.9) * 20)
-        >>> compare_benchmarks([first, second]).ratios[0].verdict
-        'too few runs to tell'
-        >>> compare_benchmarks([first, second] * 5).ratios[0].verdict
+        >>> compare_benchmarks([first, second] * 5).functions[0].outcome
         'slower'
     """
+    results = [results] if isinstance(results, BenchmarkResult) else list(results)
     groups: dict[str, list[BenchmarkResult]] = {}
-    for result in [results] if isinstance(results, BenchmarkResult) else results:
+    for result in results:
         if not isinstance(result, BenchmarkResult):
             raise ConfigurationError(
                 f"compare_benchmarks takes a list of BenchmarkResult, got {type(result).__name__} among them."
             )
         groups.setdefault(result.name, []).append(result)
-    names = list(groups)
-    if len(names) < 2:  # noqa: PLR2004  (one to compare and one to compare with)
+    if len(groups) < 2:  # noqa: PLR2004  (one to compare and one to compare with)
         raise ConfigurationError(
-            f"compare_benchmarks needs results of two names or more, got {len(names)}: results of one name are runs of "
-            "one function. Name the functions with benchmark(..., name=...)."
+            f"compare_benchmarks needs results of two names or more, got {len(groups)}: results of one name are runs "
+            "of one function. Name the functions with benchmark(..., name=...)."
         )
-    base, base_us = groups[names[0]], _median(groups[names[0]])
-    if not base_us:
-        raise ConfigurationError(f"The median of {names[0]} is 0, so nothing can be compared with it.")
-    random = np.random.default_rng(seed)
-    base_draws = _draws(base, random)
-    tail = (100 - _CONFIDENCE_PCT) / 2
-    ratios = []
-    for name in names[1:]:
-        runs, us = groups[name], _median(groups[name])
-        draws = np.full(_RESAMPLES, math.inf)
-        np.divide(_draws(runs, random), base_draws, out=draws, where=base_draws > 0)
-        low, high = np.percentile(draws, [tail, 100 - tail], method="inverted_cdf")
-        known = _enough(runs) and _enough(base)
-        ratios.append(
-            Ratio(
-                name=name,
-                median_us=us,
-                runs=len(runs),
-                baseline_runs=len(base),
-                ratio=us / base_us,
-                low=float(low) if known else 0.0,
-                high=float(high) if known else math.inf,
-            )
-        )
+    runs = {name: [each for run in group if (each := run.estimate)] for name, group in groups.items()}
+    for name, group in groups.items():
+        if len(runs[name]) < len(group):
+            raise ConfigurationError(f"A median of {name} is 0, so it cannot be compared.")
+    first, *others = groups
+    in_turns = [result.name for result in results] == [first, *others] * len(groups[first])
+    us = {name: geometric_mean([run.value for run in estimates]) for name, estimates in runs.items()}
+    ratios = {name: ratio_of(runs[first], runs[name], _SCATTER, in_turns=in_turns) for name in others}
     return Comparison(
-        baseline=names[0],
-        baseline_us=base_us,
-        baseline_runs=len(base),
-        ratios=tuple(ratios),
+        baseline=first,
+        baseline_us=us[first],
+        baseline_runs=len(groups[first]),
+        functions=tuple(
+            ComparedFunction(
+                name=name, median_us=us[name], runs=len(runs[name]), ratio=ratio, outcome=decide(ratio, None)
+            )
+            for name, ratio in ratios.items()
+        ),
         warnings=tuple(_warnings(groups)),
     )
 
 
-def _enough(runs: Sequence[BenchmarkResult]) -> bool:
-    """Whether there are enough runs, or enough samples in each, for an interval."""
-    return len(runs) >= _FEWEST_RUNS or all(len(run.samples_us) >= _FEWEST_SAMPLES for run in runs)
-
-
-def _median(runs: Sequence[BenchmarkResult]) -> float:
-    return float(np.median([run.median_us for run in runs]))
-
-
-def _draws(runs: Sequence[BenchmarkResult], random: np.random.Generator) -> NDArray[np.float64]:
-    """Resampled medians over the runs."""
-    if len(runs) >= _FEWEST_RUNS:
-        return resampled_medians(np.array([run.median_us for run in runs]), 1, _RESAMPLES, random)
-    samples = [np.array(run.samples_us, float) for run in runs]
-    within = np.stack([resampled_medians(s, max(1, round(math.sqrt(len(s)))), _RESAMPLES, random) for s in samples])
-    chosen = random.integers(len(runs), size=(len(runs), _RESAMPLES))
-    return np.asarray(np.median(within[chosen, np.arange(_RESAMPLES)], axis=0), np.float64)
-
-
-def _warnings(groups: dict[str, list[BenchmarkResult]]) -> list[str]:
-    warnings = []
+def _warnings(groups: Mapping[str, Sequence[BenchmarkResult]]) -> Iterator[str]:
     results = [run for runs in groups.values() for run in runs]
-    if any(len(runs) < _FEWEST_RUNS for runs in groups.values()):
-        warnings.append(
-            f"fewer than {_FEWEST_RUNS} runs of a function do not show how much runs differ: time each function five "
-            "times, in turns"
-        )
-    warnings += [text for name, runs in groups.items() for text in _warnings_of(name, runs)]
+    for name, runs in groups.items():
+        medians = sorted(run.median_us for run in runs)
+        if medians[-1] > _RUNS_DIFFER * medians[0]:
+            yield (
+                f"the runs of {name} took from {in_unit(medians[0])} to {in_unit(medians[-1])}: either the machine was "
+                "not steady, or they are different functions, and each needs its own name="
+            )
+        launched = [run for run in runs if run.enqueue_us is not None and run.method in _ON_THE_GPU_ALONE]
+        host_us = median([run.enqueue_us or 0.0 for run in launched] or [0.0])
+        if launched and host_us > (us := median(run.median_us for run in launched)):
+            yield (
+                f"the host is the limit of {name}: it takes {in_unit(host_us)} to launch what takes the GPU "
+                f"{in_unit(us)}, so a loop of calls does not change by this ratio: time the loop with method='wall'"
+            )
     measured: dict[str, set[Any]] = {
         "method": {run.method for run in results},
         "device": {run.device for run in results},
@@ -456,35 +389,7 @@ def _warnings(groups: dict[str, list[BenchmarkResult]]) -> list[str]:
         "whether the L2 cache was flushed": {run.flush_l2 for run in results},
     }
     if differing := [what for what, values in measured.items() if len(values) > 1]:
-        warnings.append(f"the results differ in {' and '.join(differing)}")
-    if not all(_enough(runs) for runs in groups.values()):
-        warnings.append(
-            f"a run of fewer than {_FEWEST_SAMPLES} samples gives no interval, unless there are {_FEWEST_RUNS} runs"
-        )
+        yield f"the results differ in {' and '.join(differing)}"
     clocks = [run.clock.median_mhz for run in results if run.clock is not None]
     if clocks and max(clocks) > (1 + _CLOCKS_DIFFER) * min(clocks):
-        warnings.append(f"the GPU's clock differed between the runs: {min(clocks):.0f} to {max(clocks):.0f} MHz")
-    return warnings
-
-
-def _warnings_of(name: str, runs: Sequence[BenchmarkResult]) -> Iterator[str]:
-    """What to know about the runs of one function."""
-    medians = sorted(run.median_us for run in runs)
-    if medians[-1] > _RUNS_DIFFER * medians[0]:
-        yield (
-            f"the runs of {name} took from {in_unit(medians[0])} to {in_unit(medians[-1])}: either the machine was not "
-            "steady, or they are different functions, and each needs its own name="
-        )
-    launched = [run for run in runs if run.enqueue_us is not None and run.method in _ON_THE_GPU_ALONE]
-    host_us = median([run.enqueue_us or 0.0 for run in launched] or [0.0])
-    if launched and host_us > (us := _median(launched)):
-        yield (
-            f"the host is the limit of {name}: it takes {in_unit(host_us)} to launch what takes the GPU {in_unit(us)}, "
-            "so a loop of calls does not change by this ratio: time the loop with method='wall'"
-        )
-
-
-def _interval(ratio: Ratio) -> str:
-    if ratio.low == 0 and math.isinf(ratio.high):
-        return "[unknown]"
-    return f"[{ratio.low:.3f}, {'open' if math.isinf(ratio.high) else f'{ratio.high:.3f}'}]"
+        yield f"the GPU's clock differed between the runs: {min(clocks):.0f} to {max(clocks):.0f} MHz"

@@ -12,7 +12,7 @@ from lightning_forge_profiling.bench.result import BenchmarkResult
 from lightning_forge_profiling.cli.shared import Progress, any_at, say, warn, write_as_json
 from lightning_forge_profiling.comparison import compare as comparing
 from lightning_forge_profiling.comparison.outcome import gates, github_benchmark, print_comparison
-from lightning_forge_profiling.comparison.source import Source, benchmark_source, record_source, trace_source
+from lightning_forge_profiling.comparison.source import Source, record_source, trace_source
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.json_layout import read_summary
 from lightning_forge_profiling.kineto.files import find_traces
@@ -20,6 +20,7 @@ from lightning_forge_profiling.names import SUMMARY_JSON
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.record.reader import rank_files, read_run, records_at
 from lightning_forge_profiling.safe_files import open_regular, read_regular
+from lightning_forge_profiling.schema import Conditions
 from lightning_forge_profiling.what_if import Prediction, predict
 
 _AGAINST = "against"
@@ -120,9 +121,21 @@ def _is_benchmark(path: Path) -> bool:
 def _read_benchmark(path: Path, progress: Progress) -> Source:
     progress(f"reading {path}")
     try:
-        return benchmark_source(str(path), BenchmarkResult.from_json(read_regular(path, _MOST_BYTES).decode()))
+        result = BenchmarkResult.from_json(read_regular(path, _MOST_BYTES).decode())
     except ValueError as exc:  # ConfigurationError among them
         raise ConfigurationError(f"{path}: {exc}") from exc
+    estimate = result.estimate
+    if estimate is None:
+        raise ConfigurationError(f"{path}: a benchmark whose median is 0 cannot be compared")
+    return Source(
+        source=str(path),
+        kind="benchmark",
+        conditions=Conditions(device=result.device, world_size=1),
+        steps=len(result.samples_us),
+        metrics={"call": estimate},
+        settings={"name": result.name, "method": result.method, "flush_l2": str(result.flush_l2)},
+        notes=result.warnings,
+    )
 
 
 def _read_record(path: Path, progress: Progress) -> Source:

@@ -9,7 +9,6 @@ from typing import Final, Literal
 
 from msgspec import structs
 
-from lightning_forge_profiling.bench.result import BenchmarkResult
 from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, BlockBootstrap, Estimate, median_estimate
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.errors import TraceError
@@ -361,19 +360,3 @@ def _of_step(metric: str, ranks: Sequence[Step]) -> float:
         case "idle":
             return mean(step.ms - step.busy_ms for step in ranks)
     return mean(step.categories_ms.get(metric, 0.0) for step in ranks)
-
-
-def benchmark_source(path: str, result: BenchmarkResult) -> Source:
-    """A result that `BenchmarkResult.to_json` wrote."""
-    estimate = median_estimate(result.samples_us, block=max(1, round(sqrt(len(result.samples_us)))))
-    if estimate is None:
-        raise RecordError(f"{path}: a benchmark whose median is 0 cannot be compared")
-    return Source(
-        source=path,
-        kind="benchmark",
-        conditions=Conditions(device=result.device, world_size=1),
-        steps=len(result.samples_us),
-        metrics={"call": estimate},
-        settings={"name": result.name, "method": result.method, "flush_l2": str(result.flush_l2)},
-        notes=result.warnings,
-    )

@@ -17,7 +17,8 @@ from typing import Any, Final
 import torch
 from torch.nn import functional as F
 
-from lightning_forge_profiling.bench.benchmark import benchmark
+from lightning_forge_profiling.bench.benchmark import Options, time_on
+from lightning_forge_profiling.bench.call import TimedCall
 from lightning_forge_profiling.bench.device import first_line
 from lightning_forge_profiling.bench.methods import calls_for
 from lightning_forge_profiling.bench.result import BenchmarkResult, in_unit
@@ -139,18 +140,15 @@ class OperationTimer:
         self, fn: Callable[..., object], arguments: tuple[Any, ...], method: str, expected_us: float | None
     ) -> BenchmarkResult:
         long = expected_us is not None and expected_us / 1e6 > _LONG_CALL * self._max_time_s
-        return benchmark(
-            fn,
-            *arguments,
+        options = Options(
             method=method,
             flush_l2=False,  # nor are the CPU's caches
-            warmup=0 if long else None,
-            min_time=min(_MIN_TIME_S, self._max_time_s),
             max_time=self._max_time_s,
+            min_time=_MIN_TIME_S,
             max_noise=_MAX_NOISE,
-            device="cpu" if method == "cpu" else self._gpu,
-            name="",
+            one_call_warms_up=long,
         )
+        return time_on("cpu" if method == "cpu" else self._gpu, TimedCall(fn, [arguments], name=""), options)
 
     def _lone_us(self, call: Callable[..., torch.Tensor]) -> float:
         """About how long one call takes, with the wait for its end."""

@@ -1,1 +1,0 @@
-from .result import compare_benchmarks as compare_benchmarks

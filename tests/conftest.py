@@ -22,7 +22,7 @@ PROC = Path("/proc/self")
 PERMANENT = ("resource_tracker", "forkserver", "compile_worker", "orted", "addr2line")
 PERMANENT_THREADS = ("TMonitor", "InductorSubproc", "subproc_worker_timer", "Dummy")
 # few tests that take minutes, most of it in processes of their own: begun last, one core would wait for the other
-SLOWEST = ("test_distributed", "test_interrupts", "test_situations_lightning", "test_crossover_page",
+SLOWEST = ("test_distributed", "test_interrupts", "test_situations_lightning",
            "test_crossover_command", "test_through_lightning", "test_situations_guards", "test_wheel",
            "test_benchmarks", "test_examples", "test_published_results")  # fmt: skip
 

@@ -18,10 +18,10 @@ import torch
 from lightning_forge_profiling.cli import commands, shared
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.crossover import sweep as operations
-from lightning_forge_profiling.crossover.curves import crossover_json, read_crossover
+from lightning_forge_profiling.crossover.curves import read_crossover
 from lightning_forge_profiling.errors import ConfigurationError
 from tests.outcomes import HANGS_S
-from tests.test_cli import COMMAND, ENVIRONMENT, PATHS, fails, forge, without_progress
+from tests.test_cli import COMMAND, ENVIRONMENT, fails, forge
 
 H200 = Path(__file__).parent / "data" / "crossover_h200.json"
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -47,11 +47,9 @@ def test_the_names_of_choices_are_those_of_the_operations():
 
 
 @pytest.mark.slow
-def test_without_a_gpu_it_says_so_and_gives_the_cpus_times(tmp_path):
-    written = [tmp_path / name for name in ("c.json", "c.html")]
-    files = [part for path in written for part in (f"--{path.suffix[1:]}", path)]
+def test_without_a_gpu_it_says_so_and_gives_the_cpus_times():
     done = forge(
-        "crossover", "--ops", "add,softmax", "--sizes", "16:64", "--dtype", "bfloat16", *QUICK, *files,
+        "crossover", "--ops", "add,softmax", "--sizes", "16:64", "--dtype", "bfloat16", *QUICK,
         environment={**NO_GPU, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -59,25 +57,21 @@ def test_without_a_gpu_it_says_so_and_gives_the_cpus_times(tmp_path):
     assert "sum of two n by n matrices" in done.stdout
     assert re.search(r"^ *32 +~?[\d.]+ [nµm]s", done.stdout, re.MULTILINE)
     assert "1 thread\n" in done.stdout
-    assert all(str(path) in done.stdout for path in written)
-    assert sorted(tmp_path.iterdir()) == sorted(written)
-    found = json.loads(written[0].read_text(encoding="utf-8"))
-    assert found["setting"]["dtype"] == "bfloat16"
-    assert found["setting"]["gpu"] == ""
+
+
+@pytest.mark.slow
+def test_json_is_alone_on_stdout():
+    options = ("--ops", "add,softmax", "--sizes", "16:64", "--dtype", "bfloat16", *QUICK)
+    done = forge("crossover", *options, "--format", "json", environment=NO_GPU)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["setting"]["dtype"], found["setting"]["gpu"]) == ("bfloat16", "")
     assert [operation["name"] for operation in found["operations"]] == ["add", "softmax"]
     assert [point["size"] for point in found["operations"][0]["curves"][0]["points"]] == [16, 32, 64]
 
 
-@pytest.mark.slow
-def test_json_can_be_alone_on_stdout():
-    done = forge("crossover", *ONE_POINT, "--json", "-", environment=NO_GPU)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["operations"][0]["curves"][0]["way"] == "cpu"
-
-
 def test_what_was_measured_elsewhere_is_shown_from_its_file(crossover, tmp_path):
-    copy = tmp_path / "copy.json"
-    done = crossover("--from", H200, "--json", copy)
+    done = crossover("--from", H200)
     assert done.returncode == 0, done.stderr
     assert "NVIDIA H200" in done.stdout
     assert "16 threads" in done.stdout
@@ -86,9 +80,9 @@ def test_what_was_measured_elsewhere_is_shown_from_its_file(crossover, tmp_path)
     assert re.search(r"^conv2d +one call +faster at every size, 64 to 8192$", done.stdout, re.MULTILINE)
     assert re.search(r"^ *128 +2\.38 µs +5\.08 µs +12\.7 µs +66\.1 µs", done.stdout, re.MULTILINE)
     assert re.search(r"^ *2048 +116 µs +13\.5 µs \* +23\.5 µs \* +2\.98 ms", done.stdout, re.MULTILINE)
-    h200 = read_crossover(H200)
-    assert read_crossover(copy) == h200
-    assert copy.read_bytes() == crossover_json(h200)
+    copy = tmp_path / "copy.json"
+    copy.write_text(crossover("--from", H200, "--format", "json").stdout, encoding="utf-8")
+    assert read_crossover(copy) == read_crossover(H200)
 
 
 def test_a_pipe_is_read_as_a_file_is(crossover, monkeypatch):
@@ -96,7 +90,7 @@ def test_a_pipe_is_read_as_a_file_is(crossover, monkeypatch):
     assert done.returncode == 0, done.stderr
     assert done.stdout == crossover("--from", H200).stdout
     monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"{}")))
-    assert fails(crossover("--from", "-"), "standard input: not what crossover --json wrote")
+    assert fails(crossover("--from", "-"), "standard input: not what crossover --format json wrote")
 
 
 def test_a_noisy_time_and_a_single_sample_are_marked_in_the_table(crossover, tmp_path):
@@ -114,19 +108,15 @@ def test_a_noisy_time_and_a_single_sample_are_marked_in_the_table(crossover, tmp
 
 
 @pytest.mark.slow
-def test_neither_torch_nor_matplotlib_is_loaded_where_it_is_not_needed(tmp_path):
+def test_torch_is_loaded_to_measure_alone():
     program = (
         "import sys; from lightning_forge_profiling.cli.main import main; main(sys.argv[1:]);"
-        "print(*{'torch', 'matplotlib', 'matplotlib.pyplot'} & set(sys.modules), file=sys.stderr)"
+        "print('torch' in sys.modules, file=sys.stderr)"
     )
-    for arguments, needed in (
-        (("--from", H200), []),
-        (("--from", H200, "--html", tmp_path / "c.html"), ["matplotlib"]),
-        (ONE_POINT, ["torch"]),
-    ):
+    for arguments, needed in ((("--from", H200), "False"), (ONE_POINT, "True")):
         line = [sys.executable, "-c", program, "crossover", *map(str, arguments)]
         done = subprocess.run(line, capture_output=True, text=True, check=True, env={**ENVIRONMENT, **NO_GPU})
-        assert done.stderr.splitlines()[-1].split() == needed
+        assert done.stderr.splitlines()[-1] == needed
 
 
 @pytest.mark.parametrize(
@@ -146,8 +136,7 @@ def test_neither_torch_nor_matplotlib_is_loaded_where_it_is_not_needed(tmp_path)
         (["--max-time", "0"], "'0' is not a number above zero"),
         (["--max-time", "nan"], "'nan' is not a number above zero"),
         (["--dtype", "int8"], "invalid choice: 'int8'"),
-        (["--html", "-"], "argument --html: only --json can go to standard output: name a file"),
-        (["--json", ""], "argument --json: the name of a file is missing"),
+        (["--format", "html"], "invalid choice: 'html'"),
         (["--from", ""], "argument --from: the name of a file is missing"),
     ],
 )
@@ -158,33 +147,8 @@ def test_arguments_that_cannot_work_are_refused_with_what_can(crossover, argumen
     assert "Traceback" not in done.stderr
 
 
-def test_what_would_fail_after_the_measuring_is_refused_before(crossover, tmp_path):
-    assert fails(crossover("--html", tmp_path / "none" / "c.html"), "there is no folder")
-    assert fails(crossover("--html", tmp_path), "is a folder")
-    assert fails(crossover("--html", "/proc/c.html"), "cannot create a file in /proc")
+def test_a_file_is_shown_as_it_was_measured(crossover):
     assert fails(crossover("--from", H200, "--sizes", "64"), "--from measures nothing")
-
-
-@pytest.mark.slow
-def test_a_file_that_another_would_overwrite_is_refused(crossover, tmp_path, monkeypatch):
-    copy, link = tmp_path / "c.json", tmp_path / "link"
-    copy.write_bytes(H200.read_bytes())
-    link.symlink_to(copy)
-    monkeypatch.chdir(tmp_path)
-    assert fails(crossover("--json", "a", "--html", "./a"), "--json and --html both name a: one would")
-    assert fails(crossover("--from", copy, "--html", link), "--from and --html both name")
-    assert copy.read_bytes() == H200.read_bytes()
-    assert crossover("--from", copy, "--json", "/dev/null", "--html", "/dev/null").returncode == 0
-
-
-@pytest.mark.slow
-def test_two_files_of_which_one_has_the_others_name_and_an_ending_are_both_written(crossover, tmp_path):
-    page, numbers = tmp_path / "b", tmp_path / "b.tmp"
-    done = crossover("--from", H200, "--html", page, "--json", numbers)
-    assert done.returncode == 0, done.stderr
-    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    assert read_crossover(numbers) == read_crossover(H200)
-    assert sorted(tmp_path.iterdir()) == [page, numbers]
 
 
 @pytest.mark.slow
@@ -202,54 +166,6 @@ def test_a_first_call_that_takes_too_long_ends_its_curve():
     assert not re.search(r"^ *4096 ", done.stdout, re.MULTILINE)
 
 
-@pytest.mark.slow
-def test_a_file_that_cannot_be_written_takes_nothing_else_with_it(tmp_path):
-    page, numbers = tmp_path / "c.html", tmp_path / "c.json"
-    full = forge("crossover", *ONE_POINT, "--json", "/dev/full", "--html", page, environment=NO_GPU)
-    assert full.returncode == 2
-    assert without_progress(full.stderr) == "forge-profiling: /dev/full: No space left on device\n"
-    assert re.search(r"^ *8 +~?[\d.]+ [nµ]s", full.stdout, re.MULTILINE)
-    assert "/dev/full" not in full.stdout
-    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-
-    full = forge("crossover", "--from", H200, "--json", numbers, "--html", "/dev/full")
-    assert full.returncode == 2
-    assert without_progress(full.stderr) == "forge-profiling: /dev/full: No space left on device\n"
-    assert "NVIDIA H200" in full.stdout
-    assert read_crossover(numbers) == read_crossover(H200)
-
-
-@pytest.mark.slow
-def test_files_are_written_although_the_reader_of_the_table_stops(tmp_path):
-    page = tmp_path / "c.html"
-    line = [*COMMAND, "crossover", "--from", H200, "--html", page]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
-        process.stdout.close()
-        assert process.stderr.read() == b""
-        assert process.wait(timeout=HANGS_S) == 141
-    assert page.is_file()
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (None, "drawing needs matplotlib, which is not installed: pip install"),
-        ("raise ImportError('numpy.core.multiarray failed to import')", "which fails here (ImportError: numpy.core"),
-        ("raise AttributeError('_ARRAY_API not found')", "which fails here (AttributeError: _ARRAY_API"),
-    ],
-)
-def test_a_matplotlib_that_cannot_draw_is_found_before_the_measuring(content, complaint, tmp_path):
-    broken = tmp_path / "site" / "matplotlib"
-    broken.mkdir(parents=True)
-    content = content or "raise ModuleNotFoundError(\"No module named 'matplotlib'\", name='matplotlib')"
-    (broken / "__init__.py").write_text(content, encoding="utf-8")
-    environment = {**NO_GPU, "PYTHONPATH": os.pathsep.join([str(broken.parent), PATHS])}
-    done = forge("crossover", *ONE_POINT, "--html", tmp_path / "c", environment=environment)
-    assert fails(done, complaint)
-    assert "draw --from it elsewhere" in done.stderr
-    assert not (tmp_path / "c").exists()
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -265,7 +181,6 @@ def test_a_matplotlib_that_cannot_draw_is_found_before_the_measuring(content, co
         lambda found: found["operations"][0]["curves"][0]["points"][0].update(us=1e-320, low_us=1e-320),
         lambda found: found["operations"][0]["curves"][0]["points"][0].update(us=1e300, high_us=1e300),
         lambda found: found["operations"][0]["curves"][0]["points"][0].update(samples=-5),
-        lambda found: found["operations"][0]["curves"][1].update(way="cpu"),
         lambda found: found["setting"].update(threads=-5),
     ],
 )
@@ -274,19 +189,19 @@ def test_a_file_that_is_something_else_is_refused(change, tmp_path):
     change(found)
     path = tmp_path / "c.json"
     path.write_text(json.dumps(found), encoding="utf-8")
-    with pytest.raises(ConfigurationError, match=r"c\.json: not what crossover --json wrote"):
+    with pytest.raises(ConfigurationError, match=r"c\.json: not what crossover --format json wrote"):
         read_crossover(path)
 
 
 def test_a_file_that_is_missing_or_no_json_is_one_line(crossover, tmp_path):
     assert fails(crossover("--from", tmp_path / "none.json"), "none.json")
     (tmp_path / "c.json").write_bytes(b"\xff\xfe")
-    assert fails(crossover("--from", tmp_path / "c.json"), "not what crossover --json wrote")
+    assert fails(crossover("--from", tmp_path / "c.json"), "not what crossover --format json wrote")
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_signals_act")
-def test_control_c_writes_nothing_and_exits_with_130(tmp_path):
+def test_control_c_exits_with_130():
     line = [
         *COMMAND,
         "crossover",
@@ -296,15 +211,12 @@ def test_control_c_writes_nothing_and_exits_with_130(tmp_path):
         "64:4096",
         "--max-time",
         "60",
-        "--json",
-        tmp_path / "c",
     ]
     with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env={**ENVIRONMENT, **NO_GPU}) as process:
         assert "of 7)" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=HANGS_S) == 130
         assert "Traceback" not in process.stderr.read()
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -8,8 +8,6 @@ from msgspec.structs import replace
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from lightning_forge_profiling.crossover.curves import read_crossover
-from lightning_forge_profiling.crossover.plot import crossover_page
 from lightning_forge_profiling.names import FINDING_PAGES, docs_url
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.record.reader import read_run
@@ -54,7 +52,6 @@ PAGES = {
     "a run and its window": run_and_window,
     "two ranks": lambda folder: run_and_window(folder, ranks=2, late=1),
     "a run without a window": lambda folder: page_of(MadeRun(began=LONG_AGO, outcome="finished"), folder),
-    "a crossover": lambda _: crossover_page(read_crossover(DATA / "crossover_h200.json")),
 }
 
 

@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "ranks": {"torch", "msgspec", "host", "schema"},
     "comparison": {"numpy", "msgspec", "timing", "schema", "diagnosis", "record", "report"},
     "bench": {"torch", "numpy", "msgspec", "host", "timing", "gpu", "schema", "diagnosis", "comparison"},
-    "crossover": {"torch", "msgspec", "matplotlib", "host", "flops", "report", "bench", "json_layout"},
+    "crossover": {"torch", "msgspec", "host", "flops", "report", "bench", "json_layout"},
     "finish": {"msgspec", "host", "schema", "kineto", "diagnosis", "pipeline", "record", "report"},
     "profiler": {"torch", "msgspec", "schema", "pipeline", "report", "finish"},
     "callbacks": {

@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import stat
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.report.page import write_reports
 from lightning_forge_profiling.schema import Analysis
 
-H200 = Path(__file__).parent / "data" / "crossover_h200.json"
 PAGE = "<!DOCTYPE html>"
 
 
@@ -59,30 +57,10 @@ def test_a_page_does_not_replace_a_trace_of_its_folder(tmp_path, capsys):
     assert contents(tmp_path) == before
 
 
-def test_two_outputs_in_one_file_are_refused(tmp_path, capsys):
-    (tmp_path / "link").symlink_to(tmp_path / "o")
-    (tmp_path / "x").mkdir()
-    before = contents(tmp_path)
-    for other in (tmp_path / "o", tmp_path / "x" / ".." / "o", tmp_path / "link"):
-        why = f"--json and --html both name {tmp_path / 'o'}: one would overwrite the other"
-        assert refused(capsys, "crossover", "--from", H200, "--json", tmp_path / "o", "--html", other) == why
-    assert contents(tmp_path) == before
-    assert main(["view", str(trace(tmp_path / "rank0.trace.json.gz")), "--save", "/dev/null"]) == 0
-
-
 def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path, capsys):
     source = trace(tmp_path / "rank0.trace.json.gz")
     for page, why in ((tmp_path / "none" / "r.html", "there is no folder"), (tmp_path, "is a folder")):
         assert why in refused(capsys, "view", source, "--save", page)
-
-
-def test_crossover_does_not_replace_what_it_reads(tmp_path, capsys):
-    own, other = tmp_path / "c.json", tmp_path / "other"
-    own.write_bytes(H200.read_bytes())
-    other.hardlink_to(own)
-    assert "--from and --html both name" in refused(capsys, "crossover", "--from", own, "--html", other)
-    assert "--from and --json both name" in refused(capsys, "crossover", "--from", own, "--json", own)
-    assert contents(tmp_path) == {own: H200.read_bytes(), other: H200.read_bytes()}
 
 
 def test_tensorboard_does_not_replace_the_trace_of_another_copy(tmp_path, capsys):
@@ -107,13 +85,11 @@ def mode(path):
 @pytest.mark.parametrize("kept", [0o600, 0o640, 0o666])
 def test_a_report_keeps_the_mode_of_the_one_that_it_replaces(tmp_path, kept, capsys):
     source = trace(tmp_path / "rank0.trace.json.gz")
-    reports = [tmp_path / name for name in ("r.html", "c.json", "rank0.pt.trace.json.gz", "summary.json")]
+    reports = [tmp_path / name for name in ("r.html", "rank0.pt.trace.json.gz", "summary.json")]
     for report in reports:
         report.touch()
         report.chmod(kept)
-    html, numbers, *_ = map(str, reports)
-    assert main(["view", str(source), "--save", html]) == 0
-    assert main(["crossover", "--from", str(H200), "--json", numbers]) == 0
+    assert main(["view", str(source), "--save", str(reports[0])]) == 0
     assert main(["export", str(source), "--for", "tensorboard", "--out", str(tmp_path)]) == 0
     write_reports(Analysis(source="", verdict="", verdict_text="", findings=()), [], tmp_path)
     assert {report.name: mode(report) for report in reports} == {report.name: kept for report in reports}

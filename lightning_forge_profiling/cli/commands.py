@@ -295,7 +295,7 @@ COMMANDS: Final = (
         usage="[options]",
         help="find the sizes from which operations are faster on the GPU than on the CPU",
         details="Takes one to two minutes.",
-        examples=("crossover --html crossover.html",),
+        examples=("crossover --ops matmul --format json",),
         arguments=(
             option(
                 "--ops A,B", shared.some_of(shared.OPERATIONS), f"operations (default: {','.join(shared.OPERATIONS)})"
@@ -312,11 +312,10 @@ COMMANDS: Final = (
             option(
                 "--from FILE",
                 shared.file_or_dash,
-                "measure nothing, and show a file that --json wrote; - reads standard input",
+                "measure nothing, and show what --format json wrote; - reads standard input",
                 dest="source",
             ),
-            option("--json FILE", shared.file_or_dash, "write all numbers as JSON; - prints them and nothing else"),
-            option("--html FILE", shared.file, "write a page with plots and tables"),
+            argument("--format", choices=("text", "json"), default="text", metavar="FORMAT", help="text or json"),
         ),
     ),
 )

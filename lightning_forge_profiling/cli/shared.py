@@ -286,10 +286,3 @@ def file_or_dash(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("the name of a file is missing")
     return Path(text)
-
-
-def file(text: str) -> Path:
-    """A file."""
-    if text == str(DASH):
-        raise argparse.ArgumentTypeError("only --json can go to standard output: name a file")
-    return file_or_dash(text)

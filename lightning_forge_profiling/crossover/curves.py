@@ -27,33 +27,24 @@ Way: TypeAlias = Literal["cpu", "stream", "alone", "copies"]
 """
 
 WAYS: Final[tuple[Way, ...]] = get_args(Way)
-GPU_WAYS: Final[tuple[Way, ...]] = ("stream", "alone", "copies")
 
 MOST_SIZE: Final = 10**9  # no machine has the memory for a larger operation
 SCHEMA_VERSION: Final = 1  # of the JSON file
 
-_LEAST_US: Final = 1e-6  # shorter than a clock cycle
-_MOST_US: Final = 1e15  # thirty years
 _NOISY: Final = 0.1
+_Microseconds: TypeAlias = Annotated[float, msgspec.Meta(ge=1e-6, le=1e15)]  # of a clock cycle, to thirty years
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """The time of one call at one size: the median of `samples` samples, with its 95 % interval."""
 
-    size: int  # n, in the operation's meaning
-    us: float
-    low_us: float  # the least sample if there are too few for an interval
-    high_us: float
-    samples: int
+    size: Annotated[int, msgspec.Meta(ge=1, le=MOST_SIZE)]  # n, in the operation's meaning
+    us: _Microseconds
+    low_us: _Microseconds  # the least sample if there are too few for an interval
+    high_us: _Microseconds
+    samples: Annotated[int, msgspec.Meta(ge=1)]
     warnings: tuple[str, ...] = ()  # of `benchmark`
-
-    def __post_init__(self) -> None:
-        ordered = _LEAST_US <= self.low_us <= self.us <= self.high_us <= _MOST_US
-        if not (ordered and 0 < self.size <= MOST_SIZE and self.samples > 0):
-            raise ConfigurationError(
-                f"a point needs times between 1e-6 and 1e15 us, low_us <= us <= high_us, a size and samples, got {self}"
-            )
 
     @classmethod
     def of(cls, size: int, result: BenchmarkResult, calls: int = 1) -> Self:
@@ -101,14 +92,13 @@ class Curve:
 class Crossover:
     """The size from which the GPU is faster than the CPU, there and at all larger sizes that were compared."""
 
-    way: Way  # one of GPU_WAYS
+    way: Way  # on the GPU
     compared: tuple[int, ...]  # the sizes that both curves have
     # Between two sizes that were compared; the smallest of them if the GPU is faster at all; None if it is slower at
     # the largest.
     size: float | None
     low: float | None  # the same with the GPU as fast and the CPU as slow as their 95 % intervals allow
     high: float | None  # the same the other way round
-    us: float | None = None  # the CPU's time for a call of that size
     earlier: tuple[int, ...] = ()  # smaller sizes at which the GPU was faster before it was slower again
     everywhere: bool = False  # whether the GPU is faster at every size that was compared
 
@@ -121,20 +111,9 @@ class OperationCurves:
     meaning: str  # what it computes at size n
     curves: tuple[Curve, ...]
 
-    def __post_init__(self) -> None:
-        ways = [curve.way for curve in self.curves]
-        if len(ways) != len(set(ways)):
-            raise ConfigurationError(f"an operation must have one curve for each way, got {', '.join(ways)}")
-
     def curve(self, way: Way) -> Curve | None:
         """The curve of that way, or None."""
         return next((curve for curve in self.curves if curve.way == way), None)
-
-    def speedup(self, way: Way, size: int) -> float | None:
-        """The CPU's time divided by that way's; None unless both were timed at that size."""
-        cpu, curve = self.curve("cpu"), self.curve(way)
-        base, point = (None if each is None else each.at(size) for each in (cpu, curve))
-        return None if base is None or point is None else base.us / point.us
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -207,7 +186,6 @@ def find_crossover(cpu: Curve, gpu: Curve) -> Crossover:
         size=size,
         low=_crossing(sizes, at_best),
         high=_crossing(sizes, at_worst),
-        us=None if size is None else _time_at([other for _, other in pairs], size),
         earlier=tuple(n for n, ratio in zip(sizes, at_median, strict=True) if ratio < 0 and (size is None or n < size)),
         everywhere=bool(at_median) and max(at_median) < 0,
     )
@@ -227,24 +205,8 @@ def _crossing(sizes: Sequence[int], log_ratios: Sequence[float]) -> float | None
     return min(float(size), float(sizes[first]))  # rounding may take it past the end
 
 
-def _time_at(points: Sequence[Point], size: float) -> float:
-    """The time at a size, interpolated between its neighbours on logarithmic axes."""
-    last = next(number for number, point in enumerate(points) if point.size >= size)
-    first = max(last - 1, 0)
-    if first == last:
-        return points[last].us
-    before, after = points[first], points[last]
-    slope = math.log(after.us / before.us) / math.log(after.size / before.size)
-    return after.us * float((size / after.size) ** slope)
-
-
-def crossover_json(result: CrossoverResult) -> bytes:
-    """The content of the file: indented, with a final newline. The crossovers in it are for other readers."""
-    return msgspec.json.format(msgspec.json.encode(result.to_dict()), indent=2) + b"\n"
-
-
 def read_crossover(path: Path) -> CrossoverResult:
-    """Read a file that `crossover --json` wrote."""
+    """Read a file that `crossover --format json` wrote."""
     return parse_crossover(read_regular(path.resolve()), str(path))
 
 
@@ -253,13 +215,13 @@ def parse_crossover(content: bytes, name: str) -> CrossoverResult:
     try:
         return decoded(content, _decoder, SCHEMA_VERSION)
     except ValueError as error:
-        raise ConfigurationError(f"{name}: not what crossover --json wrote: {error}") from error
+        raise ConfigurationError(f"{name}: not what crossover --format json wrote: {error}") from error
 
 
 WAY_NAMES: Final = MappingProxyType[Way, str](
     {"cpu": "CPU", "stream": "GPU, in a stream", "alone": "GPU, one call", "copies": "GPU, with copies"}
 )
-"""The names of the ways in tables and plots."""
+"""The names of the ways in tables."""
 
 NO_GPU: Final = "no GPU: PyTorch sees no CUDA or ROCm device here, so only the CPU was timed"
 
@@ -312,55 +274,37 @@ def _uncertain(crossover: Crossover) -> str:
     return " (within the noise, at no size)"
 
 
-def facts(result: CrossoverResult) -> list[tuple[str, str]]:
-    """Where and how a crossover was measured, as names and values."""
-    setting = result.setting
-    versions = f"{setting.torch} ({setting.platform})" if setting.platform else setting.torch
-    threads = f"{setting.threads} thread{'' if setting.threads == 1 else 's'}"
-    named = [
-        ("GPU", setting.gpu or "none"),
-        ("CPU", f"{setting.cpu}, {threads}"),
-        ("Type", setting.dtype),
-        ("TF32", setting.tf32),
-        ("PyTorch", versions),
-        ("Date", setting.date),
-    ]
-    return [(name, plain(value)) for name, value in named if value]
-
-
-def ends(operation: OperationCurves) -> list[str]:
-    """Why curves end before the largest size that was asked for, one sentence each."""
-    return [
-        f"{WAY_NAMES[curve.way]}: no larger size: {plain(curve.ended)}" for curve in operation.curves if curve.ended
-    ]
-
-
-def warnings(result: CrossoverResult) -> list[str]:
-    """The warnings of `benchmark` about single points."""
-    return [
-        f"{plain(operation.name)}, {point.size}, {WAY_NAMES[curve.way]}: {plain(warning)}"
-        for operation in result.operations
-        for curve in operation.curves
-        for point in curve.points
-        for warning in point.warnings
-    ]
-
-
 def print_crossover(result: CrossoverResult) -> None:
     """Print a table for each operation, and then the sizes from which the GPU is faster."""
-    screen = Screen()
-    for name, value in facts(result):
-        screen.line(value, name=name, column=len("PyTorch "))
+    screen, setting = Screen(), result.setting
+    facts = {
+        "GPU": setting.gpu or "none",
+        "CPU": f"{setting.cpu}, {setting.threads} thread{'' if setting.threads == 1 else 's'}",
+        "Type": setting.dtype,
+        "TF32": setting.tf32,
+        "PyTorch": f"{setting.torch} ({setting.platform})" if setting.platform else setting.torch,
+        "Date": setting.date,
+    }
+    for name, value in facts.items():
+        if value:
+            screen.line(plain(value), name=name, column=len("PyTorch "))
     for operation in result.operations:
         screen.line()
         screen.line(operation.meaning, name=Text(f"{operation.name}:", "bold"))
         screen.table(_table(operation))
-        for line in ends(operation):
-            screen.line(line)
+        for curve in operation.curves:
+            if curve.ended:
+                screen.line(f"{WAY_NAMES[curve.way]}: no larger size: {plain(curve.ended)}")
     screen.line()
-    _print_summary(result, screen)
-    if point_warnings := warnings(result):
-        screen.line(f"warnings about single points: {len(point_warnings)}, listed by --json and --html")
+    points = [point for operation in result.operations for curve in operation.curves for point in curve.points]
+    if any(point.noisy for point in points):
+        screen.line(f"{_ABOUT} known to no better than 10 %, or a single sample")
+    if result.setting.gpu:
+        _print_crossovers(result, screen)
+    else:
+        screen.line(Text(NO_GPU, "bold"))
+    if warnings := sum(len(point.warnings) for point in points):
+        screen.line(f"warnings about single points: {warnings}, listed by --format json")
 
 
 def _table(operation: OperationCurves) -> Table:
@@ -382,12 +326,7 @@ def _cell(curve: Curve, size: int, cpu: Point | None) -> Text:
     return Text(f"{about}{in_unit(point.us)} {'*' if faster else ' '}", "green" if faster else "")
 
 
-def _print_summary(result: CrossoverResult, screen: Screen) -> None:
-    if any(point.noisy for one in result.operations for curve in one.curves for point in curve.points):
-        screen.line(f"{_ABOUT} known to no better than 10 %, or a single sample")
-    if not result.setting.gpu:
-        screen.line(Text(NO_GPU, "bold"))
-        return
+def _print_crossovers(result: CrossoverResult, screen: Screen) -> None:
     screen.line("* faster than the CPU. The GPU is faster at this n and every larger one:")
     width = max((len(plain(operation.name)) for operation in result.operations), default=0)
     for operation in result.operations:

@@ -81,7 +81,7 @@ OPERATIONS: Final = MappingProxyType(
 
 
 _MIN_TIME_S: Final = 0.02
-_MAX_NOISE: Final = 0.02  # as much as the plot can show, where sizes double
+_MAX_NOISE: Final = 0.02  # little where sizes double
 _LONG_CALL: Final = 0.1  # of the time for a point; one such call is warm-up enough
 _BURST_US: Final = 4000.0  # one synchronization, some 10 µs, is then well under 1 %
 _MOST_IN_BURST: Final = 200  # a few kernels each; the launch queue holds about 1000

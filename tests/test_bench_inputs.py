@@ -44,16 +44,9 @@ def two_gpus(monkeypatch):
     [
         ({"method": "graph"}, r"seems to run on the CPU: leave method out"),
         ({"method": "fast"}, r"method must be one of auto, cpu, wall, events, saturated, graph, kernels, got 'fast'"),
-        ({"inputs": []}, r"inputs must be a list of argument tuples, such as .*, got an empty one"),
-        ({"inputs": ((x,) for x in (1, 2))}, r"inputs must be a list of argument tuples, such as .*, got generator"),
-        ({"inputs": VECTOR}, r"inputs must be a list of argument tuples, such as .*, got Tensor"),
-        ({"inputs": [(VECTOR,), VECTOR]}, r"inputs\[1\] must be a tuple of arguments, .*, got Tensor"),
         ({"max_time": -1}, r"max_time must be a number of seconds, 0 or more, got -1"),
         ({"max_time": "1"}, r"max_time must be a number of seconds, 0 or more, got '1'"),
         ({"max_time": float("nan")}, r"max_time must be a number of seconds, 0 or more, got nan"),
-        ({"kwargs": [1]}, r"kwargs must be a dict with str keys, such as {'dim': -1}, got list"),
-        ({"kwargs": {1: 2}}, r"kwargs must be a dict with str keys, .*, got keys of other types"),
-        ({"dim": -1}, r"no option 'dim': keyword arguments of the function go into kwargs={'dim': ...}"),
         ({"device": "gpu"}, r"device='gpu' is not a device: pass 'cpu' or one such as 'cuda:0'"),
         ({"device": "meta"}, r"only the CPU and CUDA devices can"),
         ({"device": -1}, r"device=-1 is not a device"),
@@ -73,11 +66,6 @@ def test_what_cannot_work_is_refused_before_the_first_call(options, message):
 def test_a_result_instead_of_a_function_is_answered_with_how_to_write_it(given):
     with pytest.raises(ConfigurationError, match=r"fn must be callable, got \w+: .* benchmark\(torch.softmax, x, -1\)"):
         benchmark(given)
-
-
-def test_arguments_and_inputs_together_are_refused():
-    with pytest.raises(ConfigurationError, match="inputs replaces positional arguments"):
-        benchmark(print, 1, inputs=[(1,)])
 
 
 @pytest.mark.parametrize("kind", ["generator", "coroutine", "async_generator"])
@@ -230,7 +218,7 @@ def test_tensors_without_data_are_refused():
 @pytest.mark.parametrize(
     ("fn", "args", "options", "name"),
     [
-        (torch.sum, (VECTOR,), {"kwargs": {"dim": 0}}, "sum(float32[8], dim=0)"),
+        (partial(torch.sum, dim=0), (VECTOR,), {}, "sum(float32[8], dim=0)"),
         (partial(torch.add, VECTOR, alpha=2), (1,), {}, "add(float32[8], 1, alpha=2)"),
         (partial(partial(torch.add, VECTOR), 1), (), {}, "add(float32[8], 1)"),
         (LAYER, (VECTOR,), {}, "Linear(in_features=8, out_features=2, bias=True)(float32[8])"),
@@ -238,8 +226,7 @@ def test_tensors_without_data_are_refused():
         (VECTOR.sum, (), {}, "Tensor.sum()"),
         (torch.compile(LAYER, backend="eager"), (VECTOR,), {}, f"compiled {LAYER}(float32[8])"),
         (torch.compile(torch.nn.functional.gelu, backend="eager"), (VECTOR,), {}, "compiled gelu(float32[8])"),
-        (print, (), {"inputs": [[], ()], "kwargs": {"end": ""}}, "print(end='') over 2 inputs"),
-        (print, (), {"name": "mine", "kwargs": {"end": ""}}, "mine"),
+        (partial(print, end=""), (), {"name": "mine"}, "mine"),
     ],
 )
 def test_anything_that_can_be_called_is_timed_and_named(fn, args, options, name):
@@ -283,13 +270,6 @@ def test_a_function_that_holds_itself_has_a_name():
         return recurses(n - 1) if n else 0
 
     assert benchmark(recurses, 2, **QUICK).name == f"{recurses.__qualname__}(2)"
-
-
-def test_inputs_are_of_any_shape_and_take_turns():
-    seen = []
-    benchmark(lambda x: seen.append(len(x)), inputs=[(torch.ones(2),), (torch.ones(3),)], **QUICK)
-    assert set(seen[::2]) == {2}
-    assert set(seen[1::2]) == {3}
 
 
 @pytest.mark.parametrize("last", [1, 100, 5000])

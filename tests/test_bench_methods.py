@@ -24,10 +24,10 @@ def options(method="auto", **others):
     return Options(method=method, **{"flush_l2": False, "min_time": 0.01, "max_time": 0.5, **others})
 
 
-def timed(gpu, fn, how=None, *, sets=((),), clock_watch=None, no_clock="", rest=None):
+def timed(gpu, fn, how=None, *, clock_watch=None, no_clock="", rest=None):
     how = options() if how is None else how
     clocks = {"clock_watch": clock_watch, "no_clock": no_clock, "clock_ns": gpu.clock_ns, "rest": rest or gpu.rest}
-    return time_call(TimedCall(fn, sets), how, gpu, **clocks)
+    return time_call(TimedCall(fn, ()), how, gpu, **clocks)
 
 
 def add(gpu):
@@ -366,46 +366,6 @@ def test_a_host_that_stalls_for_once_costs_a_sample_and_no_accuracy(gpu):
 
     result = timed(gpu, stalls_sometimes, options("saturated"))
     assert result.p95_us == pytest.approx(2.9, abs=0.01)
-
-
-def test_argument_sets_take_turns_in_every_method(gpu):
-    seen = []
-
-    def fn(number):
-        seen.append(number)
-        gpu.kernel(1000 * number)
-
-    for method, expected in {"kernels": 2.0, "graph": 2.1, "saturated": 2.9}.items():
-        seen.clear()
-        result = timed(gpu, fn, options(method), sets=((1,), (2,), (3,)))
-        assert seen[:6] == [1, 2, 3, 1, 2, 3]
-        assert result.median_us == pytest.approx(expected, abs=0.05)
-        assert method == "kernels" or result.calls_per_sample % 3 == 0
-
-
-@pytest.mark.parametrize("flush_l2", [False, True])
-@pytest.mark.parametrize("method", ["kernels", "saturated", "graph", "events", "wall", "cpu"])
-def test_a_sample_of_unequal_inputs_is_the_mean_of_a_round(gpu, method, flush_l2):
-    def fn(us):
-        gpu.host_ns += us
-        gpu.kernel(1000 * us)
-
-    sets = ((2,), (40,), (300,))
-    result = timed(gpu, fn, options(method, flush_l2=flush_l2), sets=sets)
-    each = [timed(gpu, fn, options(method, flush_l2=flush_l2), sets=(one,)).median_us for one in sets]
-    assert result.calls_per_sample % 3 == 0
-    assert result.median_us == pytest.approx(sum(each) / 3, rel=0.05)
-    assert result.noise < 0.01
-
-
-def test_a_round_through_the_inputs_stays_whole_where_the_queue_holds_less(gpu):
-    def fn(kernels):
-        for _ in range(kernels):
-            gpu.kernel(100)
-
-    result = timed(gpu, fn, options("saturated"), sets=((10,), (20,), (60,)))
-    assert result.calls_per_sample % 3 == 0
-    assert result.median_us == pytest.approx(30 * (0.1 + 0.9), rel=0.05)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

@@ -3,17 +3,17 @@
 import gc
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean, median
+from statistics import median
 from time import perf_counter_ns, sleep
-from typing import Any, Final, NamedTuple, Never
+from typing import Any, Final, NamedTuple
 
 import torch
 
-from lightning_forge_profiling.bench.call import TimedCall, argument_sets, device_of
+from lightning_forge_profiling.bench.call import TimedCall, device_of
 from lightning_forge_profiling.bench.device import CudaDevice, EventTimer, gpu_effects
 from lightning_forge_profiling.bench.methods import HOST_METHODS, METHODS, HostClock, MethodChoice, choose_method
 from lightning_forge_profiling.bench.result import BenchmarkResult, median_noise
@@ -65,10 +65,7 @@ def warm_up(
     synchronize: Callable[[], None] = lambda: None,
     rest: Callable[[float], None] | None = None,
 ) -> WarmUp:
-    """Call the function until three blocks of calls in a row take the same time within 5 %, for 0.05 to 1 s.
-
-    A block is whole rounds through the argument sets.
-    """
+    """Call the function until three blocks of calls in a row take the same time within 5 %, for 0.05 to 1 s."""
 
     def timed_us(calls: int) -> float:
         began = clock_ns()
@@ -82,7 +79,7 @@ def warm_up(
     if options.one_call_warms_up:
         return WarmUp((clock_ns() - began) / 1e3, None, warnings)
     most_ns = max(min(options.max_time * 1e9, _MOST_WARM_UP_NS), _LEAST_WARM_UP_NS)
-    began, size, blocks = clock_ns(), call.sets, [0.0]
+    began, size, blocks = clock_ns(), 1, [0.0]
     while True:
         block_us = timed_us(size)
         passed_ns = clock_ns() - began
@@ -102,14 +99,12 @@ def collect(
     take: Callable[[], Sequence[float]],
     options: Options,
     clock_ns: Callable[[], int],
-    mean_of: int = 1,
     *,
     clock_watch: ClockWatch | None = None,
     rest: Callable[[float], None] | None = None,
 ) -> list[float]:
-    """Take samples, each the mean of so many that are taken, until the options say stop."""
+    """Take samples until the options say stop."""
     samples: list[float] = []
-    taken: list[float] = []  # for the next mean
     next_check, failures = 1.0, 0
     began = start = clock_ns()
     if clock_watch is not None:
@@ -117,16 +112,13 @@ def collect(
     while True:
         new = take()
         failures += not new
-        taken += new
-        whole = len(taken) // mean_of * mean_of
-        samples += [fmean(taken[first : first + mean_of]) for first in range(0, whole, mean_of)]
-        del taken[:whole]
-        if clock_watch is not None and whole:
+        samples += new
+        if clock_watch is not None and new:
             clock_watch.read(len(samples))
         _pause(rest, clock_ns() - start)
         now = clock_ns()
         passed_s, took_s = (now - began) / 1e9, (now - start) / 1e9
-        start = now if whole else start
+        start = now if new else start
         if not samples:
             if failures > _MOST_FAILURES and passed_s >= options.max_time:
                 raise ForgeProfilingError(f"Could not collect a sample within max_time ({options.max_time} s).")
@@ -255,13 +247,10 @@ def benchmark(
     fn: Callable[..., object],
     *args: Any,
     method: str = "auto",
-    kwargs: Mapping[str, Any] | None = None,
-    inputs: Sequence[tuple[Any, ...]] | None = None,
     flush_l2: bool = True,
     max_time: float = 3.0,
     device: torch.device | str | int | None = None,
     name: str | None = None,
-    **others: Never,
 ) -> BenchmarkResult:
     """Time a call of a function.
 
@@ -270,7 +259,7 @@ def benchmark(
 
     Args:
         fn: the function. It is called more often than there are samples.
-        *args: its positional arguments.
+        *args: its positional arguments. For others time a `functools.partial`.
         method: `"auto"`, or one of
 
             - `"kernels"`: the union of the call's own kernels, as the profiler records them. The choice of auto.
@@ -282,21 +271,17 @@ def benchmark(
             - `"wall"`: the host clock around a call and a synchronization. The choice of auto for a function that
               waits for the GPU itself.
             - `"cpu"`: the host clock alone. The choice of auto on a CPU, or if nothing reaches the GPU.
-        kwargs: its keyword arguments.
-        inputs: several argument tuples instead of `args`, used in turn. A sample is then the mean over one round
-            through all of them.
         flush_l2: flush the GPU's L2 cache before each call, outside of the time, so that its inputs come from memory
             (cold); with False the call finds what the previous one left in the cache (hot).
         max_time: sample for at most this many seconds; less once half of the median's 95 % interval is below 1 % of it.
-            Warming up and the calls that find out what the function does come on top: about a second,
-            or a round through `inputs`. However long a call takes, it is called three or four times on a CPU and about
+            Warming up and the calls that find out what the function does come on top: about a second.
+            However long a call takes, it is called three or four times on a CPU and about
             six times on a GPU.
         device: where the function runs; None finds out from its tensors, and from whether a call allocates memory on a
             GPU.
         name: of the result; None for the function's name with its arguments' types and shapes. `compare_benchmarks`
             takes results of one name as runs of one function, so name functions that would otherwise share one: two
             closures of a factory, lambdas made in a loop, two modules of one class.
-        **others: none; the function's keyword arguments go into `kwargs`.
 
     Returns:
         The result: print it, or pass several to `compare_benchmarks`.
@@ -313,17 +298,11 @@ def benchmark(
         >>> 0.1 < result.median_us < 1000
         True
     """
-    if others:
-        given = min(others)
-        raise ConfigurationError(
-            f"benchmark has no option {given!r}: keyword arguments of the function go into kwargs={{{given!r}: ...}}."
-        )
     if not (isinstance(max_time, int | float) and 0 <= max_time < math.inf):
         raise ConfigurationError(f"max_time must be a number of seconds, 0 or more, got {max_time!r}.")
     if method not in METHODS:
         raise ConfigurationError(f"method must be one of {', '.join(METHODS)}, got {method!r}.")
-    call = TimedCall(fn, argument_sets(fn, args, inputs, kwargs), kwargs, name)
-    return time_on(device, call, Options(method=method, flush_l2=flush_l2, max_time=max_time))
+    return time_on(device, TimedCall(fn, args, name), Options(method=method, flush_l2=flush_l2, max_time=max_time))
 
 
 def time_on(device: torch.device | str | int | None, call: TimedCall, options: Options) -> BenchmarkResult:
@@ -382,8 +361,7 @@ def time_call(
         if effects is None:  # nothing reaches the GPU
             gpu = clock_watch = None
             no_clock = ""
-        mean_of = call.sets if sampler.calls % call.sets else 1  # samples of one call each, over a round
-        samples = collect(sampler, options, clock_ns, mean_of, clock_watch=clock_watch, rest=rest if gpu else None)
+        samples = collect(sampler, options, clock_ns, clock_watch=clock_watch, rest=rest if gpu else None)
     waits_pct = 0.0 if cpu is None or before is None or effects is not None else waited_pct(before, cpu())
     if clock_watch is None:
         checked = Unthrottled(samples, None, [no_clock] if no_clock else [])
@@ -396,7 +374,7 @@ def time_call(
         device="cpu" if gpu is None else gpu.name,
         flush_l2=sampler.flush_l2,
         samples_us=tuple(checked.samples),
-        calls_per_sample=sampler.calls * mean_of,
+        calls_per_sample=sampler.calls,
         enqueue_us=effects.enqueue_us if effects and not on_host else None,
         queued_us=effects.queued_us if effects and not on_host else None,
         allocated_bytes=effects.allocated_bytes if effects else None,

@@ -1,9 +1,9 @@
 """What is timed: a function with its arguments, its name, and the device that it runs on."""
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from itertools import chain, cycle, repeat
+from itertools import chain, repeat
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Final
@@ -22,29 +22,25 @@ _WRITES_TO_ARGUMENTS: Final = (
 
 
 class TimedCall:
-    """A function with its argument sets."""
+    """A function with its arguments."""
 
-    def __init__(
-        self,
-        fn: Callable[..., object],
-        sets: Sequence[tuple[Any, ...]],
-        kwargs: Mapping[str, Any] | None = None,
-        name: str | None = None,
-    ) -> None:
+    def __init__(self, fn: Callable[..., object], arguments: tuple[Any, ...], name: str | None = None) -> None:
+        if not callable(fn):
+            raise ConfigurationError(
+                f"fn must be callable, got {type(fn).__name__}: pass the function and its arguments separately, as in "
+                "benchmark(torch.softmax, x, -1)."
+            )
         if name is not None and not isinstance(name, str):
             raise ConfigurationError(f"name must be a str, got {type(name).__name__}.")
-        self.name = default_name(fn, sets[0], kwargs, len(sets)) if name is None else name
-        self.sets = len(sets)
-        self.values = (fn, *sets, kwargs)
+        self.name = default_name(fn, arguments) if name is None else name
+        self.values = (fn, arguments)
         self.raised = False  # whether one of the calls has
-        self._fn = partial(fn, **kwargs) if kwargs else fn
-        self._next = cycle(sets).__next__
 
     def call_first(self) -> list[str]:
         """Make the first call, which may compile for a minute, and check what it returns and changes."""
-        arguments = self._next()
+        fn, arguments = self.values
         before = _versions(arguments)
-        returned = self._fn(*arguments)
+        returned = fn(*arguments)
         if isinstance(returned, Generator | AsyncGenerator | Coroutine):
             if isinstance(returned, Coroutine):
                 returned.close()  # or Python warns that it was never awaited
@@ -60,10 +56,10 @@ class TimedCall:
 
     def call_many(self, calls: int) -> None:
         """Call it `calls` times."""
-        fn, arguments = self._fn, self._next
+        fn, arguments = self.values
         try:
             for _ in repeat(None, calls):
-                fn(*arguments())
+                fn(*arguments)
         except BaseException:
             self.raised = True
             raise
@@ -85,41 +81,14 @@ def _leaves(value: object) -> Iterator[object]:
         yield value
 
 
-def argument_sets(fn: object, args: tuple[Any, ...], inputs: object, kwargs: object = None) -> list[tuple[Any, ...]]:
-    """The argument tuples of `TimedCall`, from what `benchmark` was given."""
-    if not callable(fn):
-        raise ConfigurationError(
-            f"fn must be callable, got {type(fn).__name__}: pass the function and its arguments separately, as in "
-            "benchmark(torch.softmax, x, -1)."
-        )
-    if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
-        given = "keys of other types" if isinstance(kwargs, Mapping) else type(kwargs).__name__
-        raise ConfigurationError(f"kwargs must be a dict with str keys, such as {{'dim': -1}}, got {given}.")
-    if inputs is None:
-        return [args]
-    if args:
-        raise ConfigurationError("inputs replaces positional arguments: put them into each of its tuples.")
-    if not isinstance(inputs, list | tuple) or not inputs:
-        given = "an empty one" if isinstance(inputs, list | tuple) else type(inputs).__name__
-        raise ConfigurationError(f"inputs must be a list of argument tuples, such as [(x1,), (x2,)], got {given}.")
-    for number, one in enumerate(inputs):
-        if not isinstance(one, list | tuple):
-            raise ConfigurationError(
-                f"inputs[{number}] must be a tuple of arguments, as in inputs=[(x1,), (x2,)], got {type(one).__name__}."
-            )
-    return [tuple(one) for one in inputs]
-
-
-def default_name(
-    fn: Callable[..., object], arguments: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, sets: int = 1
-) -> str:
+def default_name(fn: Callable[..., object], arguments: tuple[Any, ...]) -> str:
     """The function's name with the types and shapes of its arguments."""
-    named = dict(kwargs or {})
+    named: dict[str, Any] = {}
     while isinstance(fn, partial):
         arguments, named, fn = fn.args + arguments, {**fn.keywords, **named}, fn.func
     texts = [_short(argument) for argument in arguments]
     texts += [f"{name}={_short(value)}" for name, value in named.items()]
-    return f"{_function_name(fn)}({', '.join(texts)}){f' over {sets} inputs' if sets > 1 else ''}"
+    return f"{_function_name(fn)}({', '.join(texts)})"
 
 
 def _function_name(fn: Callable[..., object]) -> str:

@@ -34,10 +34,9 @@ _AHEAD_US: Final = 20.0
 _ATTEMPTS: Final = 4
 
 
-def calls_for(call_us: float, most: int, sets: int, sample_us: float = _SAMPLE_US) -> int:
-    """How many calls make a sample: whole rounds through the argument sets."""
-    calls = min(most, max(1, math.ceil(sample_us / max(call_us, 1e-3))))
-    return calls if sets == 1 else math.ceil(calls / sets) * sets
+def calls_for(call_us: float, most: int, sample_us: float = _SAMPLE_US) -> int:
+    """How many calls make a sample."""
+    return min(most, max(1, math.ceil(sample_us / max(call_us, 1e-3))))
 
 
 class Sampler:
@@ -65,7 +64,7 @@ class HostClock(Sampler):
     method = "cpu"
 
     def __init__(self, call: TimedCall, clock_ns: Callable[[], int]) -> None:
-        super().__init__(call, calls=call.sets)
+        super().__init__(call)
         self._clock_ns = clock_ns
 
     def __call__(self) -> Sequence[float]:
@@ -104,12 +103,11 @@ class Saturated(Sampler):
     method = "saturated"
 
     def __init__(self, call: TimedCall, timer: EventTimer, effects: GpuEffects, *, flush_l2: bool = False) -> None:
-        calls = 1 if flush_l2 else calls_for(effects.device_us, _QUEUED_CALLS, call.sets)
+        calls = 1 if flush_l2 else calls_for(effects.device_us, _QUEUED_CALLS)
         super().__init__(call, calls=calls, flush_l2=flush_l2)
         self._run: Callable[[int], object] = call.call_many
         self._timer = timer
         self._ahead_us = 2 * calls * effects.enqueue_us + _AHEAD_US
-        self._fewest_calls = 1 if flush_l2 else call.sets
         self._retried = 0
         self._queue_ran_empty = False
 
@@ -125,8 +123,8 @@ class Saturated(Sampler):
                     self._ahead_us *= 2
                 break
         else:
-            if self.calls > self._fewest_calls:
-                self.calls = max(self.calls // 2 // self._fewest_calls, 1) * self._fewest_calls
+            if self.calls > 1:
+                self.calls //= 2
                 return []
             self._queue_ran_empty = True
         return [max(timing.us - self._timer.empty_us, 0.0) / self.calls]
@@ -145,7 +143,7 @@ class Graph(Saturated):
 
     def __init__(self, call: TimedCall, timer: EventTimer, effects: GpuEffects) -> None:
         super().__init__(call, timer, effects)
-        self.calls = self._fewest_calls = calls_for(effects.device_us, _GRAPH_CALLS, call.sets)
+        self.calls = calls_for(effects.device_us, _GRAPH_CALLS)
         replay = timer.gpu.capture(call.call_many, self.calls)
         replay()
         self._run = lambda _: replay()
@@ -164,7 +162,7 @@ class Kernels(Sampler):
     def __init__(self, call: TimedCall, gpu: CudaDevice, call_us: float, *, flush_l2: bool) -> None:
         super().__init__(call, flush_l2=flush_l2)
         self._gpu = gpu
-        self._batch = calls_for(call_us, _PROFILED_CALLS, 1, _PROFILED_US)
+        self._batch = calls_for(call_us, _PROFILED_CALLS, _PROFILED_US)
         self._taken = self._without_work = 0
 
     def problem(self) -> Exception | None:

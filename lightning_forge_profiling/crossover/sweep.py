@@ -128,7 +128,7 @@ class OperationTimer:
         fn: Callable[..., object] = operation.call
         arguments, calls = self._on_gpu, 1
         if way == "stream":
-            calls = calls_for(self._lone_us(operation.call), _MOST_IN_BURST, 1, _BURST_US)
+            calls = calls_for(self._lone_us(operation.call), _MOST_IN_BURST, _BURST_US)
             fn = partial(_burst, operation.call, calls)
         elif way == "copies":
             moved = len(arguments) - operation.parameters
@@ -148,7 +148,7 @@ class OperationTimer:
             max_noise=_MAX_NOISE,
             one_call_warms_up=long,
         )
-        return time_on("cpu" if method == "cpu" else self._gpu, TimedCall(fn, [arguments], name=""), options)
+        return time_on("cpu" if method == "cpu" else self._gpu, TimedCall(fn, arguments, name=""), options)
 
     def _lone_us(self, call: Callable[..., torch.Tensor]) -> float:
         """About how long one call takes, with the wait for its end."""

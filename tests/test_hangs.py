@@ -341,8 +341,9 @@ def test_a_stalled_step_is_on_record_and_a_slow_part_is_not(tmp_path, monkeypatc
         assert re.fullmatch(where.format("") + "; the ranks move again", said[1])
         assert "in wait" in (path / "rank0.stacks.txt").read_text()
         assert "1 step in which training stood still" in summary_of(tmp_path), "a hang is no step's time"
-        note = r"note +step \d+ took (\d+)\.\d s: rank 0 has been stalled in step \d+ for \d+\s+s: wait at"
-        assert int(re.search(note, capfd.readouterr().out)[1]) == pytest.approx(PAUSE_S, abs=2)
+        note = r"note step \d+ took (\d+)\.\d s: rank 0 has been stalled in step \d+ for \d+ s: wait at"
+        printed = " ".join(capfd.readouterr().out.split())  # it is wrapped
+        assert int(re.search(note, printed)[1]) == pytest.approx(PAUSE_S, abs=2)
         ledger = read_run(path).ranks[0].state.report.analysis.run.ledger
         assert ledger.parts["steps"] < ledger.wall_s - PAUSE_S, "it was no training"
     else:
@@ -449,8 +450,8 @@ def test_a_long_step_of_a_process_that_was_not_stopped_is_no_hang(tmp_path, monk
 @pytest.mark.parametrize(
     ("limit", "why"),
     [
-        ("LEAST_S", r"rank 0 has been stalled in step \d+ for \d+\s+s:"),
-        ("_LEAST_AT_END_S", r"training stood still in\s+[\S\s]*Hangs.once at"),
+        ("LEAST_S", r"rank 0 has been stalled in step \d+ for \d+ s:"),
+        ("_LEAST_AT_END_S", r"training stood still in .*Hangs.once at"),
     ],
     ids=["after the limit", "before it"],
 )
@@ -468,9 +469,9 @@ def test_a_fit_that_ends_in_a_hang_has_its_time_and_place_and_no_advice(tmp_path
     trainer = quiet_trainer(callback, default_root_dir=tmp_path, limit_val_batches=0)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         trainer.fit(Hangs("step"), loader(300 * 4))
-    out, ledger = capfd.readouterr().out, callback.ledger()
-    assert re.search(r"verdict +No verdict: training stood still for \d\.\d s of the fit's \d\.\d s", out)
-    assert re.search(r"note +step \d+ took \d\.\d s: " + why, out)
+    out, ledger = " ".join(capfd.readouterr().out.split()), callback.ledger()  # lines are wrapped
+    assert re.search(r"verdict No verdict: training stood still for \d\.\d s of the fit's \d\.\d s", out)
+    assert re.search(r"note step \d+ took \d\.\d s: " + why, out)
     assert "try " not in out
     assert ledger.parts["hang"] == pytest.approx(PAUSE_S, abs=1)
     assert ledger.parts["steps"] < PAUSE_S / 2

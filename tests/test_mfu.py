@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks import compute_rate as peak
 from lightning_forge_profiling.callbacks import fit_results, lightning_api
-from lightning_forge_profiling.callbacks.compute_rate import Peak, recorded_compute
+from lightning_forge_profiling.callbacks.compute_rate import peak_of, recorded_compute
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.flops.count import count_flops
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32
@@ -397,8 +397,8 @@ def test_the_peak_is_that_of_the_device_and_the_type(monkeypatch, device, precis
     found = peak.run_peak(Strategy(LINEAR, precision, "cuda"), None)
     dtype, tflops = expected
     assert found.dtype == dtype
-    assert found.flops / 1e12 == pytest.approx(tflops, rel=0.01)
-    assert found.source
+    assert found.peak_tflops == pytest.approx(tflops, rel=0.01)
+    assert found.peak_source
 
 
 @pytest.mark.parametrize(
@@ -413,9 +413,9 @@ def test_an_unknown_device_has_no_peak_unless_it_is_given(monkeypatch, device, p
     gpu(monkeypatch, *device)
     trainer = Strategy(LINEAR, precision, "cuda")
     found = peak.run_peak(trainer, None)
-    assert found.flops is None
-    assert why in found.source
-    assert peak.run_peak(trainer, 5e14) == Peak(5e14, "bf16", device[0], "given")
+    assert found.peak_tflops is None
+    assert why in found.peak_source
+    assert peak.run_peak(trainer, 5e14) == peak_of(device[0], "bf16", 500, "given")
 
 
 @pytest.mark.parametrize(("watts", "device"), [(300, "V100 SXM2"), (250, None)])
@@ -427,10 +427,10 @@ def test_where_the_name_stands_for_several_devices_the_power_limit_may_tell(monk
     nvml = FakeNvml(board)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     found = peak.run_peak(Strategy(LINEAR, "16-mixed", "cuda"), None)
-    assert (found.device if found.flops else None) == device
+    assert (found.device if found.peak_tflops else None) == device
     assert nvml.opened == 0
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert peak.run_peak(Strategy(LINEAR, "16-mixed", "cuda"), None).flops is None
+    assert peak.run_peak(Strategy(LINEAR, "16-mixed", "cuda"), None).peak_tflops is None
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_nvml_is_asked_only_where_that_may_tell_a_device_and_somebody_counts(mon
     gpu(monkeypatch, *device)
     monkeypatch.setattr(peak, "open_nvml", lambda: pytest.fail("loaded"))
     found = peak.run_peak(Strategy(LINEAR, "16-mixed", "cuda"), None, asks_power=counts)
-    assert (found.flops is not None) == (device is H200)
+    assert (found.peak_tflops is not None) == (device is H200)
 
 
 def test_a_run_that_counts_nothing_looks_up_no_peak(monkeypatch, make_trainer):
@@ -470,7 +470,7 @@ def test_the_power_is_asked_for_where_somebody_counts(monkeypatch, make_trainer,
     assert asked == [counts]
 
 
-FOO = Peak(None, "fp32", "NVIDIA Foo 9000", "NVIDIA Foo 9000 is not in the peak table")
+FOO = peak_of("NVIDIA Foo 9000", "fp32", None, "NVIDIA Foo 9000 is not in the peak table")
 
 
 @pytest.mark.parametrize("every", [1, 0])
@@ -561,7 +561,7 @@ def rank(**changes):
     return replace(sample_analysis().ranks[0], device="NVIDIA H200", kinds={}, flops=replace(flops, **changes))
 
 
-BF16 = Peak(989e12, "bf16", "H200 SXM", "data sheet")
+BF16 = peak_of("H200 SXM", "bf16", 989, "data sheet")
 
 
 def of_window(run, rank, peak=BF16, *, peak_is_given=False, model_is_counted=False):
@@ -600,7 +600,7 @@ def test_batches_of_other_lengths_are_scaled_by_their_tokens_and_it_says_so():
 
 
 def test_the_type_that_was_recorded_decides_unless_a_peak_is_given():
-    tf32 = Peak(494.5e12, "tf32", "H200 SXM", "data sheet")
+    tf32 = peak_of("H200 SXM", "tf32", 494.5, "data sheet")
     assert of_window(books(), rank(), tf32)[0].peak_tflops == 989
     assert of_window(books(), rank(), tf32, peak_is_given=True)[0].peak_tflops == 494.5
     plain = rank(dtype="fp32", peak_tflops=67.0)
@@ -636,9 +636,9 @@ def test_from_95_percent_on_there_is_a_share():
     ("expected", "why"),
     [
         (FOO, "NVIDIA Foo 9000 is not in the peak table"),
-        (Peak(65e12, "fp16", "T4", "data sheet", in_table=True), "the peak table has no bf16 rate for T4"),
+        (peak_of("T4", "fp16", 65, "data sheet"), "the peak table has no bf16 rate for T4"),
         (
-            Peak(None, "fp8", "T4", peak.no_rate_for("fp8", "T4"), in_table=True),
+            peak_of("T4", "fp8", None, peak.no_rate_for("fp8", "T4")),
             "the peak table has no bf16 rate for T4",
         ),
     ],

@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import CSVLogger
 from msgspec.structs import replace
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks.compute_rate import Peak, compute_of
+from lightning_forge_profiling.callbacks.compute_rate import compute_of, peak_of
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.machine_rules import STARVED
 from lightning_forge_profiling.report.run_end import print_end
@@ -73,7 +73,7 @@ def printed(report, files=None, width=80):
 
 def test_the_sixteen_lines(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    mfu = compute_of("mfu", 400e12, Peak(989.5e12, "bf16", "H200 SXM", "data sheet"))
+    mfu = compute_of("mfu", 400, peak_of("H200 SXM", "bf16", 989.5, "data sheet"))
     report = report_of(analysed(**INPUT_BOUND), compute=(mfu,))
     assert printed(report, tmp_path / "lightning_logs" / "version_0" / "forge_record").splitlines() == [
         "",

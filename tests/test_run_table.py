@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from lightning_forge_profiling.callbacks.compute_rate import Peak, compute_of
+from lightning_forge_profiling.callbacks.compute_rate import compute_of, peak_of
 from lightning_forge_profiling.report.run_table import print_run, print_table, run_table
 from lightning_forge_profiling.report.run_wording import compute_lines
 from lightning_forge_profiling.report.screen import Screen
@@ -104,7 +104,7 @@ def test_the_table_of_a_recorded_run_has_some_twenty_lines(tmp_path):
         sm_mhz=1980.0,
         throttled_pct=0.0,
     )
-    peak = Peak(67e12, "fp32", "H200 SXM", "NVIDIA H200 data sheet")
+    peak = peak_of("H200 SXM", "fp32", 67, "NVIDIA H200 data sheet")
     ledger = RunLedger(
         wall_s=3.0,
         parts={"steps": 1.5, "profiler": 0.6, "sanity_check": 0.4, "validation": 0.2, "checkpoint": 0.2},
@@ -127,7 +127,7 @@ def test_the_table_of_a_recorded_run_has_some_twenty_lines(tmp_path):
         device="cuda:0 (NVIDIA H200)",
         analysis=replace(sample_analysis(), hints=(), run=evidence),
         gpu=gpu,
-        compute=(compute_of("mfu", 1.47e12, peak),),
+        compute=(compute_of("mfu", 1.47, peak),),
     )
     lines = [line for line in text.splitlines() if line]
     assert len(lines) <= 21
@@ -296,8 +296,8 @@ def test_too_few_steps_for_a_verdict_are_said(left_out, steps):
 
 
 def test_a_peak_is_named_once_and_its_source_in_the_reports_without_the_address():
-    peak = Peak(989.5e12, "bf16", "H200 SXM", "NVIDIA H200 data sheet, halved, https://www.nvidia.com/h200/")
-    found = compute_of("mfu", 400e12, peak), compute_of("hfu", 500e12, peak, "attention counted in full, causal or not")
+    peak = peak_of("H200 SXM", "bf16", 989.5, "NVIDIA H200 data sheet, halved, https://www.nvidia.com/h200/")
+    found = compute_of("mfu", 400, peak), compute_of("hfu", 500, peak, "attention counted in full, causal or not")
     compute = found
     text = printed(made_totals(None), compute=compute, width=200)
     assert "400 TFLOP/s per device, MFU 40.4 % of 989.5 TFLOP/s (H200 SXM, bf16)\n" in text

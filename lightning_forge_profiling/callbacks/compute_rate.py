@@ -1,7 +1,6 @@
 """How fast a fit computes: by the FLOPs of its batches and of its recorded steps, and of which peak that is a part."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import torch
@@ -18,65 +17,48 @@ from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.schema import Flops, RankSummary, Rates, RunCompute, RunSummary, TraceReport
 
 _log = plain_logger(__name__)
+_NOT_IN_TABLE: Final = "is not in the peak table"
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """The peak that a device's rate is relative to.
-
-    Attributes:
-        flops: FLOP/s; None if unknown.
-        dtype: the type that the peak is for: `fp64`, `fp32`, `tf32`, `bf16`, `fp16`, `fp8`.
-        device: the device, in words.
-        source: where the peak is from, or why there is none.
-        in_table: whether the table of peaks has the device, if only for another type.
-    """
-
-    flops: float | None
-    dtype: str
-    device: str
-    source: str
-    in_table: bool = False
-
-    def __str__(self) -> str:
-        if self.flops is None:
-            return f"unknown: {self.source}"
-        return f"{self.flops / 1e12:,.4g} TFLOP/s ({self.device}, {self.dtype}; {self.source})"
+def peak_of(device: str, dtype: str, tflops: float | None, source: str) -> RunCompute:
+    """The peak of a device, as an MFU whose rate is not known; without one, `source` says why."""
+    return RunCompute(
+        kind="mfu",
+        tflops=None,
+        dtype=dtype,
+        device=device,
+        peak_tflops=tflops,
+        peak_source=source,
+        pct_of_peak=None,
+    )
 
 
-def compute_of(kind: Literal["mfu", "hfu"], flops_per_second: float | None, peak: Peak, note: str = "") -> RunCompute:
+def compute_of(kind: Literal["mfu", "hfu"], tflops: float, peak: RunCompute, note: str = "") -> RunCompute:
     """The rate of one device: MFU or HFU (Korthikanti et al. 2022, section 6.1).
 
     Args:
         kind: `mfu` for the operations that the model needs, `hfu` for those that the device carried out.
-        flops_per_second: of one device; None if unknown, for the reason in the peak's source.
+        tflops: 10¹² operations per second of one device.
         peak: the device's peak.
         note: caveat of the FLOP count; "" for none.
     """
-    return RunCompute(
-        kind=kind,
-        tflops=None if flops_per_second is None else flops_per_second / 1e12,
-        dtype=peak.dtype,
-        device=peak.device,
-        peak_tflops=None if peak.flops is None else peak.flops / 1e12,
-        peak_source=peak.source,
-        pct_of_peak=None if flops_per_second is None or not peak.flops else 100 * flops_per_second / peak.flops,
-        note=note,
-    )
+    share = 100 * tflops / peak.peak_tflops if peak.peak_tflops else None
+    return structs.replace(peak, kind=kind, tflops=tflops, pct_of_peak=share, note=note)
 
 
-def run_peak(training: Training, given: float | None, *, asks_power: bool = True) -> Peak:
+def run_peak(training: Training, given: float | None, *, asks_power: bool = True) -> RunCompute:
     """The peak FLOP/s of this process's device, in the type that the run computes in."""
     device = training.facts.device
     dtype = training.dtype()
+    given_tflops = None if given is None else given / 1e12
     if device.type != "cuda":
         source = "given" if given is not None else f"no peak known for {device.type}"
-        return Peak(given, dtype, str(device), source)
+        return peak_of(str(device), dtype, given_tflops, source)
     properties = torch.cuda.get_device_properties(device)
     if dtype == "fp32" and has_tf32(device) and fp32_runs_as_tf32(training.model):
         dtype = "tf32"
     if given is not None:
-        return Peak(given, dtype, properties.name, "given")
+        return peak_of(properties.name, dtype, given_tflops, "given")
     known = find_peak(
         torch.cuda.get_device_name(device),
         memory_bytes=properties.total_memory,
@@ -84,10 +66,10 @@ def run_peak(training: Training, given: float | None, *, asks_power: bool = True
         power_w=lambda: _power_limit_w(device, str(properties.uuid)) if asks_power else None,
     )
     if known is None:
-        return Peak(None, dtype, properties.name, f"{properties.name} is not in the peak table")
+        return peak_of(properties.name, dtype, None, f"{properties.name} {_NOT_IN_TABLE}")
     if dtype not in known.flops:
-        return Peak(None, dtype, known.device, no_rate_for(dtype, known.device), in_table=True)
-    return Peak(known.flops[dtype], dtype, known.device, known.source_of(dtype), in_table=True)
+        return peak_of(known.device, dtype, None, no_rate_for(dtype, known.device))
+    return peak_of(known.device, dtype, known.flops[dtype] / 1e12, known.source_of(dtype))
 
 
 def no_rate_for(dtype: str, device: str) -> str:
@@ -135,7 +117,7 @@ def recorded_compute(
     run: RunSummary,
     rank: RankSummary,
     steps: Sequence[int],
-    peak: Peak,
+    peak: RunCompute,
     *,
     peak_is_given: bool,
     model_is_counted: bool = False,
@@ -153,13 +135,13 @@ def recorded_compute(
     if not peak_is_given:
         peak = _as_recorded(peak, flops, rank.device)
     if flops.counted_pct < _ENOUGH_COUNTED_PCT:
-        peak = replace(peak, flops=None, source=_PARTIAL)
-    per_second, model, rates = scale / step_ms * 1e3, flops.model_per_step, list[RunCompute]()
+        peak = structs.replace(peak, peak_tflops=None, peak_source=_PARTIAL)
+    tera_per_s, model, rates = scale / step_ms * 1e3 / 1e12, flops.model_per_step, list[RunCompute]()
     if model is not None and not model_is_counted:
         note = "; ".join(["by the recorded shapes", *notes])
-        rates.append(compute_of("mfu", model * per_second, peak, note))
+        rates.append(compute_of("mfu", model * tera_per_s, peak, note))
     if model is None or model_is_counted or flops.per_step > (1 + _SAME_WORK) * model:
-        rates.append(compute_of("hfu", flops.per_step * per_second, peak, "; ".join(notes)))
+        rates.append(compute_of("hfu", flops.per_step * tera_per_s, peak, "; ".join(notes)))
     if flops.uncounted:  # named once
         rates[0] = _noted(rates[0], _without(flops.uncounted))
     return tuple(rates)
@@ -185,24 +167,19 @@ class ComputeRate:
         self._training, self._settings = training, settings
         self._alone = alone  # no recorded window counts operations
         self._counter: WorkCounter | None = None
-        self._peak: Peak | None = None
+        self._peak: RunCompute | None = None
         self._sought = self._logged = self._advised = False
 
     def begin(self, counter: WorkCounter) -> None:
         """Training begins: find what the rate is compared with, if there may be one."""
         self._counter = counter
-        if self._may_count or self._compares:
+        if self._may_count or self._settings.peak_flops is not None:
             self._find_peak()
 
     @property
     def _counts(self) -> bool:
         """Whether the FLOPs per batch are given, by an argument or by the module."""
         return self._counter is not None and self._counter.counts_flops
-
-    @property
-    def _compares(self) -> bool:
-        """Whether the user gave something to compare a rate with."""
-        return self._settings.peak_flops is not None
 
     @property
     def _may_count(self) -> bool:
@@ -218,11 +195,12 @@ class ComputeRate:
             return
         if not self._training.facts.is_zero or not self._counts:
             return
-        if peak.flops is not None:
-            _log.info("MFU is of %s.", peak)
+        if peak.peak_tflops is not None:
+            told = f"{peak.peak_tflops:,.4g} TFLOP/s ({peak.device}, {peak.dtype}; {peak.peak_source})"
+            _log.info("MFU is of %s.", told)
         elif peak.device != "cpu":
             self._advised = True
-            _log.warning("No MFU: %s; %s.", peak.source, give_peak(peak.dtype))
+            _log.warning("No MFU: %s; %s.", peak.peak_source, give_peak(peak.dtype))
 
     def metrics(self, rates: Rates, *, on_device: bool) -> dict[str, float]:
         """The metrics of the rates of some steps."""
@@ -231,15 +209,15 @@ class ComputeRate:
             replicas=facts.replicas,
             on_device=on_device,
             devices_per_batch=facts.devices_per_batch,
-            peak_flops=None if peak is None else peak.flops,
+            peak_flops=None if peak is None or peak.peak_tflops is None else peak.peak_tflops * 1e12,
         )
 
     def new_peak(self, metrics: dict[str, float]) -> dict[str, float]:
         """The peak as a metric, beside the first MFU."""
-        if MFU not in metrics or self._logged or self._peak is None or not self._peak.flops:
+        if MFU not in metrics or self._logged or self._peak is None or not self._peak.peak_tflops:
             return {}
         self._logged = True
-        return {PEAK_TFLOPS: self._peak.flops / 1e12}
+        return {PEAK_TFLOPS: self._peak.peak_tflops}
 
     def look_again(self) -> None:
         """Find the peak if the module knows its FLOPs per batch only now, after its first step."""
@@ -269,19 +247,17 @@ class ComputeRate:
             return ()
         rates = list(of_window)
         if rate is not None:
-            of_batches = rate / self._training.facts.devices_per_batch
-            rates.insert(0, compute_of("mfu", of_batches, peak))
+            rates.insert(0, compute_of("mfu", rate / self._training.facts.devices_per_batch / 1e12, peak))
         problem = self._counter.flops_problem if self._counter is not None and rate is None else ""
-        if not (problem or rates) and self._compares and not self._counts and run.steady.steps:
+        if not (problem or rates or self._counts) and self._settings.peak_flops is not None and run.steady.steps:
             problem = GIVE_FLOPS
         if problem and rates:
             rates[0] = _noted(rates[0], problem)
         elif problem:
-            rates.append(compute_of("mfu", None, replace(peak, flops=None, source=problem)))
+            rates.append(structs.replace(peak, peak_tflops=None, peak_source=problem))
         if peak.device != "cpu" and not self._advised:
             for row, each in enumerate(rates):  # once
-                lacks_peak = each.peak_tflops is None and each.tflops
-                if lacks_peak and each.peak_source != _PARTIAL:
+                if each.tflops and each.peak_tflops is None and each.peak_source != _PARTIAL:
                     rates[row] = _noted(each, give_peak(each.dtype))
                     break
         return tuple(rates)
@@ -298,15 +274,17 @@ def _scale(run: RunSummary, steps: Sequence[int]) -> tuple[float, str]:
     return mean / recorded, f"scaled from the {recorded:,.0f} tokens of a recorded step to the mean {mean:,.0f}"
 
 
-def _as_recorded(peak: Peak, flops: Flops, device: str) -> Peak:
+def _as_recorded(peak: RunCompute, flops: Flops, device: str) -> RunCompute:
     """The peak of the type that the recorded kernels computed in, where that is another than was expected."""
     # kernels' names do not always tell TF32 from fp32
     if flops.dtype == peak.dtype or (flops.dtype, peak.dtype) == ("fp32", "tf32"):
         return peak
     if flops.peak_tflops is not None:
-        return Peak(flops.peak_tflops * 1e12, flops.dtype, device, "dtype from the recorded kernels")
-    source = no_rate_for(flops.dtype, peak.device) if peak.in_table else peak.source
-    return replace(peak, flops=None, dtype=flops.dtype, source=source)
+        return peak_of(device, flops.dtype, flops.peak_tflops, "dtype from the recorded kernels")
+    unknown = peak.peak_source.endswith(_NOT_IN_TABLE)
+    return peak_of(
+        peak.device, flops.dtype, None, peak.peak_source if unknown else no_rate_for(flops.dtype, peak.device)
+    )
 
 
 def _without(operators: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lightning_forge_profiling.diagnosis.rank_status import ranks_status
 from lightning_forge_profiling.ranks.channel import StoreClient
-from lightning_forge_profiling.record.files import decode_pulse, encode_pulse, later, write_heard
+from lightning_forge_profiling.record.files import decode_pulse, encode_message, later, write_heard
 from lightning_forge_profiling.schema import LastPulse, Pulse, RankWork
 
 RUN, PROCESSES, OF_HOST = "f" * 16, 2, 8
@@ -68,7 +68,7 @@ def play(port: int, ranks: Sequence[int], world_size: int, share: int, until: fl
         number += 1
         for client, own in clients:
             known = [msgspec.structs.replace(pulse(rank, world_size), number=number, at=began) for rank in own]
-            failed += not client.publish(str(own[0]), b"\n".join(map(encode_pulse, known)))
+            failed += not client.publish(str(own[0]), b"\n".join(map(encode_message, known)))
         if number > 1:  # the first round connects
             longest_s = max(longest_s, time.time() - began)
         time.sleep(max(began + 1.0 - time.time(), 0.0))
@@ -127,7 +127,7 @@ def measure(world_size: int, share: int, seconds: float) -> None:
         player.join()
     client.close()
     print(
-        f"{world_size} ranks, {len(encode_pulse(pulse(0, world_size)))} bytes a pulse, {share} of a connection: "
+        f"{world_size} ranks, {len(encode_message(pulse(0, world_size)))} bytes a pulse, {share} of a connection: "
         f"{rounds[-1].ranks} heard\n"
         f"    rank 0 hears all in {1e3 * median(one.cpu_s for one in rounds):.0f} ms of CPU, "
         f"{1e3 * median(one.wall_s for one in rounds):.0f} ms, {len(rounds)} times in {wall_s:.0f} s: "

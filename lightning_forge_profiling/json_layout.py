@@ -17,6 +17,12 @@ from lightning_forge_profiling.schema import SCHEMA_VERSION, Analysis, RankResul
 _T = TypeVar("_T")
 
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_PROMISE: Final = (
+    f"Within schema_version {SCHEMA_VERSION} fields are added, but not removed, renamed or redefined: ignore unknown "
+    "ones. Codes of findings are stable, texts and the names in evidence are not. Fields end in their unit: _ms, _us, "
+    "_s, _pct, _bytes. Percentages are of the step, and ms_per_step is the mean over the counted steps, where nothing "
+    "else is said. There is no NaN and no infinity: what is unknown is null, an empty string or an empty array."
+)
 _ATTRIBUTE: Final = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 # other numbers than 0 are between these, so that products and quotients of a few of them neither overflow nor vanish.
@@ -128,7 +134,7 @@ def schema_of(kind: Any, title: str) -> bytes:
     )
     for definition in definitions.values():
         _describe(definition)
-    document = {"$schema": _DIALECT, "title": title, **schema, "$defs": definitions}
+    document = {"$schema": _DIALECT, "title": title, "description": _PROMISE, **schema, "$defs": definitions}
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
@@ -137,4 +143,4 @@ def _describe(definition: dict[str, Any]) -> None:
     summary, _, attributes = inspect.cleandoc(definition.get("description", "")).partition("\n\nAttributes:\n")
     definition["description"] = " ".join(summary.split())
     for field, text in _ATTRIBUTE.findall(attributes):
-        definition["properties"][field]["description"] = " ".join(text.split())
+        definition["properties"][field]["description"] = " ".join(text.split()).replace("None", "null")

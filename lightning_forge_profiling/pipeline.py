@@ -6,12 +6,12 @@ together, in any order, and `compare_ranks` matches collectives, finds causes an
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 from msgspec import structs
@@ -51,7 +51,6 @@ from lightning_forge_profiling.processes import WorkerDiedError, run_in_processe
 from lightning_forge_profiling.schema import UNKNOWN_RANK, Analysis, RankResult, RankSummary, Step, Timeline
 
 TOP: Final = 20  # operators and kernels of a rank
-_DEFAULTS: Final[Mapping[str, Any]] = {"steps": None, "top": TOP, "sort": None}
 
 # The first step is left out if 2 to 10 were recorded: among more it weighs little, and a single one is needed.
 _FEW_STEPS, _MANY_STEPS = 2, 10
@@ -186,12 +185,9 @@ def write_rank_results(path: Path, *, progress: Callable[[str], None] | None = N
     return outcomes, [*notes, *problems]
 
 
-def _write_one(files: Sequence[Path]) -> Path | list[str]:
-    result = _analyze_rank(files, spans=None, **_DEFAULTS)
-    if isinstance(result, list):
-        return result
+def _write_one(files: Sequence[Path]) -> Path:
     target = rank_summary_path(files[0])
-    write_rank_result(result, target)
+    write_rank_result(_analyze_rank(files), target)
     return target
 
 
@@ -244,31 +240,29 @@ def compare_ranks(
     return AnalysisResult(naming_missing(analysis), timelines)
 
 
-def _analyze_rank(files: Sequence[Path], **options: Any) -> RankResult | list[str]:
-    """The result of one rank, or what is wrong with each of its files; options as of `_measure`."""
-    try:
-        if (kept := _kept(files, options)) is not None:
-            return kept
-        traces, problems = _read(files)
-        return _measure(files, traces, problems, **options) if traces else problems
-    except MemoryError:
-        raise TraceError(f"{files[0]}: not enough memory to analyse it") from None
+def _kept(files: Sequence[Path], *, by_default: bool) -> RankResult | None:
+    """What an earlier analysis left; None if it is not of these files, or this one is not with the default options.
 
-
-def _kept(files: Sequence[Path], options: Mapping[str, Any]) -> RankResult | list[str] | None:
-    """What an earlier analysis of the same files left, or what is wrong with it; None if there is none to use."""
-    alone = is_rank_summary(files[0])  # a result whose trace is not here
-    if any(options[name] != default for name, default in _DEFAULTS.items()):
-        return [f"{files[0]}: its trace is needed for these options"] if alone else None
+    Raises:
+        TraceError: the files are such results, whose traces are not here, and cannot be used.
+    """
+    alone = is_rank_summary(files[0])
+    if not by_default:
+        if alone:
+            raise TraceError(f"{files[0]}: its trace is needed for these options")
+        return None
     try:
         result = read_rank_result(files[0] if alone else rank_summary_path(files[0]))
         if not alone:
             return result if is_of(result, files) else None
     except (OSError, ValueError) as exc:
-        return [f"{files[0]}: {exc.strerror if isinstance(exc, OSError) else exc}"] if alone else None
-    if result.package == PACKAGE:
-        return result
-    return [f"{files[0]}: by version {result.package} of this package, and this is {PACKAGE}: analyse its trace again"]
+        if alone:
+            raise TraceError(f"{files[0]}: {exc.strerror if isinstance(exc, OSError) else exc}") from exc
+        return None
+    if result.package != PACKAGE:
+        by = f"by version {result.package} of this package, and this is {PACKAGE}"
+        raise TraceError(f"{files[0]}: {by}: analyse its trace again")
+    return result
 
 
 def _read(files: Sequence[Path]) -> tuple[list[Trace], list[str]]:
@@ -284,16 +278,21 @@ def _read(files: Sequence[Path]) -> tuple[list[Trace], list[str]]:
     return traces, problems
 
 
-def _measure(
+def _analyze_rank(
     files: Sequence[Path],
-    traces: Sequence[Trace],
-    problems: Sequence[str],
     *,
-    steps: tuple[int, int] | None,
-    top: int,
-    sort: str | None,
-    spans: int | None,
-) -> RankResult | list[str]:
+    steps: tuple[int, int] | None = None,
+    top: int = TOP,
+    sort: str | None = None,
+    spans: int | None = None,
+) -> RankResult:
+    """The result of one rank. Raises TraceError with what is wrong with each of its files."""
+    kept = _kept(files, by_default=(steps, top, sort) == (None, TOP, None))
+    if kept is not None:
+        return kept
+    traces, problems = _read(files)
+    if not traces:
+        raise TraceError.of(problems)
     trace = join_traces(traces)
     recording = prepared(trace)
     number = recording.steps.number
@@ -301,7 +300,7 @@ def _measure(
     if steps is not None:
         recording = with_steps(recording, (number >= steps[0]) & (number < steps[1]))
         if not len(recording.steps):
-            return [f"{files[0]}: no recorded step in {steps[0]}:{steps[1]}"]
+            raise TraceError(f"{files[0]}: no recorded step in {steps[0]}:{steps[1]}")
     rank = trace.rank if trace.rank is not None else rank_in_name(files[0])
     counted = counted_steps(recording, from_the_start=recording.steps.number[0] == first)
     spans = spans_for(trace.world_size or 1) if spans is None else spans
@@ -400,24 +399,41 @@ def _other_part(steps: Sequence[Step], *, light: bool) -> str:
     return f"with operators, which slow the host and say what the light steps did; {mean}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Outcome(Generic[_T]):
+    """What comes of the files of a rank, or what is wrong with them."""
+
+    result: _T | None = None
+    problems: tuple[str, ...] = ()
+
+
+def _tried(work: Callable[[Sequence[Path]], _T], files: Sequence[Path]) -> _Outcome[_T]:
+    try:
+        return _Outcome(work(files))
+    except MemoryError:
+        raise TraceError(f"{files[0]}: not enough memory to analyse it") from None
+    except TraceError as exc:
+        return _Outcome(problems=(str(exc), *getattr(exc, "__notes__", ())))
+
+
 def _each(
     groups: Sequence[Sequence[Path]],
-    work: Callable[[Sequence[Path]], _T | list[str]],
+    work: Callable[[Sequence[Path]], _T],
     most: int,
     progress: Callable[[str], None],
 ) -> tuple[list[_T], list[str]]:
     """What comes of the files of each rank, and what is wrong with those that nothing comes of."""
     # with torch loaded this process may hold a CUDA context, which does not survive a fork
     processes = 1 if "torch" in sys.modules else min(len(groups), most)
-    outcomes: list[_T | list[str]] = []
+    outcomes: list[_Outcome[_T]] = []
     if processes <= 1:
         for group in groups:
             progress(f"reading {group[0]}")
-            outcomes.append(work(group))
+            outcomes.append(_tried(work, group))
     else:
         progress(f"reading {len(groups)} ranks, {processes} at a time")
         try:
-            outcomes = run_in_processes(work, groups, processes)
+            outcomes = run_in_processes(partial(_tried, work), groups, processes)
         except WorkerDiedError as exc:
             file = groups[exc.task][0]
             rank = rank_in_name(file)
@@ -425,8 +441,8 @@ def _each(
                 f"{file}: the process that read {'it' if rank is None else f'rank {rank}'} {exc.how}. If memory ran "
                 f"out, read fewer than {processes} ranks at a time: with taskset -c 0 it is one"
             ) from exc
-    problems = [problem for outcome in outcomes if isinstance(outcome, list) for problem in outcome]
-    return [outcome for outcome in outcomes if not isinstance(outcome, list)], problems
+    problems = [problem for outcome in outcomes for problem in outcome.problems]
+    return [outcome.result for outcome in outcomes if outcome.result is not None], problems
 
 
 def _numbered(results: Sequence[RankResult]) -> list[RankResult]:

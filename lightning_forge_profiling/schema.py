@@ -862,7 +862,12 @@ IDLE_CAUSES: Final = ("data", "launch", "allocator", "sync", "copy", "python", "
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A time per step and its share of the step."""
+    """A time per step and its share of the step.
+
+    Attributes:
+        ms_per_step: the time, mean over the counted steps.
+        pct: its share of the step.
+    """
 
     ms_per_step: float
     pct: float
@@ -927,7 +932,15 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """Busy and idle time of the GPU."""
+    """Busy and idle time of the GPU.
+
+    Attributes:
+        busy_ms_per_step: time in which a kernel, copy or fill runs.
+        busy_pct: its share of the step.
+        idle_ms_per_step: the rest of the step.
+        idle_pct: its share of the step.
+        kernels_per_step: kernels per step, without copies and fills.
+    """
 
     busy_ms_per_step: float
     busy_pct: float
@@ -978,7 +991,14 @@ class Copies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """Device memory of PyTorch's caching allocator, as recorded by `profile_memory`."""
+    """Device memory of PyTorch's caching allocator, as recorded by `profile_memory`.
+
+    Attributes:
+        peak_allocated_bytes: most that tensors took at a time.
+        peak_reserved_bytes: most that the allocator had of the device at a time.
+        allocations_per_step: pieces of memory handed out per step.
+        frees_per_step: pieces given back per step.
+    """
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -1228,7 +1248,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hint(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule of thumb that applies; weaker than a finding."""
+    """A rule of thumb that applies; weaker than a finding.
+
+    Attributes:
+        code: code of the rule.
+        rank: the rank that it applies to.
+        text: what to look at, in a sentence.
+    """
 
     code: str
     rank: int

@@ -79,7 +79,7 @@ class Prediction:
     """A step with something changed. Times are of one step."""
 
     source: str  # the trace or the folder
-    numbers: tuple[int, ...]  # of the steps that were played
+    recorded_steps: tuple[int, ...]  # numbers of the steps that were played
     steps: int  # how many those are, of each rank
     ranks: int  # how many ranks
     recorded_ms: float  # the mean recorded step, on the slowest rank
@@ -160,7 +160,7 @@ def predict(
     overlaps = any(steps.overlaps for steps in changed)
     return Prediction(
         source=source,
-        numbers=tuple(ranks[0].recording.steps.number.tolist()),
+        recorded_steps=tuple(ranks[0].recording.steps.number.tolist()),
         notes=notes,
         steps=ranks[0].graph.steps,
         ranks=len(ranks),

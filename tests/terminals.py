@@ -27,9 +27,7 @@ class Terminal:
         output: all that it wrote so far.
     """
 
-    def __init__(
-        self, command: list[str], columns: int, lines: int, environment: dict[str, str], keyboard: int | None = None
-    ) -> None:
+    def __init__(self, command: list[str], columns: int, lines: int, environment: dict[str, str]) -> None:
         self._master, self._slave = pty.openpty()
         self.resize(columns, lines)
         self.before = termios.tcgetattr(self._slave)
@@ -43,7 +41,7 @@ class Terminal:
 
         self.process = subprocess.Popen(
             command,
-            stdin=self._slave if keyboard is None else keyboard,
+            stdin=self._slave,
             stdout=self._slave,
             stderr=subprocess.PIPE,
             preexec_fn=take_terminal,  # noqa: PLW1509
@@ -107,13 +105,12 @@ def terminal(
     columns: int = 80,
     lines: int = 50,
     environment: dict[str, str],
-    keyboard: int | None = None,
 ) -> Iterator[Terminal]:
-    """A `forge-profiling` command on a terminal, whose standard input may be something else."""
+    """A `forge-profiling` command on a terminal."""
     size = {"COLUMNS", "LINES"}  # which would be the terminal's size, whatever it is
     kept = {name: value for name, value in environment.items() if name not in size}
     command = [sys.executable, "-m", "lightning_forge_profiling", *map(str, arguments)]
-    shown = Terminal(command, columns, lines, {"TERM": "xterm-256color", **kept}, keyboard)
+    shown = Terminal(command, columns, lines, {"TERM": "xterm-256color", **kept})
     try:
         yield shown
     finally:

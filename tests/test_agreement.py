@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from lightning_forge_profiling.ranks.agreement import Follower, Leader, Slowness, slow_ranks
-from lightning_forge_profiling.record.files import decode_pulse, encode_pulse
+from lightning_forge_profiling.record.files import decode_pulse, encode_message
 from lightning_forge_profiling.schema import (
     LateRank,
     Pulse,
@@ -120,7 +120,7 @@ def test_a_long_reason_still_reaches_rank_0():
     ranks, plans = train(1, 4, asks=[20.0], seconds=60, step_s=0.05, refusals={3: "the disk is full " * 100})
     assert plans[-1].text == ("the disk is full " * 100)[:500]
     said = pulse(3, 1, ranks[3].answer)
-    assert decode_pulse(encode_pulse(said)) == said
+    assert decode_pulse(encode_message(said)) == said
 
 
 def test_a_run_that_ends_before_the_step_says_so():

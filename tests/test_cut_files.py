@@ -23,6 +23,10 @@ def test_a_file_that_is_cut_off_says_in_which_step_and_where_its_threads_end(tmp
     assert f"which are whole up to step {numbers[-2]}" in first_line
     assert "no GPU work before the cut" in first_line
     assert "without a GPU" not in first_line
+    page = tmp_path / "page.html"
+    assert main(["view", str(path), "--save", str(page)]) == 65, "and what is there is on the page"
+    assert capsys.readouterr().err.startswith(f"forge-profiling: {path.name} is cut off in step {numbers[-1]}: ")
+    assert "is cut off in step" in page.read_text()
 
 
 def three_steps():

@@ -32,7 +32,7 @@ from lightning_forge_profiling.host import ThreadCounts, thread_counts, wait_cha
 from lightning_forge_profiling.ranks import stalls
 from lightning_forge_profiling.ranks.stacks import StacksFile, called, innermost, lines_of, parse_dump
 from lightning_forge_profiling.ranks.stalls import Look, Stillness, collectives_of, patient_part
-from lightning_forge_profiling.record.files import decode_pulse, encode_pulse, read_heard
+from lightning_forge_profiling.record.files import decode_pulse, encode_message, read_heard
 from lightning_forge_profiling.record.reader import read_run, records_at
 from lightning_forge_profiling.report.live_view import print_frame
 from lightning_forge_profiling.report.screen import Screen
@@ -877,7 +877,7 @@ def test_a_collective_of_another_thread_is_not_what_training_waits_in():
 
 def test_a_pulse_of_a_rank_that_stands_is_read_back():
     pulse = heard_of(MOVES, entered(7, 9, shape="4 x 2"), silent=[silence(0, "gone")])[1].pulse
-    assert decode_pulse(encode_pulse(pulse)) == pulse
-    assert len(encode_pulse(pulse)) < 2000
+    assert decode_pulse(encode_message(pulse)) == pulse
+    assert len(encode_message(pulse)) < 2000
     with pytest.raises(ValueError, match="long"):
-        decode_pulse(encode_pulse(msgspec.structs.replace(pulse, host="x" * 100_000)))
+        decode_pulse(encode_message(msgspec.structs.replace(pulse, host="x" * 100_000)))

@@ -21,7 +21,7 @@ from lightning_forge_profiling.names import RANKS_JSON, pulse_name
 from lightning_forge_profiling.record.files import HeardFiles, encode_line, write_heard, write_pulse
 from lightning_forge_profiling.record.reader import Follower, read_run
 from lightning_forge_profiling.report import ranks as report_ranks
-from lightning_forge_profiling.report.live_view import View, print_frame
+from lightning_forge_profiling.report.live_view import print_frame
 from lightning_forge_profiling.report.page import record_of
 from lightning_forge_profiling.report.run_page import run_page
 from lightning_forge_profiling.report.screen import Screen
@@ -64,12 +64,10 @@ def made(folder, ranks=4, **fields):
     return record
 
 
-def frame(record, width=80, **chosen):
+def frame(record, width=80):
     """A frame of `watch`, which is nowhere wider than the terminal."""
     page = StringIO()
-    print_frame(
-        read_run(record), "run", time.time(), Screen(page, width=width, wrap=True, colours=False), View(**chosen)
-    )
+    print_frame(read_run(record), "run", time.time(), Screen(page, width=width, wrap=True, colours=False))
     assert max(map(len, page.getvalue().splitlines())) <= width
     return page.getvalue()
 
@@ -209,7 +207,7 @@ def test_before_any_work_is_known_there_are_no_columns_of_it(tmp_path):
     write_ranks(record, [made_pulse(rank, 2, at) for rank in range(2)])
     text = frame(record)
     assert "own ms" not in text
-    assert rows(text)[0] == [["0", "1,200", "1 s", "shown"], ["1", "1,200", "1 s"]]
+    assert rows(text)[0] == [["0", "1,200", "1 s"], ["1", "1,200", "1 s"]]
 
 
 def test_the_work_over_the_run_stands_in_where_none_is_known_live(tmp_path, capsys):
@@ -243,13 +241,6 @@ def test_of_a_thousand_ranks_the_worst_eight_are_shown_in_time(tmp_path):
     pulses[44:94] = [made_pulse(rank, 1000, at, stall=Stall(seconds=50.0)) for rank in range(44, 94)]
     write_ranks(record, pulses)
     assert rows(frame(record))[0][-1] == ["992 more: 42 stalled, own work 10.1 to 16.0 ms"]
-
-
-def test_the_rank_that_the_user_chose_is_among_those_shown(tmp_path):
-    record = made(tmp_path, ranks=20)
-    assert [row[0] for row in rows(frame(record))[0]][:8] == [str(rank) for rank in range(19, 11, -1)]
-    assert rows(frame(record, rank=4))[0][7][0] == "4"
-    assert [row[0] for row in rows(frame(record, order="by number"))[0]][:8] == [str(n) for n in range(8)]
 
 
 def test_hosts_are_named_and_their_gpus_compared_if_they_differ(tmp_path):
@@ -297,7 +288,7 @@ def test_of_a_run_whose_rank_0_is_frozen_the_age_is_said_and_what_the_others_wro
         assert "; rank 0 silent for 10 min" in text
         table, above = rows(text)
         assert above[0] == "Ranks, last heard by rank 0 10 min ago; 2 of 4 wrote since"
-        assert [(row[0], row[-1].removeprefix("shown, ")) for row in table] == [
+        assert [(row[0], row[-1]) for row in table] == [
             ("0", "stopped"), ("3", "silent"), ("1", "waiting"), ("2", "waiting"),
         ]  # fmt: skip
         ages = {row[0]: row[4] for row in table}

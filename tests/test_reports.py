@@ -495,8 +495,11 @@ def test_summaries_are_valid_against_the_schema_and_others_are_not():
         assert not validator.is_valid(summary)
 
 
-def test_the_schema_says_what_each_field_means():
-    definitions = json.loads(schema_json())["$defs"]
+@pytest.mark.parametrize("of_record", [False, True])
+def test_the_schema_says_what_each_field_means(of_record):
+    definitions = json.loads(schema_json(of_record=of_record))["$defs"]
+    fields = {(kind, name): field for kind, each in definitions.items() for name, field in each["properties"].items()}
+    assert [place for place, field in fields.items() if "description" not in field and place[1] != "line"] == []
     assert definitions["Flops"]["properties"]["counted_pct"]["description"].startswith("share of the time of matmul")
     assert "\n" not in definitions["RankSummary"]["properties"]["idle"]["description"]
     assert "Attributes" not in definitions["RankSummary"]["description"]

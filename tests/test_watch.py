@@ -1,6 +1,5 @@
 """`forge-profiling watch`: a run live on a real terminal, which is as before however it ends."""
 
-import os
 import re
 import signal
 import subprocess
@@ -16,11 +15,10 @@ from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.schema import Begin, End, IntervalLine
 from tests.outcomes import HANGS_S, unwrapped
 from tests.record_builder import MadeRun, made_pulse, times_of, with_times, write_ranks
-from tests.terminals import CODES, frames, terminal
+from tests.terminals import frames, terminal
 from tests.test_cli import COMMAND, ENVIRONMENT, fails, forge
 
-ENTERS, LEAVES = "\x1b[?1049h", "\x1b[?1049l"
-SHOWS_CURSOR, HIDES_CURSOR = "\x1b[?25h", "\x1b[?25l"
+CLEARS = "\x1b[H\x1b[J"
 LONG_AGO = 1.7e9
 
 
@@ -39,17 +37,7 @@ def growing(tmp_path):
 
 
 def watched(record, *options, **kwargs):
-    return terminal("watch", record, "--every", "0.1", *options, **{"environment": ENVIRONMENT, **kwargs})
-
-
-def left_as_it_was(shown):
-    """The last switch of screens, cursor and line wrapping is back, and the attributes are the same."""
-    text = shown.output
-    assert text.rfind(LEAVES) > text.rfind(ENTERS) >= 0
-    assert text.rfind(SHOWS_CURSOR) > text.rfind(HIDES_CURSOR) >= 0
-    assert text.rfind("\x1b[?7h") > text.rfind("\x1b[?7l") >= 0
-    assert shown.is_as_before()
-    return True
+    return terminal("watch", record, *options, **{"environment": ENVIRONMENT, **kwargs})
 
 
 # --- one frame -------------------------------------------------------------------------------------------------------
@@ -231,8 +219,9 @@ def test_it_shows_what_is_written_and_ends_with_the_run_and_its_table(growing):
         shown.wait_for(lambda text: "step 1,200" in text)
         append(record, later[-1])
         assert shown.ended() == 0
-        assert left_as_it_was(shown)
-    after = shown.output.rpartition(LEAVES)[2]
+        assert shown.is_as_before()
+    after = shown.output.rpartition(CLEARS)[2]
+    assert after.startswith(str(record)), "the last frame has gone"
     assert "finished after 1 min, 1,200 steps" in after
     assert "Where a step goes: 36." in after
     assert shown.process.stderr.closed
@@ -242,116 +231,43 @@ def test_it_shows_what_is_written_and_ends_with_the_run_and_its_table(growing):
     ("end", "code"),
     [
         (lambda shown: shown.type("\x03"), 130),
-        (lambda shown: shown.process.send_signal(signal.SIGTERM), 143),
-        (lambda shown: shown.process.send_signal(signal.SIGHUP), 129),
+        (lambda shown: shown.process.send_signal(signal.SIGTERM), -signal.SIGTERM),
     ],
-    ids=["ctrl-c", "sigterm", "sighup"],
+    ids=["ctrl-c", "sigterm"],
 )
 def test_the_terminal_is_as_before_however_it_is_ended(growing, end, code):
     with watched(growing[0]) as shown:
         shown.wait_for(frames)
-        assert HIDES_CURSOR in shown.output
         end(shown)
         assert shown.ended() == code
-        assert left_as_it_was(shown)
+        assert shown.is_as_before()
+        assert "\x1b[?" not in shown.output, "no switch of the terminal is left on"
         assert shown.process.stderr.read() == b""
-
-
-def test_while_it_is_stopped_the_shell_has_its_screen_and_then_it_goes_on(growing):
-    with watched(growing[0]) as shown:
-        shown.wait_for(frames)
-        shown.type("\x1a")
-        shown.wait_for(lambda text: LEAVES in text)
-        os.waitpid(shown.process.pid, os.WUNTRACED)
-        assert left_as_it_was(shown)
-        place = len(shown.output)
-        shown.process.send_signal(signal.SIGCONT)
-        shown.wait_for(lambda text: ENTERS in text and frames(text), since=place)
-        shown.type("q")
-        assert shown.ended() == 0, "keys are read again"
-        assert left_as_it_was(shown)
-
-
-@pytest.fixture
-def several(tmp_path):
-    """The record of a run of three ranks of which the second is late and the last one slow."""
-    run = MadeRun(ranks=3, late=1)
-    record, lines = run.write(tmp_path), run.lines(2)
-    for place, line in enumerate(lines):
-        if isinstance(line, IntervalLine):
-            lines[place] = with_times(line, {name: 2 * ms for name, ms in times_of(line).items()})
-    (record / "rank2.jsonl").write_bytes(b"".join(map(encode_line, lines)))
-    return record
-
-
-def order_of(text):
-    """The ranks in the table of the newest whole frame, and which one's figures are shown."""
-    whole = [frame for frame in text.split("\x1b[H") if "\x1b[J" in frame]
-    lines = CODES.sub("", whole[-1]).replace("\r", "").split("\n") if whole else []
-    [title] = [line for line in lines if line.startswith("Steps ")] or [""]
-    return "".join(line[0] for line in lines if re.match(r"\d +1,200 ", line)), title[-30:].partition("rank ")[2][:1]
-
-
-def test_keys_change_the_order_of_the_ranks_and_which_one_is_shown(several):
-    with watched(several, "--every", "50", lines=60) as shown:
-        shown.wait_for(lambda text: order_of(text) == ("102", "0"))
-        assert "q quit   s order: worst first   0-9, up, down: rank 0" in shown.output
-        for key, expected in (
-            ("S", ("012", "0")), ("2", ("012", "2")), ("7", None), ("\x1b[A", ("012", "1")),
-            ("\x1bOA", ("012", "0")), ("\x1b[A", None), ("\x1b[B", ("012", "1")), ("x", None), ("s", ("102", "1")),
-        ):  # fmt: skip
-            place = len(shown.output)
-            shown.type(key)
-            if expected is not None:
-                shown.wait_for(lambda text, expected=expected: order_of(text) == expected, since=place)
-        assert "s order: by number" in shown.output
-        shown.type("q")
-        assert shown.ended() == 0
-        assert left_as_it_was(shown)
-        assert shown.output.endswith(LEAVES), "the shell's screen is as before"
-        assert shown.process.stderr.read() == b""
-
-
-def test_typed_keys_are_not_echoed_and_those_without_a_terminal_are_not_read(growing):
-    with watched(growing[0]) as shown:
-        shown.wait_for(frames)
-        assert "q quit" in shown.wait_for(lambda text: "q quit" in text)
-        shown.type("zzz")
-        shown.type("q")
-        assert shown.ended() == 0
-        assert "zzz" not in shown.output
-    with watched(growing[0], keyboard=subprocess.DEVNULL) as shown:
-        shown.wait_for(lambda text: "\x1b[J" in text)
-        assert "q quit" not in shown.output
-        shown.process.send_signal(signal.SIGTERM)
-        assert shown.ended() == 143
-        assert left_as_it_was(shown)
 
 
 def test_it_ends_when_its_terminal_is_closed(growing):
     with watched(growing[0]) as shown:
         shown.wait_for(frames)
         shown.hang_up()
-        assert shown.process.wait(timeout=HANGS_S) in {129, 2}
+        assert shown.process.wait(timeout=HANGS_S) in {-signal.SIGHUP, 2}
 
 
 def test_a_frame_is_as_large_as_the_terminal_and_follows_its_size(growing):
-    with watched(growing[0], "--every", "50", columns=100, lines=40) as shown:
+    with watched(growing[0], columns=100, lines=40) as shown:
         shown.wait_for(frames)
         place = len(shown.output)
         shown.resize(40, 12)
         shown.wait_for(lambda text: "more lines" in text, since=place)
-        lines = frames(shown.output)[-1]
+        lines = next(frame for frame in frames(shown.output) if "more lines" in frame[-1])
         assert lines[0] == str(growing[0]), "whole, on as many rows as it takes"
         assert len(lines[0]) > 40
         assert sum(-(-len(line) // 40) or 1 for line in lines) == 12
         assert max(map(len, lines[1:])) <= 40
-        assert lines[-1] == "q quit"
 
 
 def test_without_colours_nothing_is_styled(growing):
     def whole_frame(text):
-        return "\x1b[J" in text.partition("\x1b[H")[2]
+        return len(frames(text)) > 1
 
     with watched(growing[0], environment={**ENVIRONMENT, "NO_COLOR": "1"}) as shown:
         assert "\x1b[1m" not in shown.wait_for(whole_frame)
@@ -361,7 +277,7 @@ def test_without_colours_nothing_is_styled(growing):
 
 def test_a_pipe_gets_a_frame_for_what_is_new_and_ends_it_when_it_is_closed(growing):
     record, later = growing
-    command = [*COMMAND, "watch", str(record), "--every", "0.1"]
+    command = [*COMMAND, "watch", str(record)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
     ) as process:
@@ -393,14 +309,7 @@ def test_a_run_that_has_ended_is_shown_as_its_table_at_once(tmp_path):
     with watched(MadeRun(outcome="failed", began=LONG_AGO).write(tmp_path)) as shown:
         assert shown.ended() == 0
     assert "failed after 1 min, step 1,200: ValueError: the loss is nan" in shown.output.replace("\r\n", " ")
-    assert ENTERS not in shown.output
-
-
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
-def test_a_period_that_is_none_is_refused(tmp_path, seconds):
-    done = forge("watch", tmp_path, "--every", seconds)
-    assert done.returncode == 2
-    assert "is not a number of seconds of at least 0.1" in done.stderr
+    assert CLEARS not in shown.output
 
 
 # --- following a record ----------------------------------------------------------------------------------------------

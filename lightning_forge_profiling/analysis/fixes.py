@@ -4,7 +4,9 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Final
+from functools import reduce
+from operator import or_
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -64,6 +66,10 @@ class ReplaySteps:
     notes: tuple[str, ...] = ()  # what to know of the changes
     overlaps: bool = False  # nothing waits for communication any more, so that what it hides behind cannot be drawn
 
+    def with_graph(self, **columns: Any) -> Self:
+        """These steps with other columns of the graph."""
+        return replace(self, graph=replace(self.graph, **columns))
+
 
 Change = Callable[[ReplaySteps], ReplaySteps]
 
@@ -73,8 +79,7 @@ def without(steps: ReplaySteps, ranges: Intervals) -> ReplaySteps:
     graph, calls = steps.graph, steps.recording.trace.calls
     gone = ranges.contains(calls.start[graph.call])
     launched = gone[graph.launched_by]
-    graph = replace(
-        _shortened(steps, ranges - steps.gone),
+    changed = _shortened(steps, ranges - steps.gone).with_graph(
         takes=np.where(gone, 0, graph.takes),
         awaited=np.where(gone, -1, graph.awaited),
         runs=np.where(launched, 0, graph.runs),
@@ -83,16 +88,16 @@ def without(steps: ReplaySteps, ranges: Intervals) -> ReplaySteps:
         behind=np.where(launched, 0, graph.behind),
         after=np.where(launched, -1, graph.after),
     )
-    return replace(steps, graph=graph, gone=steps.gone | ranges)
+    return replace(changed, gone=steps.gone | ranges)
 
 
-def _shortened(steps: ReplaySteps, ranges: Intervals) -> Graph:
+def _shortened(steps: ReplaySteps, ranges: Intervals) -> ReplaySteps:
     """Without the host's time in these ranges between calls."""
     graph = steps.graph
     previous, start, last, end = bounds(steps.recording, graph.call, graph.call_step)
-    host = steps.recording.steps.host.spans
-    before = graph.before - (host & ranges).within(previous, np.maximum(start, previous))
-    return replace(graph, before=before, rest=graph.rest - (host & ranges).within(last, end))
+    host = steps.recording.steps.host.spans & ranges
+    before = graph.before - host.within(previous, np.maximum(start, previous))
+    return steps.with_graph(before=before, rest=graph.rest - host.within(last, end))
 
 
 def without_operators(name: str) -> Change:
@@ -130,11 +135,8 @@ def without_syncs(steps: ReplaySteps) -> ReplaySteps:
     takes = np.where(syncs, np.minimum(graph.takes, _LAUNCH_NS), graph.takes)
     alone = syncs & ~np.isin(np.arange(len(syncs)), graph.launched_by)  # those that copy go on copying
     gone = np.isin(np.arange(len(trace.calls)), graph.call[alone])
-    return replace(
-        steps,
-        graph=replace(graph, takes=takes, awaited=np.where(syncs, -1, graph.awaited)),
-        gone=steps.gone | spans_of(trace.calls, gone),
-    )
+    changed = steps.with_graph(takes=takes, awaited=np.where(syncs, -1, graph.awaited))
+    return replace(changed, gone=steps.gone | spans_of(trace.calls, gone))
 
 
 def without_reads(steps: ReplaySteps) -> ReplaySteps:
@@ -158,8 +160,8 @@ def without_allocations(steps: ReplaySteps) -> ReplaySteps:
     trace, graph = steps.recording.trace, steps.graph
     allocates = named(trace, trace.calls, ALLOCATES) | named(trace, trace.calls, FREES)
     one_by_one = graph.steady & np.concatenate(([False], graph.steady[:-1]))
-    steps = replace(steps, graph=replace(graph, before=np.where(one_by_one, 0, graph.before)))
-    return without(steps, spans_of(trace.calls, allocates))
+    changed = steps.with_graph(before=np.where(one_by_one, 0, graph.before))
+    return without(changed, spans_of(trace.calls, allocates))
 
 
 def fused_update(steps: ReplaySteps) -> ReplaySteps:
@@ -167,8 +169,7 @@ def fused_update(steps: ReplaySteps) -> ReplaySteps:
     steps = as_graphs("optimizer")(steps)
     calls, graph = steps.recording.trace.calls, steps.graph
     update = steps.recording.on_host["optimizer"].contains(calls.start[graph.call])[graph.launched_by]
-    runs = np.where(update, np.rint(graph.runs * _OF_UPDATE).astype(np.int64), graph.runs)
-    return replace(steps, graph=replace(graph, runs=runs))
+    return steps.with_graph(runs=np.where(update, np.rint(graph.runs * _OF_UPDATE).astype(np.int64), graph.runs))
 
 
 def fused(steps: ReplaySteps) -> ReplaySteps:
@@ -183,7 +184,7 @@ def fused(steps: ReplaySteps) -> ReplaySteps:
     longest[by_length[np.diff(chain[by_length], prepend=-1) != 0]] = True
     left = graph.runs.copy()
     left[order[~longest]] = 0
-    return replace(steps, graph=replace(graph, runs=left))
+    return steps.with_graph(runs=left)
 
 
 def from_pinned_memory(steps: ReplaySteps) -> ReplaySteps:
@@ -194,16 +195,12 @@ def from_pinned_memory(steps: ReplaySteps) -> ReplaySteps:
     runs = np.rint(trace.gpu.size[graph.work] / bus_gb_per_s(trace.device)).astype(np.int64)
     calls = np.isin(np.arange(len(graph.call)), graph.launched_by[copied])
     names = [name.replace("Pageable", "Pinned") if of else name for name, of in zip(trace.names, pageable, strict=True)]
-    return replace(
-        steps,
-        recording=replace(steps.recording, trace=replace(trace, names=names)),
-        graph=replace(
-            graph,
-            runs=np.where(copied, np.minimum(runs, graph.runs), graph.runs),
-            takes=np.where(calls, np.minimum(graph.takes, _COPY_NS), graph.takes),
-            awaited=np.where(calls, -1, graph.awaited),
-        ),
+    changed = steps.with_graph(
+        runs=np.where(copied, np.minimum(runs, graph.runs), graph.runs),
+        takes=np.where(calls, np.minimum(graph.takes, _COPY_NS), graph.takes),
+        awaited=np.where(calls, -1, graph.awaited),
     )
+    return replace(changed, recording=replace(steps.recording, trace=replace(trace, names=names)))
 
 
 def can_be_captured(recording: Recording, ranges: Intervals) -> bool:
@@ -220,28 +217,21 @@ def as_graphs(*regions: str) -> Change:
     """
 
     def change(steps: ReplaySteps) -> ReplaySteps:
-        spans, trace = steps.recording.on_host, steps.recording.trace
-        ranges = NOTHING
-        for name in regions:
-            ranges |= spans[name]
-        graph = steps.graph
+        graph, trace = steps.graph, steps.recording.trace
+        ranges = reduce(or_, (steps.recording.on_host[name] for name in regions))
         inside = ranges.contains(trace.calls.start[graph.call]) & (graph.awaited < 0)
         launched = inside[graph.launched_by]
         stays = spans_of(trace.operators, named(trace, trace.operators, _PER_PARAMETER)) & ranges
         shorter, parameters = _shortened(steps, ranges - steps.gone), _shortened(steps, stays - steps.gone)
-        left = _GRAPH_LEAVES * (graph.before - parameters.before)
-        blocked = f"{' or '.join(regions)} has calls that wait for the GPU or ask CUDA for memory, {_STAY}"
-        notes = steps.notes if can_be_captured(steps.recording, ranges) else (*steps.notes, blocked)
-        return replace(
-            steps,
-            notes=notes,
-            graph=replace(
-                shorter,
-                before=shorter.before + left,
-                takes=np.where(inside, np.minimum(graph.takes, _IN_GRAPH_LAUNCH_NS), graph.takes),
-                behind=np.where(launched, np.minimum(graph.behind, _IN_GRAPH_NS), graph.behind),
-            ),
+        changed = shorter.with_graph(
+            before=shorter.graph.before + _GRAPH_LEAVES * (graph.before - parameters.graph.before),
+            takes=np.where(inside, np.minimum(graph.takes, _IN_GRAPH_LAUNCH_NS), graph.takes),
+            behind=np.where(launched, np.minimum(graph.behind, _IN_GRAPH_NS), graph.behind),
         )
+        if can_be_captured(steps.recording, ranges):
+            return changed
+        blocked = f"{' or '.join(regions)} has calls that wait for the GPU or ask CUDA for memory, {_STAY}"
+        return replace(changed, notes=(*steps.notes, blocked))
 
     return change
 
@@ -251,7 +241,7 @@ def overlapped(steps: ReplaySteps) -> ReplaySteps:
     graph = steps.graph
     after = np.where(take(graph.collective.astype(np.int64), graph.after) == 1, -1, graph.after)
     alone = np.where(graph.collective, graph.lane.max(initial=0) + 1, graph.lane)
-    return replace(steps, graph=replace(graph, after=after, lane=alone), overlaps=True)
+    return replace(steps.with_graph(after=after, lane=alone), overlaps=True)
 
 
 def scaled(kinds: Collection[str], factor: float) -> Change:
@@ -272,7 +262,7 @@ def _with_times(steps: ReplaySteps, factors: Mapping[str, float]) -> ReplaySteps
     """With GPU work taking so many times as long, by its kind."""
     of_kind = np.array([factors.get(kind, 1.0) for kind in KINDS])
     runs = np.rint(steps.graph.runs * of_kind[steps.recording.kind[steps.graph.work]]).astype(np.int64)
-    return replace(steps, graph=replace(steps.graph, runs=runs))
+    return steps.with_graph(runs=runs)
 
 
 def in_bf16(steps: ReplaySteps) -> ReplaySteps:
@@ -297,18 +287,15 @@ def in_bf16(steps: ReplaySteps) -> ReplaySteps:
     cast = _with_times(steps, {kind: each * (1 if kind in _NOT_CAST else _CASTS) for kind, each in factors.items()})
     spans = steps.recording.on_host
     passes = (spans["forward"] | spans["backward"]).contains(trace.calls.start[cast.graph.call])
-    slower = np.where(passes, np.rint(cast.graph.before * _CASTS_ON_HOST).astype(np.int64), cast.graph.before)
+    host_ns = cast.graph.before
+    slower = np.where(passes, np.rint(host_ns * _CASTS_ON_HOST).astype(np.int64), host_ns)
     note = (
         f"matrix products by the peaks of {trace.device}, {before / 1e12:.0f} TFLOP/s in {flops.dtype} and "
         f"{after / 1e12:.0f} in bf16; what else changes, as measured of GPTs on an H100"
     )
     signatures = [replace(each, types=_FLOATS.sub(b'"c10::BFloat16"', each.types)) for each in trace.signatures]
-    return replace(
-        cast,
-        recording=replace(steps.recording, trace=replace(trace, signatures=signatures)),
-        graph=replace(cast.graph, before=slower),
-        notes=(*steps.notes, note),
-    )
+    recording = replace(steps.recording, trace=replace(trace, signatures=signatures))
+    return replace(cast.with_graph(before=slower), recording=recording, notes=(*steps.notes, note))
 
 
 _log = plain_logger(__name__)

@@ -29,8 +29,7 @@ from lightning_forge_profiling.ranks.stalls import Progress
 from lightning_forge_profiling.record.files import (
     decode_plan,
     decode_pulse,
-    encode_plan,
-    encode_pulse,
+    encode_message,
     later,
     read_plan,
     take_request,
@@ -108,7 +107,7 @@ class WindowAgreement:
         if plan.state in {"agreed", "recorded"}:
             plan = replace(plan, folder=str(self._window.folder_of(plan)), analyzed=self._window.analyzes)
         if channel is not None:
-            channel.announce(encode_plan(plan))
+            channel.announce(encode_message(plan))
         with suppress(OSError):
             write_plan(self._folder, plan)
         if plan.state == "refused":
@@ -272,7 +271,7 @@ class RankWatch:
             self._windows.hear(self._channel)
         pulse = self._pulses.make(self._ended, WindowAnswer() if self._windows is None else self._windows.answer)
         if self._channel is not None:
-            self._channel.send(encode_pulse(pulse))
+            self._channel.send(encode_message(pulse))
         stalled = pulse.stall is not None or bool(pulse.silent) or (self._channel is None and pulse.no_step_s > 0)
         # also at the end, when rank 0 may have stopped listening
         if stalled or self._was_stalled or (pulse.ended and pulse.rank != 0):

@@ -4,8 +4,9 @@ Imports nothing that takes time: the file that has what a command does is import
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,6 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 _TOP = 20  # kernels and operators in the reports by default
 SIZES = "64:8192"
 MAX_TIME_S = 1.0
-_WITHOUT = ("syncs", "reads", "allocations", "data", "pageable")
 
 
 Argument = Callable[[Any], object]  # adds itself to a parser, or to a group of one
@@ -40,6 +40,18 @@ def option(named: str, type: Callable[[str], Any], help: str, **more: Any) -> Ar
     return argument(name, type=type, metavar=metavar, help=help, **more)
 
 
+def path(help: str, type: Callable[[str], Any] = Path, name: str = "path", **options: Any) -> Argument:  # noqa: A002
+    """A file or folder, or several."""
+    return argument(name, type=type, help=help, **{"metavar": "PATH", **options})
+
+
+def choice(named: str, choices: Sequence[str], help: str, **more: Any) -> Argument:  # noqa: A002
+    """An option with one of some values, the first of them by default; `--sort KEY` names them in the help."""
+    name, _, metavar = named.partition(" ")
+    options = {"choices": choices, "metavar": metavar or None, "default": choices[0], "help": help, **more}
+    return lambda parser: parser.add_argument(name, **options)
+
+
 def either(*arguments: Argument) -> Argument:
     """Arguments of which one at most can be given."""
 
@@ -56,23 +68,30 @@ class Command:
     """A command."""
 
     name: str
-    does: str  # the file in this folder, and the function in it, that do what it says
+    file: str = ""  # in this folder, with a function of the command's name; "" for a file of that name
     usage: str
     help: str  # one line, for the list of commands
     details: str = ""  # what its own help says beside that
     examples: tuple[str, ...]
     arguments: tuple[Argument, ...]
 
+    def function(self) -> Callable[[argparse.Namespace], int]:
+        """The function that does what it says."""
+        name = self.name.replace("-", "_")
+        function: Callable[[argparse.Namespace], int] = getattr(
+            import_module(f"{__package__}.{self.file or name}"), name
+        )
+        return function
 
-_RUN: Final = argument("run_path", type=Path, metavar="RUN", help="a record, its folder, or any folder above it")
+
+_RUN: Final = path("a record, its folder, or any folder above it", name="run_path", metavar="RUN")
 _RECORDED: Final = shared.whole(1, 100, "a number of steps")  # at most `schema.MOST_STEPS`, which takes msgspec to load
-_PATH: Final = argument("path", type=Path, metavar="PATH", help="a trace (JSON or gzip) or a folder with one per rank")
+_PATH: Final = path("a trace (JSON or gzip) or a folder with one per rank")
 _SEVERAL: Final[dict[str, Any]] = {"action": "append", "default": []}
 
 COMMANDS: Final = (
     Command(
         name="run",
-        does="run.run",
         usage="[options] (SCRIPT | -m MODULE) [arguments ...]",
         help="profile a training script without changing it",
         details="Adds both callbacks to each Trainer, Fabric and marked loop; passes on all "
@@ -84,16 +103,11 @@ COMMANDS: Final = (
                 flag("--no-window", "record no steps, unless `forge-profiling trace` asks for some"),
             ),
             flag("--stacks", "record Python functions too; slows the recorded steps, and those alone"),
-            argument(
-                "--fits",
-                choices=("first", "all"),
-                default="first",
-                help="of each module, record and print the first fit (default), or all",
-            ),
+            choice("--fits", ("first", "all"), "of each module, record and print the first fit (default), or all"),
             flag("--log", "write metrics and results to the script's own loggers too"),
             argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in `python -m MODULE`"),
             argument(
-                "command",
+                "script",
                 nargs=argparse.PARSER,  # at least one word, and everything after it, "--" included
                 metavar="SCRIPT",
                 help=argparse.SUPPRESS,
@@ -102,75 +116,61 @@ COMMANDS: Final = (
     ),
     Command(
         name="watch",
-        does="watch.watch",
         usage="[options] RUN",
         help="show a run live, from another terminal or node",
-        details="Prints its table at the end. Quit with q.",
+        details="Prints its table at the end. Ctrl-C ends it before.",
         examples=("watch lightning_logs/ --wait",),
         arguments=(
             _RUN,
             flag("--once", "print one frame and exit"),
-            option("--every S", shared.seconds, "seconds between frames (default: 1)", default=1.0),
             flag("--wait", "wait until there is a run that has not ended"),
         ),
     ),
     Command(
         name="trace",
-        does="watch.trace",
+        file="watch",
         usage="[options] RUN",
         help="have a live run record its next steps with torch.profiler, the same on all ranks",
         examples=("trace lightning_logs/ --steps 10 --wait",),
         arguments=(
             _RUN,
             option("--steps N", _RECORDED, "default: 3, and on a GPU two more that explain them", default=3),
-            argument(
-                "--ranks",
-                choices=("all", "slow"),
-                default="all",
-                help="all (default), or the straggler, a median rank and rank 0",
-            ),
+            choice("--ranks", ("all", "slow"), "all (default), or the straggler, a median rank and rank 0"),
             flag("--wait", "wait for the traces and the report"),
         ),
     ),
     Command(
         name="show",
-        does="show.show",
         usage="[options] PATH",
         help="print what bounds a run, and its numbers, from its record or its traces",
         examples=("show rank0.trace.json.gz --sort self_host --top 30",),
         arguments=(
-            argument(
-                "path",
-                nargs="?",
-                metavar="PATH",
-                help="a record, a trace, or a folder: its newest record, or else its newest traces",
-            ),
+            path("a record, a trace, or a folder: its newest record, or else its newest traces", str, nargs="?"),
             either(
                 flag("--json", "print JSON and nothing else: of traces, summary.json"),
                 flag("--markdown", "print Markdown and nothing else"),
-                argument(
-                    "--schema",
+                choice(
+                    "--schema record",
+                    ("summary", "record"),
+                    "print what each field of summary.json means, or of a line of a record, as a JSON Schema",
                     nargs="?",
                     const="summary",
-                    choices=("summary", "record"),
-                    metavar="record",
-                    help="print the JSON Schema of summary.json, or of a line of a record",
+                    default=None,
                 ),
             ),
             option("--rank N", shared.whole(0), "of traces: only this rank, without the measurements of the run"),
             option("--steps A:B", shared.step_range, "of traces: only steps A to B-1, without those measurements"),
-            argument("--sort", choices=SORTS, metavar="KEY", help=f"of traces: also operators, by {', '.join(SORTS)}"),
+            choice("--sort KEY", SORTS, f"of traces: also operators, by {', '.join(SORTS)}", default=None),
             option("--top N", shared.whole(1), f"of traces: number of kernels and operators (in JSON: {_TOP})"),
         ),
     ),
     Command(
         name="view",
-        does="view.view",
         usage="[options] PATH",
         help="open a run or a trace as one web page, or write it; or open a trace in Perfetto",
         examples=("view lightning_logs/ --save run.html",),
         arguments=(
-            argument("path", metavar="PATH", help="a record, a trace, report.html, or a folder with any of them"),
+            path("a record, a trace, report.html, or a folder with any of them", str),
             either(
                 option("--save FILE", Path, "write the page of the run or trace as it is now, and open nothing"),
                 flag("--perfetto", "serve the trace itself, once and to this machine only, to https://ui.perfetto.dev"),
@@ -186,26 +186,18 @@ COMMANDS: Final = (
     ),
     Command(
         name="compare",
-        does="compare.compare",
         usage="[options] A B | A... --against B...",
         help="compare two runs, and fail if the second is slower",
         details="Compares their records, or traces, or results of benchmark().",
         examples=("compare main/ branch/ --fail-over 5",),
         arguments=(
-            argument(
-                "paths",
-                nargs="+",
-                type=Path,
-                metavar="RUN",
-                help="the baseline A and the run B: records, traces, or folders",
-            ),
+            path("the baseline A and the run B: records, traces, or folders", nargs="+", name="paths", metavar="RUN"),
             option("--against B", Path, "repeats of B, where repeats of A came before", nargs="+"),
             option(
                 "--fail-over PCT",
                 shared.percentage,
                 "exit with 1 if a metric is worse by more than PCT percent, with 3 if that is undecided",
             ),
-            flag("--fail-undecided", "exit with 1 instead of 3 if that is undecided"),
             option(
                 "--metric NAME",
                 shared.metric,
@@ -218,19 +210,16 @@ COMMANDS: Final = (
                 "standard deviation between equal runs, where repeats do not measure it (default: 3 to 6)",
             ),
             flag("--anyway", "compare runs of different hardware, batch size, precision or world size"),
-            argument(
-                "--format",
-                choices=("text", "json", "github"),
-                default="text",
-                metavar="FORMAT",
-                help="text, json, or github: the second side's times as github-action-benchmark reads them",
+            choice(
+                "--format FORMAT",
+                ("text", "json", "github"),
+                "text, json, or github: the second side's times as github-action-benchmark reads them",
             ),
             flag("--verbose", "all metrics, the ledger, findings, sensors, settings that differ"),
         ),
     ),
     Command(
         name="what-if",
-        does="compare.what_if",
         usage="[options] PATH",
         help="predict the step of a trace with something changed, and what would bound it then",
         details="Needs GPU work.",
@@ -240,11 +229,10 @@ COMMANDS: Final = (
             option(
                 "--drop NAME", str, "without this operator or named range and its work; may be repeated", **_SEVERAL
             ),
-            argument(
-                "--without",
-                choices=_WITHOUT,
-                metavar="WHAT",
-                help="syncs (waits for the GPU), reads (.item()), allocations, data, or pageable; may be repeated",
+            choice(
+                "--without WHAT",
+                ("syncs", "reads", "allocations", "data", "pageable"),
+                "syncs (waits for the GPU), reads (.item()), allocations, data, or pageable; may be repeated",
                 **_SEVERAL,
             ),
             option(
@@ -272,26 +260,23 @@ COMMANDS: Final = (
     ),
     Command(
         name="export",
-        does="export.export",
         usage="PATH --for {tensorboard,sharing} --out DIR",
         help="write copies of traces, for TensorBoard's profiler plugin or to share",
         examples=("export lightning_logs/ --for sharing --out share",),
         arguments=(
             _PATH,
-            argument(
-                "--for",
-                choices=("tensorboard", "sharing"),
-                metavar="READER",
+            choice(
+                "--for READER",
+                ("tensorboard", "sharing"),
+                "tensorboard; or sharing: no hosts, users, paths, ids, command lines, environment",
                 dest="purpose",
                 required=True,
-                help="tensorboard; or sharing: no hosts, users, paths, ids, command lines, environment",
             ),
             option("--out DIR", Path, "folder to write to, created if needed", required=True),
         ),
     ),
     Command(
         name="crossover",
-        does="crossover.crossover",
         usage="[options]",
         help="find the sizes from which operations are faster on the GPU than on the CPU",
         details="Takes one to two minutes.",
@@ -303,7 +288,7 @@ COMMANDS: Final = (
             option(
                 "--sizes A:B", shared.sizes, f"doubling from A to at most B, or a list as 100,300 (default: {SIZES})"
             ),
-            argument("--dtype", choices=DTYPES, metavar="TYPE", help=f"of all tensors: {', '.join(DTYPES)}"),
+            choice("--dtype TYPE", DTYPES, f"of all tensors: {', '.join(DTYPES)}", default=None),
             option(
                 "--max-time S",
                 shared.positive,

@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from importlib import import_module
 from typing import Any, NoReturn, TextIO
 
 from lightning_forge_profiling.cli.commands import COMMANDS
@@ -78,11 +77,10 @@ def _run(argv: Sequence[str] | None) -> int:
         args, unknown = parser.parse_known_args(given)
         if unknown:
             args.parser.refuse(unknown[0])
-        if "does" not in args:
+        if "command" not in args:
             parser.print_help()
             return 0
-        file, _, function = args.does.partition(".")
-        code: int = getattr(import_module(f"lightning_forge_profiling.cli.{file}"), function)(args)
+        code: int = args.command.function()(args)
     except SystemExit as exc:  # argparse has printed the help or an error
         return int(exc.code or 0)
     return code
@@ -175,5 +173,5 @@ def _parser() -> tuple[_Parser, Sequence[str]]:
         )
         for add_to in each.arguments:
             add_to(command)
-        command.set_defaults(does=each.does, parser=command)
+        command.set_defaults(command=each, parser=command)
     return parser, tuple(commands.choices)

@@ -19,7 +19,7 @@ from lightning_forge_profiling.names import SWITCHED_OFF, switched_off
 
 def run(args: argparse.Namespace) -> int:
     """Run a script instead of this process."""
-    (script, *arguments), module = args.command, ["-m"] if args.module else []
+    (script, *arguments), module = args.script, ["-m"] if args.module else []
     started = script if args.module else _file_of(script)
     _refuse_unless_installed()
     chosen = _chosen(args)

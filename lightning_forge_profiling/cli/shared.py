@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+CUT_OFF = 65  # the exit code for traces that end too early: EX_DATAERR of sysexits.h
+
 
 class Progress:
     """Context manager that, once work takes a while, shows the latest text on a terminal, or a line each in a file."""
@@ -174,7 +176,6 @@ def any_at(find: Callable[[Path], Sequence[_T]], path: Path) -> Sequence[_T]:
 
 
 _MOST_DIGITS = 15
-_SHORTEST_S = 0.1
 
 # names in `crossover.operations`, repeated here so that `--help` loads no torch
 OPERATIONS = ("matmul", "add", "softmax", "layernorm", "conv2d")
@@ -184,7 +185,7 @@ DASH = Path("-")  # standard input or output
 METRICS = """\
 metrics of runs (default: step and fit): step, fit, median, p95, samples, tokens, a region (data, transfer, forward,
 backward, optimizer, other), last_fifth, validation, checkpoint, startup, goodput, rank1, rank2, ...
-metrics of traces (default: step): step, busy, idle, matmul, comm, memory, other
+metrics of traces (default: step): step, busy, idle, matmul, comm, memory, other_kernels
 metric of results of benchmark(): call"""
 
 
@@ -206,16 +207,6 @@ def whole(lowest: int, highest: float = math.inf, what: str = "a whole number") 
     return number
 
 
-def _number(is_valid: Callable[[float], bool], what: str, unit: str = "") -> Callable[[str], float]:
-    """A number in a range, which may stand before its unit."""
-
-    def number(text: str) -> float:
-        value = as_number(text.removesuffix(unit))
-        return checked(text, value, is_valid(value), what)
-
-    return number
-
-
 def as_number(text: str) -> float:
     """A number; NaN for a text that is none, which lies in no range."""
     try:
@@ -224,17 +215,23 @@ def as_number(text: str) -> float:
         return math.nan
 
 
-positive = _number(lambda value: 0 < value < math.inf, "a number above zero")
-percentage = _number(lambda value: 0 <= value < math.inf, "a percentage", "%")
-seconds = _number(lambda value: _SHORTEST_S <= value < math.inf, f"a number of seconds of at least {_SHORTEST_S}")
+def positive(text: str) -> float:
+    """A number above zero."""
+    value = as_number(text)
+    return checked(text, value, 0 < value < math.inf, "a number above zero")
+
+
+def percentage(text: str) -> float:
+    """A number of percent, with or without the sign."""
+    value = as_number(text.removesuffix("%"))
+    return checked(text, value, 0 <= value < math.inf, "a percentage")
 
 
 def step_range(text: str) -> tuple[int, int]:
     """A half-open range A:B of steps."""
-    first, colon, end = text.partition(":")
-    if not (colon and first.isdecimal() and end.isdecimal() and int(first) < int(end)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a range of steps such as 5:8")
-    return int(first), int(end)
+    first, _, end = text.partition(":")
+    steps = (int(first), int(end)) if first.isdecimal() and end.isdecimal() else (0, 0)
+    return checked(text, steps, steps[0] < steps[1], "a range of steps such as 5:8")
 
 
 def metric(name: str) -> str:

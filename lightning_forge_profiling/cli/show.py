@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lightning_forge_profiling.cli.shared import say, wraps, write_as_json, write_json
+from lightning_forge_profiling.cli.shared import CUT_OFF, say, wraps, write_as_json, write_json
 from lightning_forge_profiling.cli.sources import analyze_place, record_or_traces, warn_of_problems
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.json_layout import schema_of, summary_json
@@ -16,7 +16,6 @@ from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.schema import Analysis, Line
 
-_CUT_OFF = 65  # EX_DATAERR of sysexits.h
 _TOP_ON_TERMINAL = 8
 _OF_TRACES = ("rank", "steps", "sort", "top")  # options
 
@@ -62,7 +61,7 @@ def _show_traces(args: argparse.Namespace, options: dict[str, Any]) -> int:
             say(f"window     {window}")  # of perhaps several below the folder
         shown = args.top or _TOP_ON_TERMINAL
         print_analysis(analysis, kernels=shown, operators=shown if args.top or args.sort else 0)
-    return _CUT_OFF if analysis.cut_off else 0
+    return CUT_OFF if analysis.cut_off else 0
 
 
 def schema_json(*, of_record: bool = False) -> bytes:

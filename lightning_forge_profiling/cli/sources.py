@@ -1,7 +1,7 @@
 """What a path on the command line leads to: the record of a run, or traces, also where fsspec reads."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,7 +52,11 @@ def analyze_place(place: str, output: Path | None = None, **options: Any) -> "tu
     """The analysis of the traces at a place, and their folder; refuses an output that would replace one."""
     from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415  (loads NumPy)
 
-    with Progress() as progress, _copied(place, progress, with_traces=bool(options)) as path:
+    with Progress() as progress, ExitStack() as undo:
+        path = Path(place)
+        if _is_url(place):
+            folder = Path(undo.enter_context(TemporaryDirectory(prefix="forge-profiling-")))
+            path = _fetched(place, folder, progress, with_traces=bool(options))
         files, _ = find_ranks(path)
         refuse_bad_outputs({"--save": output}, [("PATH", file) for file in files])
         result = analyze(path, progress=progress, **options)
@@ -63,16 +67,6 @@ def analyze_place(place: str, output: Path | None = None, **options: Any) -> "tu
 
 def _is_url(place: str) -> bool:
     return "://" in place
-
-
-@contextmanager
-def _copied(place: str, progress: Callable[[str], None], *, with_traces: bool) -> Iterator[Path]:
-    """Where the files of a place are on this machine; those of a URL are copied, and deleted afterwards."""
-    if not _is_url(place):
-        yield Path(place)
-        return
-    with TemporaryDirectory(prefix="forge-profiling-") as folder:
-        yield _fetched(place, Path(folder), progress, with_traces=with_traces)
 
 
 def _fetched(url: str, folder: Path, progress: Callable[[str], None], *, with_traces: bool) -> Path:

@@ -18,7 +18,7 @@ from pathlib import Path
 from secrets import token_urlsafe
 from typing import Any, cast
 
-from lightning_forge_profiling.cli.shared import any_at, refuse_bad_outputs, say, warn, write_output
+from lightning_forge_profiling.cli.shared import CUT_OFF, any_at, refuse_bad_outputs, say, warn, write_output
 from lightning_forge_profiling.cli.sources import analyze_place, record_or_traces, warn_of_problems
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.kineto.files import find_traces
@@ -33,58 +33,61 @@ def view(args: argparse.Namespace) -> int:
     """Open a page, or a trace in Perfetto; or write the page."""
     if args.perfetto:
         return _perfetto(_one_trace(Path(args.path)), args.port, browser=not args.no_browser)
+    report = None if args.save else _page_that_is_there(Path(args.path))
+    if report is not None:
+        _point_to(report, browser=not args.no_browser)
+        return 0
+    name, page, cut_off = _page(args.path, args.save)
+    for where in cut_off:
+        warn(where)
     if args.save:
-        name, page = _page(args.path, args.save)
         write_output(args.save, page)
         say(f"{args.save}: {name}")
-        return 0
-    with ExitStack() as undo:
-        report, name = _report(args.path, undo)
-        report = report.resolve()
-        say(f"{report}")
-        sys.stdout.flush()
-        undo.pop_all()  # the user now knows where it is
-    if name:
-        warn(f"the page is of {name}")
-    if not args.no_browser and not webbrowser.open(report.as_uri()):
+    else:
+        report = Path(tempfile.mkdtemp(prefix="forge-profiling-")) / REPORT_HTML
+        with ExitStack() as undo:
+            undo.callback(shutil.rmtree, report.parent, ignore_errors=True)
+            write_whole(report, page)
+            _point_to(report, f"the page is of {name}", browser=not args.no_browser)
+            undo.pop_all()  # the user now knows where it is
+    return CUT_OFF if cut_off else 0
+
+
+def _point_to(report: Path, remark: str = "", *, browser: bool) -> None:
+    report = report.resolve()
+    say(f"{report}")
+    sys.stdout.flush()
+    if remark:
+        warn(remark)
+    if browser and not webbrowser.open(report.as_uri()):
         warn("no browser found; open the file above in one")
-    return 0
 
 
-def _page(place: str, file: Path | None = None) -> tuple[str, bytes]:
-    """What a page is of, and the page; refuses a file that would replace what it is made of."""
+def _page(place: str, file: Path | None) -> tuple[str, bytes, tuple[str, ...]]:
+    """What a page is of, the page, and where the traces end too early; refuses a file that it is made of."""
     found = record_or_traces(place)
     if found is None:
         result, window = analyze_place(place, file)
-        name, page = str(window if Path(place).is_dir() else place), report_page(result.analysis, result.timelines)
+        name, cut_off = str(window if Path(place).is_dir() else place), result.analysis.cut_off
+        page = report_page(result.analysis, result.timelines)
     else:
-        folder, name = found
+        (folder, name), cut_off = found, ()
         record = read_run(folder)
         refuse_bad_outputs({"--save": file}, [("PATH", rank.path) for rank in record.ranks])
         warn_of_problems(record)
         recorded = recorded_window(record)
         name += f", with {recorded.name}" if recorded else ""
         page = run_page(record, time.time())
-    return name, page.encode(errors="replace")
+    return name, page.encode(errors="replace"), cut_off
 
 
-def _report(place: str, undo: ExitStack) -> tuple[Path, str]:
-    """The page at a place, or a new one in a temporary folder, which `undo` removes, if none there has the run.
-
-    With what a new one is of; "" for one that is there.
-    """
-    path = Path(place)
+def _page_that_is_there(path: Path) -> Path | None:
+    """A page that is named; or the newest one below a folder, if it has the newest run."""
     if path.suffix == ".html":
         path.stat()
-        return path, ""
+        return path
     page, records = _newest_page(path), any_at(records_at, path)
-    if page is not None and not (records and not _covers(page, records[0])):
-        return page, ""
-    name, content = _page(place)
-    made = Path(tempfile.mkdtemp(prefix="forge-profiling-")) / REPORT_HTML
-    undo.callback(shutil.rmtree, made.parent, ignore_errors=True)
-    write_whole(made, content)
-    return made, name
+    return page if page is not None and (not records or _covers(page, records[0])) else None
 
 
 def _newest_page(path: Path) -> Path | None:

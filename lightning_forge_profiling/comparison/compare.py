@@ -11,14 +11,13 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from lightning_forge_profiling.comparison.ratio import PLAUSIBLE, decide, geometric_mean, ratio_of
-from lightning_forge_profiling.comparison.source import FIT, Source, mean_amount
+from lightning_forge_profiling.comparison.source import FIT, KERNELS, TRACE_METRICS, Source, mean_amount
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.rule import REGION_OF
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.report.wording import digits
 from lightning_forge_profiling.schema import (
-    CATEGORIES,
     ComparedAmount,
     ComparedMetric,
     ComparedSide,
@@ -38,13 +37,8 @@ _LENGTHS_DIFFER: Final = 0.01
 _NONE: Final = (0.0, 0.0)
 _ONCE: Final = ("startup", "sanity_check", "teardown")  # parts of the ledger that do not grow with the run
 _PLAUSIBLE_ONCE: Final = 10.0  # one value a run: with cold caches a start-up takes four times as long
-_PARTS: Final = tuple(dict.fromkeys((*REGIONS, "busy", "idle", *CATEGORIES)))  # of a step
-_CAUSES: Final = (
-    *REGIONS,
-    *CATEGORIES,
-    "validation",
-    "checkpoint",
-)  # what a change of the step or of the fit can come from
+_PARTS: Final = (*REGIONS, *TRACE_METRICS[1:])  # of a step
+_CAUSES: Final = (*REGIONS, *KERNELS, "validation", "checkpoint")  # what a change of the step or fit can come from
 # So many times the interval of one part must leave out "no difference": of six parts of equal runs, one would otherwise
 # differ by chance in every fourth comparison (C. E. Bonferroni, 1936: the quantile at 0.4 % over that at 2.5 %).
 _OF_SIX: Final = 1.35
@@ -84,6 +78,7 @@ _KINDS: Final = {
     "startup": Kind("start-up", "s", once=True),
     "goodput": Kind("goodput", "%", is_rate=True, once=True),
     FIT: Kind("whole fit", "s"),
+    "other_kernels": Kind("other kernels"),
 }
 
 
@@ -121,7 +116,7 @@ def compare(a: Sources, b: Sources, *, scatter_pct: float | None = None, limit_p
         ledger=_ledger(a, b),
         findings=findings,
         fixed=tuple(_fixed(a, b, metrics, findings)),
-        gpu=_gpu(a, b),
+        gpu=tuple(_gpu(a, b)),
         **{table: _changes(a, b, table, "step") for table in ("idle", "kinds", "kernels")},
         verdict=_verdict(_side(a), _side(b), {change.name for change in findings}),
         differs=differences(a, b),
@@ -215,23 +210,46 @@ def _ledger_s(run: Source, name: str) -> float:
 def _headline(metrics: Mapping[str, ComparedMetric], a: Sources, b: Sources) -> str:
     """The part that explains most of a change of the fit or the step, else these themselves, or that none changed."""
     step = metrics["call" if a[0].kind == "benchmark" else "step"]
-    whole = next((metric for metric in (metrics.get(FIT), step) if metric is not None and metric.differs), None)
-    costs = {name: _cost_s(metrics[name], a, b) for name in _CAUSES if name in metrics and metrics[name].differs}
+    wholes = [metric for metric in (metrics.get(FIT), step) if metric is not None and metric.differs]
+    costs = {
+        name: _cost_s(metrics[name], a, b)
+        for name in _CAUSES
+        if name in metrics and (metrics[name].differs or (wholes and _is_clear(metrics[name])))
+    }
     cause = max(costs, key=lambda name: abs(costs[name]), default="")
-    if cause and (whole is None or costs[cause] / _cost_s(whole, a, b) >= _CAUSE):
-        return change_words(metrics[cause])
-    if whole is None and "median" in metrics and metrics["median"].differs:
-        whole = metrics["median"]
-    return none_above(step) if whole is None else change_words(whole)
+    if not cause:
+        wholes = wholes or [metric for name, metric in metrics.items() if name == "median" and metric.differs]
+        return change_words(wholes[0]) if wholes else none_above(step)
+    words = change_words(metrics[cause])
+    if not wholes:  # what one part gained another may have lost
+        least_pct, most = 100 * abs(costs[cause]) / _step_s(step.a, b), reach_pct(step)
+        is_same = most is not None and most < min(least_pct, _PLAIN_PCT)
+        return f"{none_above(step)} in the step; {words}" if is_same else words
+    by = [_cost_s(whole, a, b) for whole in wholes]
+    if costs[cause] / by[0] >= _CAUSE:
+        return words
+    explains_step = by[-1] * by[0] > 0 and costs[cause] / by[-1] >= _CAUSE
+    return f"{change_words(wholes[0])}; {words}" if explains_step else change_words(wholes[0])
+
+
+def _is_clear(metric: ComparedMetric) -> bool:
+    """Whether its interval leaves out "no difference", which is enough for a part of a change that is established."""
+    ratio = metric.ratio
+    return ratio is not None and ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high
 
 
 def _cost_s(metric: ComparedMetric, a: Sources, b: Sources) -> float:
     """How many seconds more the steps, or a run's validations, take now."""
     if metric.unit != "s":
-        return ((metric.b or 0.0) - (metric.a or 0.0)) / 1e3 * fmean(run.steps for run in b)
+        return _step_s((metric.b or 0.0) - (metric.a or 0.0), b)
     if metric.name != FIT:
         return fmean(_ledger_s(run, metric.name) for run in b) - fmean(_ledger_s(run, metric.name) for run in a)
     return (metric.b or 0.0) - (metric.a or 0.0)
+
+
+def _step_s(ms: float | None, runs: Sources) -> float:
+    """Seconds of all steps, of which each takes so long."""
+    return (ms or 0.0) / 1e3 * fmean(run.steps for run in runs)
 
 
 def _rows(metrics: Mapping[str, ComparedMetric]) -> Iterator[str]:
@@ -430,15 +448,13 @@ def _fixed(
             )
 
 
-def _gpu(a: Sources, b: Sources) -> tuple[ComparedAmount, ...]:
+def _gpu(a: Sources, b: Sources) -> Iterator[ComparedAmount]:
     """Means over the runs that have a sensor, of the sensors that both sides have."""
     sides = [[run.amounts.get("gpu", {}) for run in side] for side in (a, b)]
-    before, now = (dict.fromkeys(chain.from_iterable(side)) for side in sides)
-    return tuple(
-        _change(name, "run", *(mean_amount([known for known in side if name in known], name) for side in sides))
-        for name in before
-        if name in now
-    )
+    for name in dict.fromkeys(chain.from_iterable(sides[0])):
+        known = [[amounts for amounts in side if name in amounts] for side in sides]
+        if all(known):
+            yield _change(name, "run", *(mean_amount(side, name) for side in known))
 
 
 def _doubts(a: Sources, b: Sources) -> Iterator[str]:

@@ -33,7 +33,8 @@ from lightning_forge_profiling.schema import (
 from lightning_forge_profiling.timing.counters import BUCKET_RATIO, known, step_total_ms, summed
 from lightning_forge_profiling.timing.estimate import region_pieces
 
-TRACE_METRICS: Final = ("step", "busy", "idle", *CATEGORIES)  # of a trace: medians over whole steps
+KERNELS: Final = {f"{name}_kernels" if name in REGIONS else name: name for name in CATEGORIES}  # `other` is a region
+TRACE_METRICS: Final = ("step", "busy", "idle", *KERNELS)  # of a trace: medians over whole steps
 Amounts = Mapping[str, tuple[float, float]]  # amount and number of calls, by name
 _FEWEST_FOR_P95: Final = 20
 # number of steps in a row that count as one independent step, where the steps' distribution is all that is known
@@ -359,4 +360,4 @@ def _of_step(metric: str, ranks: Sequence[Step]) -> float:
             return mean(step.busy_ms for step in ranks)
         case "idle":
             return mean(step.ms - step.busy_ms for step in ranks)
-    return mean(step.categories_ms.get(metric, 0.0) for step in ranks)
+    return mean(step.categories_ms.get(KERNELS[metric], 0.0) for step in ranks)

@@ -52,9 +52,9 @@ def decode_line(text: bytes) -> Line:
     return decoded(text, _decoder, RECORD_VERSION, untrusted=True)
 
 
-def encode_pulse(pulse: Pulse) -> bytes:
-    """The pulse as JSON."""
-    return _encoder.encode(pulse)
+def encode_message(message: Pulse | WindowPlan) -> bytes:
+    """A pulse or a plan as JSON."""
+    return _encoder.encode(message)
 
 
 def decode_pulse(content: bytes) -> Pulse:
@@ -78,7 +78,7 @@ def later(known: LastPulse | None, pulse: Pulse, at: float) -> LastPulse:
 
 def write_pulse(folder: Path, pulse: Pulse) -> None:
     """Write a rank's own file. Raises OSError."""
-    write_whole(folder / pulse_name(pulse.rank), encode_pulse(pulse))
+    write_whole(folder / pulse_name(pulse.rank), encode_message(pulse))
 
 
 def read_pulses(folder: Path, run: str) -> list[Pulse]:
@@ -134,11 +134,6 @@ class HeardFiles:
         return self._heard
 
 
-def encode_plan(plan: WindowPlan) -> bytes:
-    """The plan as JSON."""
-    return _encoder.encode(plan)
-
-
 def decode_plan(content: bytes) -> WindowPlan:
     """A plan. Raises ValueError if it is damaged, out of range or of another layout."""
     return decoded(content, _plans, _VERSION, untrusted=True)
@@ -166,35 +161,30 @@ def withdraw_request(folder: Path, request: WindowRequest) -> None:
         (folder / WINDOW_REQUEST).unlink(missing_ok=True)
 
 
-def _waiting_request(folder: Path) -> WindowRequest | None:
-    try:
-        return decoded(_own(folder / WINDOW_REQUEST), _requests, _VERSION, untrusted=True)
-    except (OSError, ValueError):
-        return None
-
-
 def take_request(folder: Path) -> WindowRequest | None:
     """The request in the folder, if this user has made one, which is then gone from it; None for none."""
-    path = folder / WINDOW_REQUEST
-    try:
-        content = _own(path)
-        path.unlink()
+    return _waiting_request(folder, takes=True)
+
+
+def _waiting_request(folder: Path, *, takes: bool = False) -> WindowRequest | None:
+    with suppress(OSError, ValueError):
+        content = _own(folder / WINDOW_REQUEST)
+        if takes:
+            (folder / WINDOW_REQUEST).unlink()
         return decoded(content, _requests, _VERSION, untrusted=True)
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def write_plan(folder: Path, plan: WindowPlan) -> None:
     """Leave a plan for those who asked, and for ranks that no store reaches. Raises OSError."""
-    write_whole(folder / WINDOW_PLAN, encode_plan(plan))
+    write_whole(folder / WINDOW_PLAN, encode_message(plan))
 
 
 def read_plan(folder: Path) -> WindowPlan | None:
     """The latest plan of the run whose record is in a folder; None if there is none, or it is another user's."""
-    try:
+    with suppress(OSError, ValueError):
         return decode_plan(_own(folder / WINDOW_PLAN))
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def _own(path: Path) -> bytes:

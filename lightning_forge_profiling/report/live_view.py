@@ -1,7 +1,6 @@
 """A run on the terminal, from its record: a frame of `forge-profiling watch`, and `forge-profiling show`."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import structs
@@ -15,7 +14,6 @@ from lightning_forge_profiling.report.ranks import (
     ranks_of,
     ranks_title,
     status_lines,
-    worst_first,
 )
 from lightning_forge_profiling.report.run_status import span
 from lightning_forge_profiling.report.run_table import of_step_ms, print_run, run_table, step_table, to_try
@@ -27,7 +25,6 @@ from lightning_forge_profiling.schema import (
     EventLine,
     IntervalLine,
     RanksStatus,
-    RankStatus,
     Rates,
     RecordSummary,
     State,
@@ -61,48 +58,10 @@ _GPU: Final = (
 _RATE: Final = 7
 _MS: Final = 9
 
-_ORDERS: Final[Mapping[str, Callable[[RanksStatus], Sequence[RankStatus]]]] = {
-    "worst first": worst_first,
-    "by number": lambda status: status.ranks,
-}
 
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What the user of a live view has chosen."""
-
-    order: str = next(iter(_ORDERS))  # of the ranks
-    rank: int | None = None  # whose figures are shown; None for the lowest
-
-    def of(self, record: RunRecord) -> RankRecord:
-        """The record of the rank whose figures are shown."""
-        return next((rank for rank in record.ranks if rank.begin.rank == self.rank), record.ranks[0])
-
-    def sorted(self, status: RanksStatus) -> Sequence[RankStatus]:
-        """The ranks in this order."""
-        return _ORDERS[self.order](status)
-
-    def after(self, key: str, record: RunRecord, now: float) -> "View":
-        """The view once a key is pressed: `s`, a digit, `up` or `down`."""
-        if key == "s":
-            orders = [*_ORDERS]
-            return replace(self, order=orders[(orders.index(self.order) + 1) % len(orders)])
-        recorded = {rank.begin.rank for rank in record.ranks}
-        ranks = [one.rank for one in self.sorted(ranks_of(record, now)) if one.rank in recorded]
-        if key in {"up", "down"}:
-            place = ranks.index(self.of(record).begin.rank) + (1 if key == "down" else -1)
-            return replace(self, rank=ranks[max(0, min(place, len(ranks) - 1))])
-        return replace(self, rank=int(key)) if key.isdecimal() and int(key) in ranks else self
-
-    def keys(self, record: RunRecord) -> str:
-        """The keys in words."""
-        of_ranks = f"   s order: {self.order}   0-9, up, down: rank {self.of(record).begin.rank}"
-        return "q quit" + (of_ranks if len(record.ranks) > 1 else "")
-
-
-def print_frame(record: RunRecord, where: str, now: float, screen: Screen, view: View = View()) -> None:
+def print_frame(record: RunRecord, where: str, now: float, screen: Screen) -> None:
     """Print one frame: status, the latest steps of a rank, the totals of the run, all ranks, the latest events."""
-    shown, status = view.of(record), run_status.status_of(record, now)
+    shown, status = record.ranks[0], run_status.status_of(record, now)
     stretch = run_status.latest_stretch(shown)
     text = status.text
     if status.outcome == "running":
@@ -125,8 +84,7 @@ def print_frame(record: RunRecord, where: str, now: float, screen: Screen, view:
         screen.lines(_of_run(record, state))
     if len(ranks.ranks) > 1:
         screen.line()
-        figures = shown.begin.rank if len(record.ranks) > 1 else None
-        _print_ranks(record, ranks, view, now, screen, figures=figures)
+        _print_ranks(record, ranks, now, screen)
     if latest := list(_until_now(record, shown, now, screen.width - NAMES_WIDTH - 1)):
         screen.line()
         screen.lines(latest)
@@ -244,13 +202,11 @@ def _events(events: Sequence[tuple[EventLine, Sequence[int]]], ranks: int, now: 
         yield Line("" if position else "events", Text(text))
 
 
-def _print_ranks(
-    record: RunRecord, status: RanksStatus, view: View, now: float, screen: Screen, *, figures: int | None = None
-) -> None:
-    """Print all ranks side by side: of many the worst, or those around the one that the user has chosen."""
+def _print_ranks(record: RunRecord, status: RanksStatus, now: float, screen: Screen) -> None:
+    """Print all ranks side by side: of many the worst."""
     screen.line(Text(ranks_title(record, status, now), "bold"))
     screen.lines(status_lines(status))
-    table, others = rank_table(status, view.sorted(status), screen.width, chosen=view.rank, figures=figures)
+    table, others = rank_table(status, screen.width)
     screen.table(table)
     if others:
         screen.line(others)
@@ -293,7 +249,7 @@ def print_summary(record: RunRecord, where: str, now: float, screen: Screen) -> 
         screen.lines(_energy(record))
         print_run(state.report, screen)
     if len(ranks.ranks) > 1:
-        _print_ranks(record, ranks, View(), now, screen)
+        _print_ranks(record, ranks, now, screen)
         screen.line()
     events = [event for event in run_status.events_once(record) if event[0].kind in _OF_RANKS]
     screen.lines(_events(events, len(record.ranks), now))

@@ -154,20 +154,18 @@ def state_words(one: RankStatus, status: RanksStatus) -> str:
     return ", ".join(filter(None, (state, cause, restarts)))
 
 
-def rank_table(
-    status: RanksStatus, ranks: Sequence[RankStatus], width: int, *, chosen: int | None, figures: int | None
-) -> tuple[Table, str]:
-    """Up to eight of the ranks, down to the chosen one, and a line on the others; `figures` are of one rank."""
-    place = next((place for place, one in enumerate(ranks) if one.rank == chosen), 0)
-    shown = ranks[max(0, place + 1 - _SHOWN) :][:_SHOWN]
+def rank_table(status: RanksStatus, width: int) -> tuple[Table, str]:
+    """The eight worst ranks, and a line on the others."""
+    ranks = worst_first(status)
+    shown = ranks[:_SHOWN]
     late = None if status.straggler is None else status.straggler.rank
-    table = table_of(shown, _columns(status, width, figures))
+    table = table_of(shown, _columns(status, width))
     styles = ("yellow" if one.state in _BAD or one.rank == late else "" for one in shown)
     rows = tuple(replace(row, style=style) for row, style in zip(table.rows, styles, strict=True))
-    return replace(table, rows=rows), _others([one for one in ranks if one not in shown])
+    return replace(table, rows=rows), _others(ranks[_SHOWN:])
 
 
-def _columns(status: RanksStatus, width: int, figures: int | None) -> dict[str | Column, Callable[[RankStatus], str]]:
+def _columns(status: RanksStatus, width: int) -> dict[str | Column, Callable[[RankStatus], str]]:
     columns: dict[str | Column, Callable[[RankStatus], str]] = {"rank": lambda one: f"{one.rank}"}
     if width >= _WITH_STEPS:
         if len({one.host for one in status.ranks if one.host}) > 1:
@@ -180,9 +178,7 @@ def _columns(status: RanksStatus, width: int, figures: int | None) -> dict[str |
         }
     if any(one.state != "finished" for one in status.ranks):
         columns["age".rjust(_AGE)] = lambda one: "" if one.state == "missing" else duration(one.age_s)
-    columns[Column("", "text")] = lambda one: ", ".join(
-        filter(None, ("shown" if one.rank == figures else "", state_words(one, status)))
-    )
+    columns[Column("", "text")] = lambda one: state_words(one, status)
     return columns | (dict(_sensor_columns(status)) if width >= _WITH_SENSORS else {})
 
 

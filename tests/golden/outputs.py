@@ -17,14 +17,14 @@ from typing import Any, Final
 import msgspec
 
 from lightning_forge_profiling.names import RECORD_FOLDER
-from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.report.live_view import run_summary
 from lightning_forge_profiling.schema import Analysis
 from tests.golden import boundaries
+from tests.golden.verdicts import TRACES, analysis_of
 
 HERE = Path(__file__).parent
-TRACES, RUNS = HERE.parent / "data" / "traces", HERE / "runs"
+RUNS = HERE / "runs"
 TOLERANCE: Final = 1e-6  # of a figure: the same bytes are read each time; a sum may be in another order
 
 _LONGEST: Final = 12  # of a list, such as the steps of a trace
@@ -44,7 +44,7 @@ def read(case: str) -> dict[str, Any]:
 
 
 def _of_trace(name: str) -> dict[str, Any]:
-    analysis = analyze(TRACES / name, processes=1).analysis
+    analysis = analysis_of(TRACES / name)
     return {**_findings(analysis), "figures": dict(_figures(msgspec.to_builtins(analysis), ""))}
 
 

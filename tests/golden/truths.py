@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
-from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.schema import NO_VERDICT
 from tests.golden import outputs
+from tests.golden.verdicts import TRACES, VERDICTS, analysis_of
 
 FAULTS: Final = Path(__file__).parent / "faults"
 _TOLERANCE: Final = 0.01
@@ -145,6 +145,7 @@ _MISTAKES: Final[dict[str, tuple[tuple[str, Check], str]]] = {  # what the verdi
 }
 
 TRUTHS: Final = (
+    *(Truth(f"traces/{case}", "verdict", *one_of(verdict)) for case, verdict in VERDICTS.items()),
     *(
         Truth(f"faults/{case}", figure, *right, wrong)
         for case, known in _FAULTS.items()
@@ -163,8 +164,8 @@ def figures(case: str) -> Mapping[str, Any]:
     kind, _, name = case.partition("/")
     if kind == "runs":
         return cast(Mapping[str, Any], msgspec.to_builtins(outputs.run_of(name).analysis))
-    [path] = FAULTS.glob(f"{name}*")
-    return cast(Mapping[str, Any], msgspec.to_builtins(analyze(path, processes=1).analysis))
+    [path] = [TRACES / name] if kind == "traces" else FAULTS.glob(f"{name}*")
+    return cast(Mapping[str, Any], msgspec.to_builtins(analysis_of(path)))
 
 
 def found(tree: Any, figure: str) -> Any:

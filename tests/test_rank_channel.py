@@ -1,6 +1,7 @@
 """All ranks reach rank 0 without a collective: in runs of several processes, and where the store fails or is gone."""
 
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ from lightning_forge_profiling.record.files import later, read_heard, write_hear
 from lightning_forge_profiling.schema import LastPulse, Pulse, SilentRank
 from tests.outcomes import HANGS_S, SCRIPTS
 from tests.ports import free_port
+from tests.scripts.store_server import serve
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a store's socket is found in /proc")
 
@@ -123,18 +125,19 @@ def test_a_ranks_own_file_counts_where_it_is_newer_by_the_clock_of_rank_0(tmp_pa
 
 @contextmanager
 def store_server(port=0):
-    process = subprocess.Popen(
-        [sys.executable, SCRIPTS / "store_server.py", str(port)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    """A process that serves until it is killed, forked from one that has imported torch once for all."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed"])
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(port, theirs))
+    process.start()
     try:
-        port = int(process.stdout.readline())
-        yield process, port
+        yield process, ours.recv()
     finally:
         process.kill()
-        process.communicate()
+        process.join()
+        ours.close()
+        theirs.close()
 
 
 def is_stopped(pid):
@@ -144,7 +147,7 @@ def is_stopped(pid):
 
 
 def stop(process):
-    process.send_signal(signal.SIGSTOP)
+    os.kill(process.pid, signal.SIGSTOP)
     wait_until(lambda: is_stopped(process.pid))
 
 
@@ -205,7 +208,7 @@ def test_a_store_that_hangs_is_left_alone_and_used_again_when_it_answers(server,
     began = time.thread_time()
     assert not any(one.publish("1", b"b") or one.read() for _ in range(50))
     assert stacks(capfd.readouterr().err) == 1, "of the first"
-    process.send_signal(signal.SIGCONT)
+    os.kill(process.pid, signal.SIGCONT)
     wait_until(lambda: one.publish("1", b"c"))
     assert client().read() == [b"c"]
     assert stacks(capfd.readouterr().err) == 0
@@ -217,7 +220,7 @@ def test_a_store_that_is_gone_is_never_asked_again(server, client, capfd):
     assert one.publish("1", b"a")
     assert two.read() == [b"a"]
     process.kill()
-    process.wait()
+    process.join()
     assert not any(one.publish("1", b"b") for _ in range(20))
     assert two.read() is None
     assert stacks(capfd.readouterr().err) == 0

@@ -40,7 +40,15 @@ def results_in(folder):
     return [read_rank_result(path) for path in written]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda folder: folder.name)
+def quick(case):
+    """Those of several ranks, and one of one."""
+    return case.name == "cpu_mlp" or len([*case.glob("*.gz")]) > 1
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.name, marks=() if quick(case) else pytest.mark.slow) for case in CASES],
+)
 def test_the_results_of_the_ranks_together_are_the_analysis_of_the_traces(case, tmp_path):
     whole = analyze(case).analysis
     folder = copied(case.name, tmp_path)
@@ -110,6 +118,7 @@ def run(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
 
+@pytest.mark.slow
 def test_what_ranks_left_is_shown_without_their_traces(tmp_path):
     folder = copied("slow_rank_gpu", tmp_path)
     traces = run("show", folder, "--json")

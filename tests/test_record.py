@@ -670,6 +670,7 @@ class SlowAfterValidation(Classifier):
         return super().training_step(batch)
 
 
+@pytest.mark.slow
 def test_steps_that_had_to_be_split_stand_for_no_others(tmp_path, make_trainer):
     ours = ThroughputCallback(warmup_steps=2, overhead=1e-4, log_every_n_steps=1)
     trainer = make_trainer(ours, val_check_interval=10, max_epochs=1)

@@ -303,6 +303,7 @@ def test_the_help_names_the_defaults_that_the_callbacks_have(tmp_path):
 # --- what it runs ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_command_of_this_environment_is_found_by_its_name(tmp_path):
     done = forge_run("torchrun", "--help", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

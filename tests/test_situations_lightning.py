@@ -29,6 +29,7 @@ def both(start=2, end=4, **options):
 # -- the user's own profiler -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [SimpleProfiler, AdvancedProfiler])
 def test_the_users_profiler_gives_its_normal_report(tmp_path, make_trainer, kind):
     actions = {}
@@ -97,6 +98,7 @@ def test_several_fits_of_one_trainer_record_and_count_anew(tmp_path, make_traine
     assert all(recorded_steps(read_trace(path)) == [2, 3] for path in traces(tmp_path))
 
 
+@pytest.mark.slow
 def test_one_callback_may_serve_two_trainers_one_after_the_other(tmp_path, make_trainer):
     forge, throughput = both()
     for steps in (8, 5):
@@ -215,6 +217,7 @@ def test_a_region_inside_a_compiled_graph_is_skipped_and_breaks_nothing(tmp_path
     assert not any({"time/inside_ms", "time/decorated_ms"} & row.keys() for row in logged(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_module_compiled_as_a_whole_trains_and_is_recorded(tmp_path, make_trainer):
     class Unlogged(Classifier):  # self.log inside a compiled training_step is beyond torch.compile
         def training_step(self, batch):

@@ -71,9 +71,9 @@ def test_the_default_window_is_six_steps_under_the_loggers_folder(tmp_path, make
     [
         (200, {"max_epochs": 1}, 0, range(10, 16)),  # after the warm-up
         # and after twice the 2 * 4 batches that the workers hold; whole rounds of the two count
-        (200, {"max_epochs": 1}, 2, range(26, 33)),
+        pytest.param(200, {"max_epochs": 1}, 2, range(26, 33), marks=pytest.mark.slow),
         (60, {"max_epochs": 1}, 2, range(20, 27)),  # by a third of the run
-        (30, {"max_epochs": 9}, 2, range(23, 30)),  # before the end of an epoch
+        pytest.param(30, {"max_epochs": 9}, 2, range(23, 30), marks=pytest.mark.slow),  # before the end of an epoch
         (60, {"max_epochs": 9, "max_steps": 4, "accumulate_grad_batches": 9}, 0, range(10, 16)),  # batches are counted
         (3, {"max_epochs": 1}, 0, range(2, 3)),
         (1, {"max_epochs": 1}, 0, range(0)),

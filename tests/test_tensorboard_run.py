@@ -82,6 +82,7 @@ def test_one_window_is_one_run_with_one_worker(board, run):
     assert board.workers(name) == ["rank0"]
 
 
+@pytest.mark.slow
 def test_the_plugin_counts_our_steps_and_our_data_time(board, run):
     _, keep, report = run
     [name] = board.profiler_runs()

@@ -215,6 +215,7 @@ def device_time_by_operator(events):
     return own, total, nested_in_itself
 
 
+@pytest.mark.slow
 def test_recorded_modules_cost_no_operators(board, logdir):
     """With fwdbwd renamed as well the plugin moves backward passes under modules, and loses some or fails to load."""
     table = board.profile("operation/table", run_name("modules"), "rank0", group_by="Operation")

@@ -228,6 +228,7 @@ class Cycle:
         self.held, self.itself = held, self
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_events_of_an_earlier_fit_outlive_a_forked_worker():
     """One that is destroyed there ends the worker, which has no CUDA."""

@@ -331,7 +331,7 @@ DAMAGE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_trace_that_is_damaged_in_its_middle_is_refused_and_the_place_is_said(damage, large, tmp_path, capsys):
     """Also where several megabytes of sound events lie before and behind it."""

@@ -1,4 +1,4 @@
-"""Recordings with a planted cause keep their verdict when nothing that matters changes, and say what else is to be said."""
+"""Recordings with a planted cause keep their verdict when nothing that matters changes, and what else they say."""
 
 import gzip
 import json

@@ -90,6 +90,7 @@ def test_all_step_times_of_a_frame_s_present_are_of_the_same_steps(tmp_path):
     assert "36.0 to 110 ms, medians of the latest 10 log entries" in whole
 
 
+@pytest.mark.slow
 def test_columns_stay_where_they_are_as_numbers_grow(tmp_path):
     def columns(longer):
         run = MadeRun(rows=4, ranks=2, run=f"x{longer}")
@@ -148,6 +149,7 @@ def test_a_silent_run_says_for_how_long_and_what_was_usual(tmp_path):
     assert "left" not in text
 
 
+@pytest.mark.slow
 def test_piped_sentences_obey_columns_if_it_is_set(tmp_path):
     record = MadeRun(ranks=3, late=2).write(tmp_path / ("long" * 20))
     for command in (["watch", record, "--once"], ["show", record]):
@@ -227,6 +229,7 @@ def test_it_shows_what_is_written_and_ends_with_the_run_and_its_table(growing):
     assert shown.process.stderr.closed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "code"),
     [

@@ -43,6 +43,7 @@ def test_steps_that_are_played_unchanged_take_as_long_as_recorded(case):
     assert together_ns == pytest.approx(max(recorded_ns), rel=MOST_ERROR_PCT / 100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_means_of_every_other_step_take_as_long_as_those_did(case):
     errors = [error_pct(steps.graph, steps.recording.trace.calls.name) for steps in ranks_of(case)]

@@ -1,11 +1,12 @@
-"""A store of its own, as torchrun's agent has it: PORT, or 0 for any. Prints the port and serves until it is killed."""
+"""A store of its own, as torchrun's agent has it."""
 
 import signal
-import sys
 
 from torch.distributed import TCPStore
 
-if __name__ == "__main__":
-    store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
-    print(store.port, flush=True)
+
+def serve(port, pipe):
+    """Serve on this port, or on any for 0, until killed; sends the port."""
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    pipe.send(store.port)
     signal.pause()

@@ -154,6 +154,7 @@ def test_markdown_is_printed_of_a_trace_and_of_a_run(tmp_path):
     assert fails(forge("show", begun, "--markdown"), "has no totals yet")
 
 
+@pytest.mark.slow
 def test_a_folder_with_a_record_is_shown_as_a_run_and_its_window_by_options_of_traces(tmp_path):
     record = MadeRun(began=LONG_AGO, outcome="finished").write(tmp_path)
     shutil.copytree(TRACES / "ddp", tmp_path / "profiler_traces")
@@ -258,6 +259,7 @@ def test_no_name_of_a_file_steers_the_terminal(tmp_path):
         assert harmless(forge(*arguments, encoding="utf-8")).returncode == 2
 
 
+@pytest.mark.slow
 def test_json_on_a_terminal_cannot_steer_it_and_says_the_same(tmp_path):
     trace = json.loads(gzip.decompress(INPUT_BOUND.read_bytes()))
     name = "NVIDIA \u009b31m\u202e\x7f\U000e0041 Köln"
@@ -404,6 +406,7 @@ def test_a_slower_run_fails_the_gate_and_one_that_is_not_passes(runs):
     assert alike.stdout.splitlines()[1].startswith("same: busy 1.0 % slower (")
 
 
+@pytest.mark.slow
 def test_three_steps_are_too_few_to_tell_which_has_an_exit_code_of_its_own():
     done = forge("compare", INPUT_BOUND, INPUT_BOUND, "--fail-over", "5", "--metric", "busy")
     assert done.returncode == 3, done.stderr

@@ -676,6 +676,7 @@ def test_a_run_is_no_repeat_of_itself(records, forge):
     assert "the same run is on both sides" in out
 
 
+@pytest.mark.slow
 def test_a_record_and_a_trace_are_not_compared(records):
     a = records("a")
     assert fails(process("compare", a, INPUT_BOUND), "has the record of a run, and")

@@ -38,6 +38,7 @@ def made(folder, **changes):
     return MadeRun(**{"outcome": "finished", "began": time.time() - 100, "joules": 5.0, **changes}).write(folder)
 
 
+@pytest.mark.slow
 def test_the_energy_of_all_ranks_is_per_sample_of_all_ranks(tmp_path):
     record = made(tmp_path, ranks=4)
     assert energy_line(record) == "5 J per sample, 384 kJ (0.1 kWh) on 4 GPUs"
@@ -53,6 +54,7 @@ def test_a_gpu_that_ranks_share_counts_once(tmp_path):
     assert energy_line(record) == "2.5 J per sample, 192 kJ on 2 GPUs"
 
 
+@pytest.mark.slow
 def test_ranks_without_a_known_energy_are_said_and_leave_the_sample_unknown(tmp_path):
     record = made(tmp_path, ranks=3)
     (record / "rank1.jsonl").unlink()

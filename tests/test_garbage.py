@@ -353,6 +353,7 @@ def test_ctrl_c_in_a_collection_ends_the_run(tmp_path):
     assert GC_FULL in summary_of(tmp_path)
 
 
+@pytest.mark.slow
 def test_collections_of_other_threads_are_not_this_threads():
     gc.collect()  # so that no collection of this thread's own falls due meanwhile
     timer = GarbageTimer()

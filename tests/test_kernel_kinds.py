@@ -305,6 +305,7 @@ PIECES = st.sampled_from(
 TEXTS = st.text() | st.lists(PIECES | st.text(max_size=5)).map("".join)
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(name=TEXTS, activity=TEXTS, collective=TEXTS, operator=TEXTS)
 def test_any_text_has_a_kind(name: str, activity: str, collective: str, operator: str) -> None:

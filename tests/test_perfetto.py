@@ -90,6 +90,7 @@ def test_whoever_does_not_know_the_link_gets_nothing_and_does_not_end_it():
         assert server.fetches(INPUT_BOUND.read_bytes())
 
 
+@pytest.mark.slow
 def test_the_link_is_another_each_time():
     with serving() as one, serving() as other:
         assert one.path.split("/")[1] != other.path.split("/")[1]
@@ -131,6 +132,7 @@ def test_a_browser_may_ask_first_and_that_is_not_the_transfer():
         assert server.fetches(INPUT_BOUND.read_bytes())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [100_000, 64 << 20])  # fits into the connection's buffers, and does not
 def test_a_transfer_that_was_cut_off_does_not_end_it(size, tmp_path):
     trace = tmp_path / "trace.json"

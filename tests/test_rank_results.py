@@ -210,6 +210,7 @@ def bucket():
     system.rm("/bucket", recursive=True)
 
 
+@pytest.mark.slow
 def test_traces_in_a_remote_place_are_read_and_what_ranks_left_there_in_place_of_their_traces(tmp_path, bucket, capsys):
     folder, place = copied("slow_rank_gpu", tmp_path), "memory://bucket/window"
     bucket.put(str(folder), "/bucket/window", recursive=True)

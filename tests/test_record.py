@@ -256,6 +256,7 @@ def test_a_run_that_logs_no_row_has_its_totals(tmp_path, make_trainer):
     assert record.state.report.run.steady.steps == 8
 
 
+@pytest.mark.slow
 def test_totals_come_between_rows_that_are_far_apart(tmp_path, make_trainer, monkeypatch):
     monkeypatch.setattr(run_record, "_STATE_S", 0)
     monkeypatch.setattr(run_record, "_STATE_COST", float("inf"))

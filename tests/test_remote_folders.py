@@ -170,6 +170,7 @@ def test_a_ranks_files_and_the_others_are_told_apart(tmp_path):
 # -- local folders in other words --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_file_url_is_a_local_folder(tmp_path, make_trainer):
     by_argument = ForgeProfilerCallback(1, 2, trace_dir=f"file://{tmp_path}/mine")
     make_trainer(by_argument).fit(Classifier(), loader(16))
@@ -180,6 +181,7 @@ def test_a_file_url_is_a_local_folder(tmp_path, make_trainer):
     assert not (tmp_path / "file:").exists()
 
 
+@pytest.mark.slow
 def test_a_tilde_is_the_home_folder(tmp_path, make_trainer, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     by_argument = ForgeProfilerCallback(1, 2, trace_dir="~/mine")

@@ -470,6 +470,7 @@ class Kept(Logger):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log", [False, True])
 def test_the_scripts_loggers_are_its_own_unless_asked_for(make_trainer, under_run, log, tmp_path):
     under_run(**({"log": True} if log else {}))
@@ -521,6 +522,7 @@ def test_a_subclass_counts_and_a_disabled_callback_does_not(tmp_path, make_train
     assert recorded_steps(the_trace(tmp_path)) == steps
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("under_run")
 def test_callbacks_that_the_module_configures_stay(tmp_path, make_trainer, capsys):
     class Configures(Classifier):
@@ -578,6 +580,7 @@ def test_a_trial_run_records_nothing(tmp_path, make_trainer):
     assert traces(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("under_run")
 def test_a_tuner_leaves_the_window_to_the_fit(tmp_path, make_trainer, capsys):
     class Tunable(Classifier):
@@ -591,6 +594,7 @@ def test_a_tuner_leaves_the_window_to_the_fit(tmp_path, make_trainer, capsys):
     assert recorded_steps(the_trace(tmp_path)) == [2, 3]
 
 
+@pytest.mark.slow
 def test_weights_and_checkpoint_are_those_without(tmp_path, make_trainer, monkeypatch, under_run):
     saved = []
     for options in (None, os.environ[RUN_OPTIONS]):

@@ -298,6 +298,7 @@ class MovesAway(L.Callback):
         os.chdir(self.folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rel", "-rel"])
 def test_a_relative_folder_is_that_of_the_start(tmp_path, monkeypatch, make_trainer, name):
     for folder in ("here", "there"):

@@ -615,6 +615,7 @@ def test_a_trace_cut_at_any_byte_gives_the_whole_events_before(layout, tmp_path)
         check_cut(written(tmp_path, content[:length]), content[:length], ends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("members", [1, 3])
 def test_gzip_data_cut_at_any_byte_gives_the_whole_events_before(members, tmp_path):
     content = TEXTS["pretty"].encode()
@@ -657,6 +658,7 @@ def test_gzip_data_is_read_up_to_its_cut_and_refused_where_it_is_damaged(tmp_pat
         assert refused(capsys, written(tmp_path, bytes(content), "damaged.json.gz"), "damaged gzip data after ")
 
 
+@pytest.mark.slow
 def test_a_cut_through_a_large_trace_says_where(tmp_path, capsys):
     trace = made.kineto(made.today()).encode()
     events = trace[trace.index(b"[\n  {") + 1 : trace.rindex(b"\n  ],")]

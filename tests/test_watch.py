@@ -295,6 +295,7 @@ def test_a_pipe_gets_a_frame_for_what_is_new_and_ends_it_when_it_is_closed(growi
 # --- which run -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_a_record_it_is_an_error_unless_told_to_wait(tmp_path):
     assert fails(forge("watch", tmp_path, "--once"), "no record of a run in ")
     assert fails(forge("watch", tmp_path / "nothing"), "nothing does not exist")

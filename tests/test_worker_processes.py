@@ -141,6 +141,7 @@ def end_with(code):
         os._exit(code)
 
 
+@pytest.mark.slow
 def test_a_rank_that_memory_does_not_suffice_for_is_exit_code_2_with_its_file(tmp_path):
     path = tmp_path / "rank0.trace.json"
     path.write_bytes(b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "' + b"k" * (60 << 20) + b'"')

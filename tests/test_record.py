@@ -484,6 +484,7 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
     training = LightningTraining(trainer, trainer.lightning_module, ())
     timer = StepTimer(CUDATimerCollection((), device="cpu"), warmup_steps=10, bucket=bucket)
     fit = SimpleNamespace(
+        training=training,
         step_timer=timer,
         ledger=timer.ledger,
         readings=HostReadings(timer),
@@ -496,7 +497,7 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
         training,
         RecordFolder(tmp_path / "forge_record", "a1"),
         timer,
-        report=partial(run_report, training, fit),
+        report=partial(run_report, fit),
         metrics=lambda: timer.totals.steady().metrics(),
     )
     timer.start()
@@ -514,7 +515,7 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
             record.state()
     timer.finish(wait=True)
     record.loop_ended()
-    record.close(run_report(training, fit))
+    record.close(run_report(fit))
 
     paths = list((tmp_path / "forge_record").iterdir())
     assert 1e6 < sum(path.stat().st_size for path in paths) < 5e6

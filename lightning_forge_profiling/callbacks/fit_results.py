@@ -13,18 +13,14 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 from torch import nn
 
-from lightning_forge_profiling.callbacks.fit_log import FitLog
-from lightning_forge_profiling.callbacks.fit_settings import FitSettings
-from lightning_forge_profiling.callbacks.fit_window import FitWindow
+from lightning_forge_profiling.callbacks.fit_parts import FitParts
 from lightning_forge_profiling.callbacks.run_report import (
     OtherRanks,
-    ReportedFit,
     further_findings,
     recorded_analysis,
     run_report,
     with_ledger,
 )
-from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.diagnosis.rule import in_ms, in_s
 from lightning_forge_profiling.names import RECORD_FOLDER
 from lightning_forge_profiling.plain_text import plain_logger
@@ -141,33 +137,11 @@ class FitCallback(Protocol):
         """Keep the results, and nothing else of the fit."""
 
 
-class Fit(ReportedFit, Protocol):
-    """What watches a fit."""
-
-    training: Training
-
-    @property
-    def log(self) -> FitLog | None:
-        """What the loggers get, and the record."""
-
-    @property
-    def window(self) -> FitWindow | None:
-        """The windows."""
-
-    @property
-    def settings(self) -> FitSettings:
-        """What the callbacks ask for."""
-
-    @property
-    def callbacks(self) -> Sequence[FitCallback]:
-        """Those that take part."""
-
-
 class FitReporter:
     """Makes the report on a fit, prints it, and gives each callback the results so far."""
 
-    def __init__(self, fit: Fit) -> None:
-        self._fit = fit
+    def __init__(self, fit: FitParts, callbacks: Sequence[FitCallback]) -> None:
+        self._fit, self._callbacks = fit, callbacks
         self.report: RunReport | None = None
         self._recorded: Analysis | None = None
         self._began_s = perf_counter()
@@ -175,7 +149,7 @@ class FitReporter:
 
     def so_far(self, recorded: Analysis | None = None, others: OtherRanks | None = None) -> RunReport:
         """The report on the fit up to now."""
-        return run_report(self._fit.training, self._fit, recorded, others, continues_from=self.continues_from)
+        return run_report(self._fit, recorded, others, continues_from=self.continues_from)
 
     def make(self, *, interrupted: bool) -> None:
         """Make the report at the end. Rewrites the reports beside the trace, and copies them to a remote folder."""
@@ -235,12 +209,12 @@ class FitReporter:
             trace=self._fit.trace(),
             summary={} if log is None else log.summary(),
         )
-        for callback in self._fit.callbacks:
+        for callback in self._callbacks:
             callback.fit_results = results
 
     def snapshot(self) -> list[FitResults]:
         """What each callback has now."""
-        return [callback.fit_results for callback in self._fit.callbacks]
+        return [callback.fit_results for callback in self._callbacks]
 
     def follow_failure(self, kept: Sequence[FitResults]) -> None:
         """Enter what a failing fit did after its table, unless another fit has begun since."""

@@ -9,7 +9,6 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.callbacks.run_report import own_ms
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.training import WatchedWaits
 from lightning_forge_profiling.diagnosis.ranks import rank_work
@@ -28,6 +27,7 @@ from lightning_forge_profiling.schema import (
     ShareInterval,
 )
 from lightning_forge_profiling.timing.counters import summed
+from lightning_forge_profiling.timing.run_totals import own_ms
 from lightning_forge_profiling.timing.steps import StepTimes
 
 _FEWEST: Final = 8  # steps

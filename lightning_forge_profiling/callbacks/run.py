@@ -9,20 +9,20 @@ from typing import Any
 
 from lightning_forge_profiling.callbacks.batches import WorkCounter
 from lightning_forge_profiling.callbacks.fit_log import FitLog
+from lightning_forge_profiling.callbacks.fit_parts import FitParts
 from lightning_forge_profiling.callbacks.fit_record import Live
 from lightning_forge_profiling.callbacks.fit_results import FitCallback, FitReporter, FitResults
 from lightning_forge_profiling.callbacks.fit_settings import FitSettings
 from lightning_forge_profiling.callbacks.fit_steps import FitSteps, StepMode
 from lightning_forge_profiling.callbacks.fit_window import FitWindow
 from lightning_forge_profiling.callbacks.host_readings import HostReadings
-from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.training import Ending, Training, WatchedWaits
+from lightning_forge_profiling.callbacks.training import Ending, Training
 from lightning_forge_profiling.forks import OWNED
 from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.profiler.collector import nsight_ranges
-from lightning_forge_profiling.schema import LoopRates, Recompilation, TraceReport
+from lightning_forge_profiling.schema import LoopRates
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.completed_steps import TimingBudget
 from lightning_forge_profiling.timing.counters import bucket
@@ -50,7 +50,7 @@ class Reason(Enum):
     ABANDONED = auto()  # it ended without calling any hook, and another one begins
 
 
-class Run(Guarded):
+class Run(FitParts, Guarded):
     """Times one training, and ends what it has started. Knows neither a Trainer nor a loop: adapters of these call it.
 
     Several callbacks may report the same event; the first acts.
@@ -61,12 +61,8 @@ class Run(Guarded):
     def __init__(
         self, training: Training, callbacks: Sequence[FitCallback], settings: FitSettings, ledger: LedgerClock
     ) -> None:
-        self.training, self.callbacks, self.settings = training, callbacks, settings
-        self.phase = Phase.SETTING_UP
-        self.window: FitWindow | None = None
-        self.log: FitLog | None = None
         nsight = nsight_ranges(os.environ)
-        self.step_timer = StepTimer(
+        step_timer = StepTimer(
             CUDATimerCollection((), device=training.facts.device),
             regions=settings.regions,
             warmup_steps=settings.warmup_steps,
@@ -76,11 +72,10 @@ class Run(Guarded):
             bucket=bucket if settings.keeps_record else None,
             nsight=nsight,
         )
-        self.readings = HostReadings(self.step_timer)
-        self._steps: FitSteps | None = None
-        self.waits: WatchedWaits | None = None  # for other ranks; None for a single one
+        super().__init__(training, settings, step_timer, HostReadings(step_timer))
+        self.callbacks, self.phase = callbacks, Phase.SETTING_UP
         self._awaited = list(callbacks)
-        self._reporter = FitReporter(self)
+        self._reporter = FitReporter(self, callbacks)
         self._ending: Ending | None = None
         # what each phase has started registers its end there
         self._ends = {phase: ExitStack() for phase in (Phase.SETTING_UP, Phase.TRAINING, Phase.REPORTED)}
@@ -102,7 +97,7 @@ class Run(Guarded):
         """This is a forked process: the fit is none of its own."""
         self.note_no_more()
         self.phase = Phase.OVER
-        self.window = self.log = self._steps = None
+        self.window = self.log = self.fit_steps = None
         self.regions.active = False
         for callback in self.callbacks:
             callback.fit_is_over()
@@ -110,8 +105,8 @@ class Run(Guarded):
     def note_no_more(self) -> None:
         """Switch off what watches the steps."""
         self.failed = True
-        if self._steps is not None:
-            self._steps.failed = True
+        if self.fit_steps is not None:
+            self.fit_steps.failed = True
 
     def note_failure(self, exc: Exception) -> None:
         """Switch the profiling off, and log why if it is the first failure."""
@@ -161,7 +156,7 @@ class Run(Guarded):
         # by the time that training begins its loader's workers are there
         self._ends[Phase.SETTING_UP].close()
         ends = self._ends[Phase.TRAINING]
-        self._steps = steps = FitSteps(
+        self.fit_steps = steps = FitSteps(
             self.training,
             self.step_timer,
             self._work_counter(),
@@ -207,7 +202,7 @@ class Run(Guarded):
     @property
     def steps(self) -> FitSteps | None:
         """What ends the steps; None unless it trains."""
-        return self._steps if self.phase is Phase.TRAINING else None
+        return self.fit_steps if self.phase is Phase.TRAINING else None
 
     @property
     def recording(self) -> bool:
@@ -388,22 +383,3 @@ class Run(Guarded):
         """Enter into the results what a failing fit does after its table, if it gets there before another begins."""
         self._leave_ending()
         self._reporter.follow_failure(kept)
-
-    # -- results -------------------------------------------------------------------------------------------------
-
-    @property
-    def memory(self) -> MemoryWatch | None:
-        """What watches PyTorch's allocator; None without a GPU."""
-        return None if self._steps is None else self._steps.events.memory
-
-    def trace(self) -> TraceReport | None:
-        """The report on the window; None without one."""
-        return None if self.window is None else self.window.report()
-
-    def metrics(self) -> dict[str, float]:
-        """The metrics of memory and of `torch.compile` as they are now."""
-        return {} if self._steps is None else self._steps.events.metrics()
-
-    def recompilations(self) -> tuple[Recompilation, ...]:
-        """What `torch.compile` compiled again."""
-        return () if self._steps is None else self._steps.events.recompilations()

@@ -2,31 +2,24 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from socket import gethostname
-from typing import Protocol
 
 from msgspec.structs import replace
 
+from lightning_forge_profiling.callbacks.fit_parts import FitParts
 from lightning_forge_profiling.callbacks.folders import logger_folder, tracked_runs
-from lightning_forge_profiling.callbacks.host_readings import HostReadings
-from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch
 from lightning_forge_profiling.callbacks.run_settings import loader_settings, optimizer_settings, restarted_workers
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.training import Training, WatchedWaits
 from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, share_intervals, step_drift, window_effect
 from lightning_forge_profiling.diagnosis.combine import combine, without_run
 from lightning_forge_profiling.diagnosis.ledger_costs import NOTICED_S
 from lightning_forge_profiling.diagnosis.ranks import rank_work
 from lightning_forge_profiling.json_layout import read_summary
-from lightning_forge_profiling.names import OWN_WORK, PROFILER, REGIONS, WAIT_PREFIX
+from lightning_forge_profiling.names import OWN_WORK, PROFILER, REGIONS
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.page import write_reports
 from lightning_forge_profiling.schema import (
     Analysis,
-    LoopRates,
     RankWork,
     Rates,
-    Recompilation,
-    RunCompute,
     RunEvidence,
     RunLedger,
     RunMachine,
@@ -46,7 +39,7 @@ from lightning_forge_profiling.schema import (
 from lightning_forge_profiling.timing.counters import Marks, step_total_ms
 from lightning_forge_profiling.timing.estimate import region_pieces
 from lightning_forge_profiling.timing.ledger import LedgerClock, goodput
-from lightning_forge_profiling.timing.run_totals import RunTotals, region_times
+from lightning_forge_profiling.timing.run_totals import RunTotals, own_ms, region_times
 
 _log = plain_logger(__name__)
 
@@ -97,12 +90,6 @@ def run_intervals(totals: RunTotals, parts: Marks[Mapping[str, int]] | None = No
     regions_ms = {name: [one.get(name, 0.0) for one in regions] for name in REGIONS}
     regions_ms[OWN_WORK] = [own_ms(one) for one in regions]
     return share_intervals({**parts_ms, **regions_ms}, whole, steps)
-
-
-def own_ms(region_ms: Mapping[str, float]) -> float:
-    """Time of the built-in regions without measured waits for other ranks."""
-    waits_ms = sum(ms for name, ms in region_ms.items() if name.startswith(WAIT_PREFIX))
-    return sum(ms for name, ms in region_times(region_ms).items() if name in REGIONS) - waits_ms
 
 
 def _slow_step(slow: TimedStep, parts: Mapping[str, float], clock: LedgerClock | None) -> SlowStep:
@@ -166,52 +153,16 @@ def analysis_of(
 OtherRanks = Callable[[RankWork], Sequence[RankWork]]  # reads the work of the other ranks, given that of this one
 
 
-class ReportedLog(Protocol):
-    """What logs the metrics of a fit."""
-
-    @property
-    def loops(self) -> tuple[LoopRates, ...]:
-        """What the validation runs did."""
-
-    def telemetry(self, run: RunSummary) -> TelemetrySummary | str | None:
-        """What the GPU's sensors said, or why nothing; None if not asked for."""
-
-    def compute(self, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None) -> tuple[RunCompute, ...]:
-        """How fast the run computed."""
-
-
-class ReportedFit(Protocol):
-    """What watches a fit."""
-
-    @property
-    def log(self) -> ReportedLog | None:
-        """What logs its metrics."""
-
-    step_timer: StepTimer
-    readings: HostReadings
-    waits: WatchedWaits | None
-
-    @property
-    def memory(self) -> MemoryWatch | None:
-        """What watches PyTorch's allocator; None without a GPU."""
-
-    def trace(self) -> TraceReport | None:
-        """The report on the window; None without one."""
-
-    def recompilations(self) -> tuple[Recompilation, ...]:
-        """What `torch.compile` compiled again."""
-
-
 def run_report(
-    training: Training,
-    fit: ReportedFit,
+    fit: FitParts,
     recorded: Analysis | None = None,
     others: OtherRanks | None = None,
     *,
     continues_from: int = 0,
 ) -> RunReport:
     """The report on a fit up to now. With the analysis of its trace, the reports beside the trace are rewritten."""
-    facts, step_timer, log, trace = training.facts, fit.step_timer, fit.log, fit.trace()
+    training, step_timer, log, trace = fit.training, fit.step_timer, fit.log, fit.trace()
+    facts = training.facts
     run, on_device = step_timer.summary(), step_timer.timers.on_device
     gpu = None if log is None else log.telemetry(run)
     compute = () if log is None else log.compute(run, trace, recorded)

@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import median, quantiles
 from typing import Final, Literal
 
-from lightning_forge_profiling.names import BETWEEN_EPOCHS, EXCLUDED, REGIONS, WHOLE
+from lightning_forge_profiling.names import BETWEEN_EPOCHS, EXCLUDED, REGIONS, WAIT_PREFIX, WHOLE
 from lightning_forge_profiling.schema import Distribution, Rates, RunRegion, RunSummary, StepCounters, TimedStep
 from lightning_forge_profiling.timing.counters import KINDS, Marks, Typical, added, combined, copied, count_step
 from lightning_forge_profiling.timing.estimate import rates_of, with_between
@@ -128,6 +128,12 @@ def region_times(times_ms: Mapping[str, float], regions: tuple[str, ...] = REGIO
     apart = {name: ms for name, ms in times_ms.items() if name not in BETWEEN_EPOCHS}
     between_ms = sum(times_ms.get(part, 0.0) for part in BETWEEN_EPOCHS)
     return with_between(apart, between_ms, "data" if "data" in regions else "other")
+
+
+def own_ms(region_ms: Mapping[str, float]) -> float:
+    """Time of the built-in regions without measured waits for other ranks."""
+    waits_ms = sum(ms for name, ms in region_ms.items() if name.startswith(WAIT_PREFIX))
+    return sum(ms for name, ms in region_times(region_ms).items() if name in REGIONS) - waits_ms
 
 
 class BesideWindow:

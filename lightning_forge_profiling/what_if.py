@@ -17,11 +17,11 @@ from lightning_forge_profiling.diagnosis.ranks import MOST_SHOWN
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank
 from lightning_forge_profiling.kineto.reader import read_trace
-from lightning_forge_profiling.kineto.trace import Ints, Table, Trace, join_traces
+from lightning_forge_profiling.kineto.trace import Events, Ints, Trace, join_traces
 from lightning_forge_profiling.pipeline import compare_ranks, counted_steps, rank_result
 from lightning_forge_profiling.schema import Analysis, RankResult
 
-_T = TypeVar("_T", bound=Table)
+_T = TypeVar("_T", bound=Events)
 
 
 def replayed_trace(steps: ReplaySteps, played: Played) -> Trace:

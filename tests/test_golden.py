@@ -1,9 +1,17 @@
 """What is read from the golden traces is what was kept of them: `tests/golden/README.md`."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
+from lightning_forge_profiling.cli.main import main
 from tests.golden import outputs, truths
 from tests.golden.truths import TRUTHS
+
+RUNS = Path(__file__).parent / "golden" / "runs"
+REGIONS = ("data", "forward", "backward", "optimizer", "step")
 
 
 @pytest.mark.parametrize("case", outputs.cases())
@@ -32,3 +40,28 @@ def test_a_figure_that_changes_is_named(monkeypatch):
         f"verdict: gpu-idle before, {before['verdict']} now",
         f"ranks/0/steps: {2 * steps} before, {steps} now",
     ]
+
+
+def test_steps_that_are_seldom_split_have_the_same_figures_everywhere_and_those_of_a_run_that_splits_each(
+    tmp_path, capsys
+):
+    truth, run, page = RUNS / "every_step_split", RUNS / "few_steps_split", tmp_path / "page.html"
+
+    def printed(*arguments):
+        assert main([*map(str, arguments)]) == 0
+        return capsys.readouterr().out
+
+    def of_table(text):  # such as `data  ██▏  53.6 %  9.25  9.26`; a step has no share
+        found = re.findall(r"(?m)^(\w+) [^\d\n]*(?:\d+\.\d %)? +(\d+\.\d+) ", text)
+        return {name: float(ms) for name, ms in found if name in REGIONS}
+
+    right, shown = of_table(printed("show", truth)), of_table(printed("show", run))
+    assert [*shown] == [*REGIONS]
+    assert shown == pytest.approx(right, rel=0.1)
+    assert of_table(printed("watch", run)) == shown
+    changes = dict(re.findall(r"(?m)^(\w+)(?:, mean)? ms +\S+ +(\S+) ", printed("compare", truth, run, "--verbose")))
+    assert {name: float(changes[name]) for name in REGIONS} == pytest.approx(shown, abs=0.05)
+    printed("view", "--save", page, run)
+    record = re.search(r'id="forge-record">(.*?)</script>', page.read_text(), re.DOTALL)
+    rows = [row["cells"] for row in json.loads(record[1])["step"]["table"]["rows"]]
+    assert {name: float(ms) for name, _, ms, *_ in rows if name in REGIONS} == shown

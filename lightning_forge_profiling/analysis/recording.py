@@ -25,7 +25,7 @@ from lightning_forge_profiling.analysis.steps import (
     spans_of,
     step_marks,
 )
-from lightning_forge_profiling.kineto.trace import ACTIVITIES, Cut, Ints, Table, Trace
+from lightning_forge_profiling.kineto.trace import ACTIVITIES, Cut, Events, Ints, Trace
 from lightning_forge_profiling.names import MARK_PREFIX, REGIONS
 
 
@@ -220,7 +220,7 @@ def _ascending(trace: Trace, cut: Cut) -> bool:
 
 
 _MARK: Final = re.compile(rf"{re.escape(MARK_PREFIX)}.*")
-_T = TypeVar("_T", bound=Table)
+_T = TypeVar("_T", bound=Events)
 
 
 def prepared(trace: Trace) -> Recording:

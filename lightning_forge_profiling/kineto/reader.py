@@ -19,12 +19,12 @@ from lightning_forge_profiling.kineto.trace import (
     Allocations,
     Calls,
     Cut,
+    Events,
     GpuWork,
     Ints,
     Operators,
     Signature,
     Spans,
-    Table,
     Trace,
 )
 from lightning_forge_profiling.names import MARK_PREFIX, METADATA_KEY
@@ -173,7 +173,7 @@ _LATEST_DIGITS: Final = 15
 _LARGEST: Final = 2**60  # nor do sums of numbers up to here
 
 K = TypeVar("K")
-_Table = TypeVar("_Table", bound=Table)
+_Events = TypeVar("_Events", bound=Events)
 
 _ExtraColumns: TypeAlias = Callable[[list[TraceEvent], list[Arguments]], dict[str, Ints]]
 
@@ -372,7 +372,7 @@ def _texts(pairs: Iterable[tuple[object, object]]) -> tuple[tuple[tuple[str, str
     return tuple(distinct), np.array(rows, np.int64)
 
 
-def _filled(table: type[_Table], columns: Mapping[str, Ints] | None) -> _Table:
+def _filled(table: type[_Events], columns: Mapping[str, Ints] | None) -> _Events:
     return table(**{column.name: columns[column.name] for column in fields(table)}) if columns else table()
 
 

@@ -20,7 +20,7 @@ def _none() -> Ints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Events:
     """Columns of events, in order of their start."""
 
     start: Ints = field(default_factory=_none)  # nanoseconds
@@ -42,7 +42,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spans(Table):
+class Spans(Events):
     """Ranges on host threads."""
 
     end: Ints = field(default_factory=_none)  # nanoseconds
@@ -68,7 +68,7 @@ class Operators(Spans):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuWork(Table):
+class GpuWork(Events):
     """Kernels, copies and fills on the GPU."""
 
     end: Ints = field(default_factory=_none)  # nanoseconds
@@ -92,7 +92,7 @@ class Signature:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Allocations(Table):
+class Allocations(Events):
     """Device allocations and frees of PyTorch's caching allocator."""
 
     thread: Ints = field(default_factory=_none)  # position in `Trace.threads`
@@ -202,7 +202,7 @@ def join_traces(traces: Sequence[Trace]) -> Trace:
     )
 
 
-def _moved(table: Table, shift: int, position: Mapping[str, Ints], largest: Mapping[str, int]) -> dict[str, Ints]:
+def _moved(table: Events, shift: int, position: Mapping[str, Ints], largest: Mapping[str, int]) -> dict[str, Ints]:
     """The columns of a later trace, with times, positions and ids moved behind those of the earlier ones."""
     columns = table.columns()
     for name, values in columns.items():

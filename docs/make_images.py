@@ -144,6 +144,7 @@ def browser_reports() -> None:
         browser.execute_script("document.documentElement.style.overflow = 'hidden'")  # no scroll bar
         browser.save_screenshot(str(IMAGES / "report.png"))
         browser.get(Path(folder, "slow_optimizer.html").as_uri())
+        browser.execute_script("for (const each of document.querySelectorAll('details.fold')) each.open = true")
         buttons = browser.find_elements("css selector", "#timeline-view .tools button")
         next(button for button in buttons if button.text == "Step 14").click()
         browser.find_element("id", "timeline-view").screenshot(str(IMAGES / "timeline.png"))
@@ -168,6 +169,7 @@ def telemetry_report() -> None:
         metrics = {"width": 1180, "height": 1600, "deviceScaleFactor": 1, "mobile": False}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         browser.get(page.as_uri())
+        browser.execute_script("for (const each of document.querySelectorAll('details.fold')) each.open = true")
         cursor = browser.find_element("css selector", "#telemetry .scrubber")
         cursor.send_keys(Keys.HOME + 14 * Keys.PAGE_UP + 4 * Keys.ARROW_RIGHT)
         browser.execute_script("arguments[0].style.outline = 'none'", cursor)

@@ -23,6 +23,7 @@ _PROMISE: Final = (
     "_s, _pct, _bytes. Percentages are of the step, and ms_per_step is the mean over the counted steps, where nothing "
     "else is said. There is no NaN and no infinity: what is unknown is null, an empty string or an empty array."
 )
+_ATTRIBUTES: Final = "\n\nAttributes:\n"
 _ATTRIBUTE: Final = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 # other numbers than 0 are between these, so that products and quotients of a few of them neither overflow nor vanish.
@@ -140,7 +141,13 @@ def schema_of(kind: Any, title: str) -> bytes:
 
 def _describe(definition: dict[str, Any]) -> None:
     """Put the docstring's attributes to the fields, and leave the rest of it as the description of the whole."""
-    summary, _, attributes = inspect.cleandoc(definition.get("description", "")).partition("\n\nAttributes:\n")
-    definition["description"] = " ".join(summary.split())
-    for field, text in _ATTRIBUTE.findall(attributes):
-        definition["properties"][field]["description"] = " ".join(text.split()).replace("None", "null")
+    docstring = inspect.cleandoc(definition.get("description", ""))
+    definition["description"] = " ".join(docstring.partition(_ATTRIBUTES)[0].split())
+    for field, text in field_texts(docstring).items():
+        definition["properties"][field]["description"] = text.replace("None", "null")
+
+
+def field_texts(docstring: str) -> dict[str, str]:
+    """What a docstring says of each field."""
+    attributes = docstring.partition(_ATTRIBUTES)[2]
+    return {field: " ".join(text.split()) for field, text in _ATTRIBUTE.findall(attributes)}

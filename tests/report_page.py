@@ -10,17 +10,26 @@ from lightning_forge_profiling.report.page import report_page
 class Page:
     """A report, open in a browser from its file."""
 
-    def __init__(self, browser, folder, analysis, timelines=(), *, width=1280, scheme="light"):
+    def __init__(self, browser, folder, analysis, timelines=(), *, width=1280, scheme="light", unfolded=True):
         path = folder / "report.html"
         path.write_text(report_page(analysis, timelines), encoding="utf-8")
         self._open(browser, path, width, scheme)
+        if unfolded:
+            self.unfold()
 
     @classmethod
-    def of_file(cls, browser, path, *, width=1280, scheme="light"):
+    def of_file(cls, browser, path, *, width=1280, scheme="light", unfolded=True):
         """A page that somebody else has written."""
         page = cls.__new__(cls)
         page._open(browser, path, width, scheme)
+        if unfolded:
+            page.unfold()
         return page
+
+    def unfold(self):
+        """Show all sections."""
+        self.run("for (const each of document.querySelectorAll('details.fold')) each.open = true")
+        self.run_until_done("requestAnimationFrame(() => requestAnimationFrame(done))")
 
     def _open(self, browser, path, width, scheme):
         self.browser = browser

@@ -176,10 +176,10 @@ class TestContent:
         assert page.texts("#verdict-code") == ["input-bound"]
         assert page.texts("h1") == ["the GPU waits 8.5 ms of each step for the data loader"]
         assert "num_workers=4" in page.one("#verdict .advice").text
-        assert "NVIDIA H200" in page.one("#verdict .facts").text
+        assert "NVIDIA H200" in page.one("#about .facts").text
         sections = [section.get_attribute("id") for section in page.all("section")]
-        assert sections[:5] == ["verdict", "timeline", "breakdown", "findings", "kernels"]
-        assert {"operators", "regions", "host", "copies", "flops", "hints"} < set(sections)
+        assert sections[:5] == ["verdict", "breakdown", "findings", "timeline", "steps"]
+        assert {"kernels", "operators", "regions", "host", "copies", "flops", "hints"} < set(sections)
         assert "Schema version 2" in page.one("footer").text
         assert page.run("return performance.getEntriesByType('resource').length") == 0
 
@@ -189,7 +189,7 @@ class TestContent:
         assert "from the trace" in first.text
 
     def test_a_bar_shows_all_of_the_step(self, page):
-        [bar] = page.all("#breakdown .bars:not(.steps) .stack")
+        [bar] = page.all("#breakdown .bars .stack")
         widths = [segment.rect["width"] for segment in bar.find_elements(By.CSS_SELECTOR, ".segment")]
         assert sum(widths) == pytest.approx(bar.rect["width"], abs=1)
         assert widths[0] == pytest.approx(0.38 * bar.rect["width"], abs=1)  # matmul
@@ -215,17 +215,18 @@ class TestContent:
     def test_the_run_is_shown_beside_the_trace(self, browser, tmp_path):
         merged = replace(sample_analysis(), run=RUN, differences=("recorded steps are 12 % longer",))
         page = Page(browser, tmp_path, merged, [sample_timeline()])
-        assert "recorded steps are 12 % longer" in page.one("#verdict").text
-        assert page.column("run", 1)[:2] == ["data", "lossyours"]
-        assert page.column("run", 2)[:2] == ["8.100", "1.500"]
-        assert page.column("run", 4)[:2] == ["7.900", "1.400"]
-        assert page.column("run", 5)[:2] == ["12.250", "\u2013"]
+        assert "recorded steps are 12 % longer" in page.one("#findings").text
+        assert page.column("step", 1) == ["data", "step", "your loss"]
+        assert page.column("step", 3) == ["8.10", "51.00", "1.50"]
+        assert page.column("step", 4) == ["7.90", "50.40", "1.40"]
+        assert page.column("step", 5) == ["12.25", "", ""]
+        assert page.column("step", 6) == ["9.40", "", ""]
         parts = ["steps", "callback/EMA.on_train_batch_end", "checkpoint", "other parts", "unexplained"]
         assert page.column("course", 1)[:5] == parts
         assert page.column("course", 2)[:5] == ["70.000", "20.000", "10.020", "0.010", "-0.030"]
-        run = " ".join(page.one("#run").text.split())
-        assert "Compute 400 TFLOP/s per device, MFU 40.4 % of 989.5 TFLOP/s (H200 SXM, bf16; data sheet)" in run
-        assert "Compute 500 TFLOP/s per device carried out, HFU unknown: unknown" in run
+        run = " ".join(page.one("#about").text.split())
+        assert "compute 400 TFLOP/s per device, MFU 40.4 % of 989.5 TFLOP/s (H200 SXM, bf16; data sheet)" in run
+        assert "compute 500 TFLOP/s per device carried out, HFU unknown: unknown" in run
 
     def test_a_rate_reads_as_in_the_other_reports(self, show):
         known = RUN.machine.compute[0]
@@ -241,8 +242,8 @@ class TestContent:
         ]
         for compute in cases:
             page = show(replace(run_only(), run=with_figures(RUN, compute=compute)))
-            facts = [fact.text.split("\n") for fact in page.all("#run .facts div")]
-            assert [value for name, value in facts if name == "Compute"] == list(compute_lines(compute))
+            facts = [*zip(page.texts("#about .lines dt"), page.texts("#about .lines dd"), strict=True)]
+            assert [value for name, value in facts if name == "compute"] == list(compute_lines(compute))
             assert not {"MFU", "HFU"} & {name for name, _ in facts}
 
     def test_a_small_rate_keeps_its_digits(self, browser, tmp_path):
@@ -257,8 +258,8 @@ class TestContent:
         result = analyze(TRACES / "slow_optimizer")
         page = Page(browser, tmp_path, result.analysis, result.timelines)
         assert "8.77 ms step" in page.one("h1").text
-        assert "2 of 3 recorded" in page.one("#verdict .facts").text
-        assert "8.77 ms" in page.one("#verdict .facts").text
+        assert "2 of 3 recorded" in page.one("#about .facts").text
+        assert "8.77 ms" in page.one("#about .facts").text
         assert page.one("#findings-note").text == f"Note: {result.analysis.findings_note}."
         assert page.one("body").text.count("all figures leave out step") == 1
         of_run = tuple(replace(finding, source="run") for finding in result.analysis.findings)
@@ -333,7 +334,7 @@ class TestContent:
     def test_training_on_a_cpu_has_its_step_by_region_and_no_empty_section(self, show):
         result = analyze(TRACES / "cpu_mlp")
         page = show(result.analysis, *result.timelines)
-        assert page.texts("main h2") == ["Step timeline", "Breakdown of the step", "Findings", "Operators"]
+        assert page.texts("main h2") == ["Breakdown of the step", "Findings", "Step timeline", "Operators", "The trace"]
         assert page.column("breakdown", 1)[:3] == ["optimizer \u2191 slow-optimizer", "backward", "forward"]
         assert page.column("breakdown", 3)[0] == "36.8"
         assert "intra-op threads: 1; usable cores: 2" in page.one("#breakdown").text
@@ -361,6 +362,52 @@ class TestContent:
         assert names[0] in page.column("kernels", 1)[0]
         page.one("#kernels tbody tr:first-child button").click()
         assert names[0] not in page.column("kernels", 1)[0]
+
+
+@pytest.mark.browser
+class TestFolds:
+    """The first screen has the verdict, what to change and where the step goes; the rest unfolds."""
+
+    @pytest.fixture
+    def page(self, show):
+        return show(sample_analysis(), sample_timeline(), unfolded=False)
+
+    def test_the_rest_is_folded(self, page):
+        shown = [
+            each.get_attribute("id") for each in page.all("section") if not each.find_elements("css selector", ".fold")
+        ]
+        assert shown == ["verdict", "breakdown"]
+        assert not page.one("canvas").is_displayed()
+        assert "input-bound 16.0 %" in page.one("#findings summary").text
+        for width, most in ((1280, 1800), (390, 2600)):
+            metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+            page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+            assert page.run("return document.documentElement.scrollHeight") < most
+
+    def test_a_link_unfolds_what_it_leads_to(self, page):
+        page.one("#findings summary").click()
+        page.all(".finding .evidence a")[0].click()
+        [place] = page.all(":target")
+        assert place.is_displayed()
+        page.browser.get(page.browser.current_url.partition("#")[0] + "#kernels")
+        page.browser.refresh()
+        assert page.one("#kernels table").is_displayed()
+
+    def test_a_print_unfolds_all(self, page):
+        page.run("window.dispatchEvent(new Event('beforeprint'))")
+        assert page.one("#kernels table").is_displayed()
+        page.run("window.dispatchEvent(new Event('afterprint'))")
+        assert not page.one("#kernels table").is_displayed()
+
+    def test_evidence_says_what_it_means(self, show):
+        result = analyze(TRACES / "input_bound")
+        page = show(result.analysis, *result.timelines)
+        labels = [label.text for label in page.all(".finding:first-of-type dt")]
+        assert len(labels) == len(set(labels))
+        told = page.all(".finding [data-tip]")
+        assert told
+        page.run("arguments[0].focus()", told[0])
+        assert [tip.text for tip in page.all("body > .tip")] == [told[0].get_attribute("data-tip")]
 
 
 @pytest.mark.browser
@@ -401,7 +448,7 @@ class TestTables:
 
     def test_choosing_a_rank_changes_the_details(self, show):
         page = show(sample_analysis(3), *(sample_timeline(rank) for rank in range(3)))
-        assert len(page.all("#breakdown .bars:not(.steps) .stack")) == 3
+        assert len(page.all("#breakdown .bars .stack")) == 3
         total = page.column("kernels", 3)[0]
         Select(page.one("select[aria-label='Rank of the details']")).select_by_value("2")
         assert page.column("kernels", 3)[0] != total
@@ -414,8 +461,8 @@ class TestTables:
         [note] = page.texts("#ranks-note")
         assert note.startswith("3 of 1,000 ranks are shown: rank 0, ")
         assert "Over all ranks a step takes 47.9 ms to 55.0 ms (median 50.1 ms); shares" in note
-        assert "1,000" in page.texts("dl")[0]
-        assert len(page.all("#breakdown .bars:not(.steps) .stack")) == 3
+        assert "1,000" in page.texts("#about dl")[0]
+        assert len(page.all("#breakdown .bars .stack")) == 3
 
     def test_idle_time_comes_before_the_kernels_where_it_is_the_larger_share(self, show):
         for case, first in (("input_bound", "idle"), ("compute_bound", "kernels")):
@@ -450,10 +497,12 @@ class TestTimeline:
         assert page.view() == self.WHOLE
 
     def test_the_wheel_zooms_around_the_pointer(self, page):
+        page.run("document.querySelector('canvas').scrollIntoView()")
+        before = page.run("return scrollY")
         page.wheel(-300)
         start, end = wait_until(lambda: page.view() != self.WHOLE and page.view(), "the wheel zooms")
         assert (start + end) / 2 == pytest.approx(self.WHOLE[1] / 2, rel=0.01)
-        assert page.run("return scrollY") == 0
+        assert page.run("return scrollY") == before
 
     def test_the_wheel_scrolls_the_page_where_there_is_nothing_to_zoom_out_of(self, page):
         page.wheel(200)
@@ -655,7 +704,7 @@ class TestLooks:
             tables = page.tables()
             assert len(tables) >= 7
             assert tables["Parts of the step"]["cut"] == []
-            assert tables["Regions of the whole run"]["cut"] == []
+            assert tables["The step by region"]["cut"] == []
             assert tables["Calls that wait for the GPU"]["cut"] == []
             for label, column in (("Top kernels", 3), ("Operators", 3), ("Regions", 3), ("Copies", 4)):
                 assert not tables[label]["cut"] or min(tables[label]["cut"]) > column, label
@@ -665,7 +714,7 @@ class TestLooks:
     def test_a_table_fades_out_where_it_goes_on(self, show):
         for width in (400, 900):
             page = show(sample_analysis(8), sample_timeline(), width=width)
-            scroller = page.one("#breakdown .scroll[aria-label=Ranks]")
+            scroller = page.one("#steps .scroll[aria-label=Ranks]")
 
             def ends(scroller=scroller):
                 return [name in scroller.get_attribute("class").split() for name in ("on-left", "on-right")]

@@ -100,7 +100,7 @@ def test_goodput_is_the_one_of_the_other_reports(show):
     words = goodput_words(ledger)
     assert words == "62 % of the fit was training"
     page = show(analysis(ledger))
-    assert words in page.texts("#run dd")
+    assert words in page.texts("#about dd")
     assert words in markdown(analysis(ledger))
 
 
@@ -109,7 +109,7 @@ def test_the_slowest_steps_and_the_spans_are_in_tables(show):
     before = page.column("course", 1)
     assert before[-2:] == ["step 120", "step 121"]
     assert page.column("course", 4)[-2:] == ["640 of it callback/EMA.hook", "\N{EN DASH}"]
-    page.one("#course summary").click()
+    page.one("#course details:not(.fold) > summary").click()
     page.run_until_done("setTimeout(done)")
     assert len(page.column("course", 1)) == len(before) + len(SPANS)
 

@@ -130,7 +130,7 @@ class TelemetryPage(Page):
         return path.get_attribute("d").count("M")
 
     def open_table(self):
-        self.one("#telemetry summary").click()
+        self.one("#telemetry details:not(.fold) > summary").click()
         wait_until(lambda: self.all("#telemetry table"), "the table is there")
 
     def notes(self):

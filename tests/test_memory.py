@@ -395,7 +395,7 @@ def test_the_page_stacks_what_fills_the_memory(leaking, tmp_path, browser):
     assert tops == sorted(tops), "what is drawn first lies above the others"
     page.one("#memory .scrubber").send_keys(Keys.END)
     assert page.texts("#memory .chart-line .reading")[:4] == ["1.0", "1.0", "2.0", "1.8"]
-    page.one("#memory summary").click()
+    page.one("#memory details:not(.fold) > summary").click()
     wait_until(lambda: page.all("#memory table"), "the table is there")
     assert "Grows: memory on the GPU grows by 16.0 MiB a step" in page.one("#memory .notes").text
     assert page.complaints() == []

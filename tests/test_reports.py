@@ -215,7 +215,7 @@ def test_without_ranks_or_findings_there_is_still_a_verdict():
     )
     analysis = Analysis(source="version_0", verdict=verdict, verdict_text=text, findings=(), run=run)
     assert printed(analysis).startswith("Nothing stands out")
-    assert "| `forward` | 9.000 | 3.000 |" in markdown(analysis)
+    assert "| forward | 90.0 % | 9.00 |" in markdown(analysis)
     assert "How to view" not in markdown(analysis), "there is no trace to view"
 
 
@@ -237,7 +237,7 @@ def test_markdown_has_breakdown_efficiency_kernels_findings_and_how_to_view():
     assert "| .item() | `train.py:88` | yours | 12.0 |" in text
     linked = f"2. [**compute-bound**]({docs_url('compute-bound')})"
     assert f"{linked}, 38.0 % of the step, mean of the ranks (from the trace)" in text
-    assert "Evidence: idle in the data loader, ms per step: 8.53; workers: none" in text
+    assert "Evidence: idle in the data loader: 8.53 ms per step; workers: none" in text
     assert "forge-profiling view --perfetto runs/gpt/forge/rank1.trace.json.gz" in text
     assert "tensorboard --logdir" in text
 

@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from lightning_forge_profiling.callbacks.compute_rate import compute_of, peak_of
-from lightning_forge_profiling.report.run_table import print_run, print_table, run_table
+from lightning_forge_profiling.report.run_end import print_run, print_table
+from lightning_forge_profiling.report.run_table import run_table
 from lightning_forge_profiling.report.run_wording import compute_lines
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.schema import Distribution, Hint, RunLedger, RunReport, TelemetrySummary, TraceReport

@@ -24,7 +24,7 @@ from lightning_forge_profiling.callbacks.run_report import (
 from lightning_forge_profiling.diagnosis.rule import in_ms, in_s
 from lightning_forge_profiling.names import RECORD_FOLDER
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.report.run_end import print_end
+from lightning_forge_profiling.report.run_end import in_notebook, print_end
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.schema import NO_VERDICT, Analysis, RunLedger, RunReport, TraceReport
 
@@ -35,7 +35,7 @@ _log = plain_logger(__name__)
 class FitResults:
     """What a callback keeps of a fit."""
 
-    analysis: Analysis | None = None  # on rank 0
+    report: RunReport | None = None  # on rank 0
     ledger: RunLedger | None = None
     trace: TraceReport | None = None  # what became of the window
     summary: Mapping[str, float] = field(default_factory=dict)  # the metrics over all steps that count
@@ -184,8 +184,9 @@ class FitReporter:
             line = FITS.add(shapes_of(training.module), self._began_s, report, timing_only=settings.timing_only)
         if not training.facts.is_zero:
             return
-        # standard output belongs to the script, unless a Trainer of it has our callbacks
-        screen = Screen(sys.stderr, wrap=True) if added or not training.facts.in_trainer else None
+        # standard output belongs to the script, unless a Trainer of it has our callbacks, or a notebook shows it
+        shown = training.facts.in_trainer or in_notebook()
+        screen = None if shown and not added else Screen(sys.stderr, wrap=True)
         if settings.timing_only:
             (screen or Screen()).line(line, whole=True)
         else:
@@ -204,7 +205,7 @@ class FitReporter:
         """Give each callback the results so far."""
         report, log = self.report, self._fit.log
         results = FitResults(
-            analysis=report.analysis if report is not None and self._fit.training.facts.is_zero else None,
+            report=report if self._fit.training.facts.is_zero else None,
             ledger=ledger,
             trace=self._fit.trace(),
             summary={} if log is None else log.summary(),

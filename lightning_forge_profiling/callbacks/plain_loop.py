@@ -235,6 +235,20 @@ class LoopProfiling:
         self._refused = False
         self.began = False  # whether a loop was to begin
 
+    def _shown(self) -> TimedCallback | None:
+        """The callback that has the table of the last loop."""
+        return next((one for one in self._callbacks if one.fit_results.report is not None), None)
+
+    def __repr__(self) -> str:
+        """The table of the last loop; before one what any object says."""
+        shown = self._shown()
+        return super().__repr__() if shown is None else repr(shown)
+
+    def _repr_html_(self) -> str | None:
+        """The same table for a notebook; None before a loop."""
+        shown = self._shown()
+        return None if shown is None else shown._repr_html_()
+
     def loop(self, *, hooked: bool = False) -> PlainLoop | None:
         """The loop, which begins now if it has not begun; None if nothing is to be profiled, or something else is."""
         loop, open_loop = self._loop, running()

@@ -18,6 +18,8 @@ from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import SWITCHED_OFF, switched_off
 from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.report.page import run_html
+from lightning_forge_profiling.report.run_end import run_text
 from lightning_forge_profiling.schema import Analysis, RunLedger
 from lightning_forge_profiling.timing.ledger import LedgerClock
 
@@ -76,7 +78,15 @@ class TimedCallback(Callback):
 
     def analysis(self) -> Analysis | None:
         """The verdict on the last fit, with the findings and figures behind it."""
-        return self.fit_results.analysis
+        return None if self.fit_results.report is None else self.fit_results.report.analysis
+
+    def __repr__(self) -> str:
+        """The table of the last fit; before one what any object says."""
+        return super().__repr__() if self.fit_results.report is None else run_text(self.fit_results.report)
+
+    def _repr_html_(self) -> str | None:
+        """The same table for a notebook; None before a fit."""
+        return None if self.fit_results.report is None else run_html(self.fit_results.report)
 
     def ledger(self) -> RunLedger | None:
         """Where the wall time of the fit went, up to now or of the last fit: parts that sum to it."""

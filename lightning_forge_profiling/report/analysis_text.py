@@ -14,7 +14,6 @@ from lightning_forge_profiling.schema import (
     Kernel,
     Operator,
     RankSummary,
-    RunEvidence,
     RunLedger,
 )
 
@@ -106,8 +105,7 @@ def _printed_remarks(analysis: Analysis) -> Iterator[tuple[str, str]]:
     hidden = len(analysis.findings) - _SHOWN_FINDINGS
     if hidden > 0:
         yield "findings", f"{hidden} more: see the reports"
-    for where, text in wording.by_text(((hint.rank, hint.text) for hint in analysis.hints), len(analysis.ranks) > 1):
-        yield "hint", where + text
+    yield from (("hint", where + text) for where, text in wording.hints(analysis))
     yield from (("difference", difference) for difference in analysis.differences)
     yield from (("warning", warning) for warning in wording.all_warnings(analysis))
 
@@ -220,15 +218,6 @@ def operators_table(operators: Sequence[Operator], name_width: int, *, on_gpu: b
     if any(operator.allocated_bytes_per_step is not None for operator in operators):
         columns["MB"] = lambda operator: f"{(operator.allocated_bytes_per_step or 0.0) / 1e6:.1f}"
     return table_of(operators, columns)
-
-
-def run_regions_table(run: RunEvidence) -> Table:
-    """Means of the regions over a whole run."""
-    columns = ("device ms per step", "host ms per step") if run.timing.on_device else ("ms per step",)
-    cells = ((name, f"{part.device_ms:.3f}", f"{part.host_ms:.3f}") for name, part in run.timing.regions.items())
-    return Table(
-        (Column("region", "code"), *map(Column, columns)), tuple(Row(row[: 1 + len(columns)]) for row in cells)
-    )
 
 
 def ledger_table(ledger: RunLedger, decimals: int = 3) -> Table:

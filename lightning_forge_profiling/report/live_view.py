@@ -15,18 +15,22 @@ from lightning_forge_profiling.report.ranks import (
     ranks_title,
     status_lines,
 )
+from lightning_forge_profiling.report.run_end import print_run
 from lightning_forge_profiling.report.run_status import span
-from lightning_forge_profiling.report.run_table import of_step_ms, print_run, run_table, step_table, to_try
+from lightning_forge_profiling.report.run_table import of_step_ms, run_table, step_table, to_try
 from lightning_forge_profiling.report.run_wording import rate_words
 from lightning_forge_profiling.report.screen import NAMES_WIDTH, Line, Screen, Table, Text
 from lightning_forge_profiling.report.wording import digits
 from lightning_forge_profiling.schema import (
     Analysis,
+    Distribution,
     EventLine,
     IntervalLine,
     RanksStatus,
     Rates,
     RecordSummary,
+    RunRegion,
+    RunTiming,
     State,
 )
 from lightning_forge_profiling.timing.counters import percentile_ms, step_total_ms
@@ -116,7 +120,7 @@ def print_pace(rank: RankRecord, now: float, screen: Screen) -> None:
     if p50:
         times += [f"{of_step_ms(p50, mean_ms):>{_MS}} median", f"{of_step_ms(p95, mean_ms):>{_MS}} p95"]
     screen.lines([Line("step", Text(",".join(times)))])
-    if run_status.split(stretch.intervals) and (table := latest_regions(stretch.intervals)):
+    if table := latest_regions(stretch.intervals):
         screen.table(table)
     metrics = run_status.mean_metrics(stretch.intervals, lambda one: step_total_ms(one.counters))
     parts = (("throughput", _throughput(rates, metrics)), ("gpu", _gpu(metrics)))
@@ -132,8 +136,21 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def latest_regions(intervals: Sequence[IntervalLine]) -> Table | None:
-    """Table of the regions over the steps of intervals."""
-    return step_table(run_status.rates_of(intervals), steady=True)
+    """Table of the regions over the steps of intervals; None if they have no split step."""
+    rates = run_status.rates_of(intervals)
+    if not rates.split_steps:
+        return None
+    names = (*rates.regions, *rates.user_regions)
+    timing = RunTiming(
+        steps=rates.steps,
+        on_device=False,
+        step_ms=Distribution(mean=rates.mean_ms("step")),
+        regions={name: RunRegion(device_ms=rates.mean_ms(name), host_ms=rates.mean_host_ms(name)) for name in names},
+        user_regions=rates.user_regions,
+        split_steps=rates.split_steps if rates.split_steps < rates.steps else None,
+        unknown_ms=rates.unknown_ms / rates.steps,
+    )
+    return step_table(timing, spread=False, steady=True)
 
 
 def _throughput(rates: Rates, metrics: Mapping[str, float]) -> list[str]:

@@ -13,10 +13,11 @@ from lightning_forge_profiling.report.analysis_text import (
     ledger_table,
     operators_table,
     ranks_table,
-    run_regions_table,
     step_table,
     waits_of_ranks,
 )
+from lightning_forge_profiling.report.evidence import evidence
+from lightning_forge_profiling.report.run_table import evidence_table
 from lightning_forge_profiling.report.screen import Column, Table, Text, table_of
 from lightning_forge_profiling.schema import Analysis, RankSummary
 
@@ -97,7 +98,7 @@ def markdown_table(block: Table) -> Iterator[str]:
     columns = block.columns
     yield ""
     yield f"| {' | '.join(column.name for column in columns)} |"
-    yield f"|{'|'.join('---:' if column.kind == 'number' else '---' for column in columns)}|"
+    yield f"|{'|'.join('---:' if column.kind in {'number', 'share'} else '---' for column in columns)}|"
     for row in block.rows:
         name, *others = (_cell(text, column) for text, column in zip(row.cells, columns, strict=True))
         first = f"**{name}**" if row.strong else f"{'&emsp;' if row.depth > 1 else ''}{name}"
@@ -108,7 +109,7 @@ def _cell(cell: str | Text, column: Column) -> str:
     text = cell if isinstance(cell, str) else cell.text
     if column.kind == "text":
         return prose(text)
-    if column.kind == "number" or not text:
+    if column.kind in {"number", "share"} or not text:
         return text
     return ", ".join(map(code_cell, text.split("\n"))) if column.kind == "codes" else code_cell(text)
 
@@ -241,23 +242,12 @@ def _run(analysis: Analysis) -> Iterator[str]:
     run = analysis.run
     if run is None:
         return
-    steps = run.timing.step_ms
-    p95 = "" if steps.p95 is None else f", 95th percentile {steps.p95:.3f} ms"
-    yield from ("", "## The whole run", "")
-    yield f"{run.timing.steps} steps, median {steps.p50:.3f} ms{p95}, longest {steps.max:.3f} ms."
-    yield from (
-        text
-        for line in (
-            *run_wording.timing_lines(run),
-            *run_wording.run_notes(run),
-            *run_wording.compute_lines(run.machine.compute),
-        )
-        for text in ("", f"{prose(line)}.")
-    )
-    if run.machine.telemetry is not None:
-        words = ", ".join(run_wording.telemetry_words(run.machine.telemetry))
-        yield from ("", f"GPU of rank 0, {code(run.machine.telemetry.device)}: {prose(words)}.")
-    yield from markdown_table(run_regions_table(run))
+    table = evidence_table(run)
+    yield from ("", "## The whole run", "", f"{prose(table.title)}.")
+    if table.table is not None:
+        yield from markdown_table(table.table)
+    yield ""
+    yield from (f"- {line.name}: {prose(line.text.text)}" for line in table.lines)
     if run.timing.slowest:
         slow_steps = table_of(
             list(run_wording.slowest_rows(run)),
@@ -270,8 +260,7 @@ def _run(analysis: Analysis) -> Iterator[str]:
         )
         yield from ("", "Slowest steps:", *markdown_table(slow_steps))
     if run.ledger is not None:
-        goodput = run_wording.goodput_words(run.ledger)
-        yield from ("", f"Wall time of the run: {run.ledger.wall_s:.2f} s{goodput and f', {goodput}'}.", "")
+        yield from ("", f"Wall time of the run: {run.ledger.wall_s:.2f} s.")
         yield from markdown_table(ledger_table(run.ledger))
 
 
@@ -290,15 +279,14 @@ def _findings(analysis: Analysis) -> Iterator[str]:
         yield f"   - {prose(finding.remedy)}"
         if finding.fix:
             yield f"   - Try: {code(finding.fix)}"
-        yield f"   - Evidence: {'; '.join(wording.evidence_words(finding, prose))}"
+        yield f"   - Evidence: {'; '.join(f'{prose(name)}: {prose(value)}' for name, value, _ in evidence(finding))}"
     for remark in wording.findings_remarks(analysis):
         yield from ("", prose(remark))
 
 
 def _remarks(analysis: Analysis) -> Iterator[str]:
-    hints = wording.by_text(((hint.rank, hint.text) for hint in analysis.hints), several=len(analysis.ranks) > 1)
     sections = {
-        "Hints": [where + text for where, text in hints],
+        "Hints": [where + text for where, text in wording.hints(analysis)],
         "Where the trace and the run differ": analysis.differences,
         "Warnings": wording.all_warnings(analysis),
     }

@@ -19,11 +19,13 @@ from lightning_forge_profiling.json_layout import summary_json
 from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN, docs_url
 from lightning_forge_profiling.plain_text import LONGEST_KERNEL, all_plain, plain
 from lightning_forge_profiling.report import run_wording, wording
-from lightning_forge_profiling.report.analysis_text import ledger_table, run_regions_table
+from lightning_forge_profiling.report.analysis_text import ledger_table, ranks_table
+from lightning_forge_profiling.report.evidence import evidence
 from lightning_forge_profiling.report.markdown import markdown
-from lightning_forge_profiling.report.screen import Row, Table, table_of
+from lightning_forge_profiling.report.run_table import evidence_table, run_table
+from lightning_forge_profiling.report.screen import Row
 from lightning_forge_profiling.safe_files import read_regular, write_whole
-from lightning_forge_profiling.schema import Analysis, RunLedger, RunMemory, Timeline
+from lightning_forge_profiling.schema import Analysis, RunLedger, RunMemory, RunReport, Timeline
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -150,7 +152,7 @@ def _words(analysis: Analysis) -> dict[str, Any]:
     return {
         "note": wording.findings_note(analysis),
         "ranks": wording.ranks_note(analysis),
-        "compute": list(run_wording.compute_lines(run.machine.compute if run else ())),
+        "step": evidence_table(run) if run else None,
         "parts": [
             {"part": name, "seconds": s, "times": count}
             for name, s, count in run_wording.ledger_rows(run.ledger if run else None)
@@ -162,8 +164,10 @@ def _words(analysis: Analysis) -> dict[str, Any]:
         "labels": _labels(analysis),
         "docs": {finding.code: docs_url(finding.code) for finding in analysis.findings},
         "goodput": run_wording.goodput_words(run.ledger) if run and run.ledger else "",
-        "run": list(run_wording.run_notes(run) if run else ()),
+        "warnings": wording.all_warnings(analysis),
+        "hints": [where + text for where, text in wording.hints(analysis)],
         "remarks": list(wording.findings_remarks(analysis)),
+        "evidence": [[*evidence(finding)] for finding in analysis.findings],
         "shares": [wording.share_of(analysis, finding) for finding in analysis.findings],
         "memory": _memory_words(run.memory if run else None),
         "threads": wording.cpu_threads(analysis.ranks[0]) if analysis.ranks else "",
@@ -198,11 +202,21 @@ def analysis_html(analysis: Analysis) -> str:
             finding,
             docs_url(finding.code),
             f"{finding.share_pct:.1f} % {wording.share_of(analysis, finding)}",
-            "; ".join(wording.evidence_words(finding)),
+            [*evidence(finding)],
         )
         for finding in analysis.findings
     ]
-    return rendered("notebook.html", analysis=analysis, findings=findings, rows=_step_rows(analysis))
+    run = None if analysis.run is None else evidence_table(analysis.run)
+    rows = run.table if run is not None else ranks_table(analysis.ranks) if analysis.ranks else None
+    return rendered(
+        "notebook.html", analysis=analysis, findings=findings, title="" if run is None else run.title, rows=rows
+    )
+
+
+@html_of.register
+def run_html(report: RunReport) -> str:
+    """HTML of the whole table of a run."""
+    return rendered("notebook_run.html", table=run_table(report))
 
 
 @html_of.register
@@ -211,26 +225,6 @@ def ledger_html(ledger: RunLedger) -> str:
     rows = ledger_table(ledger, decimals=2)
     whole = Row(("the run", f"{ledger.wall_s:.2f}", "", ""))
     return rendered("notebook_rows.html", rows=replace(rows, rows=(*rows.rows, whole)))
-
-
-def _step_rows(analysis: Analysis) -> Table | None:
-    """The regions of the run, else how busy the GPU of each rank was."""
-    run = analysis.run
-    if run is not None and run.timing.regions:
-        rows = run_regions_table(run)
-        whole = ("step", f"{run.timing.step_ms.mean:.3f}", "")[: len(rows.columns)]
-        return replace(rows, rows=(*rows.rows, Row(whole)))
-    if not analysis.ranks:
-        return None
-    return table_of(
-        analysis.ranks,
-        {
-            "rank": lambda rank: str(rank.rank),
-            "median step ms": lambda rank: f"{rank.step_ms.p50:.3f}",
-            "GPU busy": lambda rank: f"{rank.gpu.busy_pct:.1f} %",
-            "GPU idle": lambda rank: f"{rank.gpu.idle_pct:.1f} %",
-        },
-    )
 
 
 @dataclass(frozen=True, slots=True)

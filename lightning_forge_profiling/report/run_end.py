@@ -1,7 +1,10 @@
-"""What is printed at the end of a fit, in some 16 lines of 80 columns: where a step goes, the verdict, what to try."""
+"""A run on a terminal or in a notebook: the end of a fit in some 16 lines of 80 columns, and the whole table."""
 
+import io
 import re
+import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from shlex import quote
 from typing import Final
@@ -10,6 +13,7 @@ from lightning_forge_profiling.diagnosis.findings import switched_on
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE, MEMORY, growth_words
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.report import run_table
+from lightning_forge_profiling.report.page import run_html
 from lightning_forge_profiling.report.run_wording import goodput_words, recompiled_lines
 from lightning_forge_profiling.report.screen import NAMES_WIDTH, Line, Screen, Text, wrap
 from lightning_forge_profiling.report.wording import digits, verdict
@@ -24,18 +28,19 @@ _VERDICT_LINES: Final = 4  # a straggler with its cause and the line of the code
 
 def print_end(report: RunReport, files: Path | None, screen: Screen | None = None) -> None:
     """Print what a fit ends with; a notebook gets the whole table. `files` has the rest, for `view`."""
-    if screen is None and run_table.in_notebook():
-        run_table.print_run(report)
+    if screen is None and in_notebook():
+        print_run(report)
         return
     screen = screen or Screen(wrap=True)
     screen.width = min(screen.width, _WIDTH)
     titles = wrap(_title(report), screen.width)
     above, below = list(_rates(report)), list(_end(report, files, screen.width))
     taken = 1 + len(titles) + sum(_height(line, screen.width) for line in (*above, *below)) + bool(below)
+    timing = run_table.run_timing(report)
     screen.line()
     for line in titles:
         screen.line(Text(line, "bold"))
-    if table := run_table.step_table(report.run.steady, most=max(_LINES - taken - 1, _FEWEST_ROWS)):
+    if table := run_table.step_table(timing, spread=False, most=max(_LINES - taken - 1, _FEWEST_ROWS)):
         screen.table(table)
     screen.lines(above)
     if below:
@@ -130,3 +135,42 @@ def _short(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except (OSError, ValueError):
         return str(path)
+
+
+def print_run(report: RunReport, screen: Screen | None = None) -> None:
+    """Show the whole table; in a notebook as one output of the cell that runs."""
+    if screen is None and in_notebook():
+        shown = {"text/html": run_html(report), "text/plain": run_text(report)}
+        import_module("IPython.display").display(shown, raw=True)
+    else:
+        print_table(run_table.run_table(report), screen or Screen(wrap=True))
+
+
+def run_text(report: RunReport) -> str:
+    """The whole table as text."""
+    text = io.StringIO()
+    print_table(run_table.run_table(report), Screen(text, wrap=True))
+    return text.getvalue().strip()
+
+
+def print_table(table: run_table.RunTable, screen: Screen) -> None:
+    """Print it as text."""
+    screen.line()
+    screen.lines(table.verdict)
+    if table.verdict:
+        screen.line()
+    screen.line(Text(table.title, "bold"))
+    if table.table is not None:
+        screen.table(table.table)
+    if table.lines:
+        screen.line()
+    screen.lines(table.lines)
+    screen.line()
+    screen.flush()
+
+
+def in_notebook() -> bool:
+    """Whether this process runs a notebook's cells, whose output can be HTML."""
+    ipython = sys.modules.get("IPython")  # a kernel has imported it
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None

@@ -25,11 +25,12 @@ from lightning_forge_profiling.report.ranks import (
     worst_first,
 )
 from lightning_forge_profiling.report.run_table import RunTable, run_table
-from lightning_forge_profiling.report.screen import Line
+from lightning_forge_profiling.report.screen import Line, Text
 from lightning_forge_profiling.safe_files import read_regular, write_whole
 from lightning_forge_profiling.schema import (
     Analysis,
     End,
+    EventLine,
     IntervalLine,
     RankStatus,
     RunReport,
@@ -70,18 +71,6 @@ class Curve:
     highs: Sequence[float] = ()  # upper edge of a band above the line; () for none
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """An event of the run; times are in seconds since the run began."""
-
-    start_s: float
-    end_s: float
-    step: int  # the step at its end
-    kind: str  # `validation`, `checkpoint`, ...
-    text: str  # one sentence
-    is_problem: bool  # whether it is highlighted
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksView:
     """What a page shows of all ranks."""
@@ -108,10 +97,13 @@ class RunView:
     curves: tuple[Curve, ...]
     curves_of: int  # a rank
     lost_steps: int  # number of first steps whose intervals were deleted
-    events: tuple[Event, ...]  # the latest events, newest last; one of several ranks once
+    began: float  # Unix time in seconds
+    events: tuple[EventLine, ...]  # the latest events, newest last; one of several ranks once
+    problems: frozenset[str]  # kinds of events that are highlighted
     events_left_out: int
     ranks: RanksView | None  # None for a single rank that trains
-    setting: tuple[tuple[str, str], ...]
+    setting: tuple[Line, ...]
+    throughput: str
 
 
 def run_page(record: RunRecord, now: float) -> str:
@@ -182,15 +174,11 @@ def run_view(record: RunRecord, now: float, *, has_sensors: bool = False) -> Run
     began, begin = status.began, first.begin
     intervals = run_status.counted(first)
     points = _points(intervals)
-    events = tuple(
-        Event(one.at - one.seconds - began, one.at - began, one.step, one.kind, one.text, one.kind in _PROBLEMS)
-        for one, _ in run_status.events_once(record)
-    )
-    by_region = run_status.split(intervals)
+    events = tuple(event for event, _ in run_status.events_once(record))
     if state is not None:
         step = replace(run_table(state.report), verdict=())
     else:
-        step = RunTable((), "", latest_regions(intervals) if by_region else None)
+        step = RunTable((), "", latest_regions(intervals))
     lost = intervals[0] if intervals else None
     return RunView(
         outcome=status.outcome,
@@ -209,10 +197,13 @@ def run_view(record: RunRecord, now: float, *, has_sensors: bool = False) -> Run
         curves=tuple(_curves(points, has_sensors=has_sensors)),
         curves_of=begin.rank,
         lost_steps=lost.step if lost is not None and lost.step > 2 * lost.counted + 1000 else 0,
+        began=began,
         events=events[-_MOST_EVENTS:],
+        problems=_PROBLEMS,
         events_left_out=max(0, len(events) - _MOST_EVENTS),
         ranks=_ranks(record, now),
         setting=tuple(_setting(first, record.problems)),
+        throughput=next((line.text.text for line in step.lines if line.name == "throughput"), ""),
     )
 
 
@@ -254,15 +245,15 @@ def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def _setting(first: RankRecord, problems: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _setting(first: RankRecord, problems: Sequence[str]) -> Iterator[Line]:
     begin = first.begin
     setting = {
         "Trainer": setting_words(first),
         "Versions": ", ".join(f"{name} {version}" for name, version in begin.versions.items()),
-        "Command": " ".join(begin.argv),
+        "Command": " ".join(begin.argv) + (" (values are not recorded)" if len(begin.argv) > 1 else ""),
         "Commit": begin.commit,
         "Resumed from": begin.restored_from,
         "Continues": begin.continues,
         "Could not be read": "; ".join(problems),
     }
-    return ((name, value) for name, value in setting.items() if value)
+    return (Line(name, Text(value)) for name, value in setting.items() if value)

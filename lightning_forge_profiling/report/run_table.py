@@ -1,12 +1,9 @@
-"""What the whole table of a run says, as `show` and a notebook show it: verdict, split of the step, rates, files."""
+"""What is said of a run, in every report: verdict, split of the step, rates, files."""
 
-import io
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from math import floor, log10
 from pathlib import Path
 from shlex import quote
@@ -16,17 +13,19 @@ from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.names import REPORT_HTML, STEPS
 from lightning_forge_profiling.report import run_wording
-from lightning_forge_profiling.report.page import rendered
-from lightning_forge_profiling.report.screen import NAMES_WIDTH, Column, Line, Row, Screen, Table, Text
-from lightning_forge_profiling.report.wording import between, by_text, digits, verdict
+from lightning_forge_profiling.report.screen import NAMES_WIDTH, Column, Line, Row, Table, Text
+from lightning_forge_profiling.report.wording import between, digits, hints, verdict
 from lightning_forge_profiling.schema import (
     Analysis,
+    Distribution,
     Finding,
-    Rates,
+    RunCompute,
     RunEvidence,
     RunLedger,
     RunReport,
     RunSummary,
+    RunTiming,
+    TelemetrySummary,
     TraceReport,
 )
 
@@ -58,8 +57,23 @@ def run_table(report: RunReport) -> RunTable:
     return RunTable(
         verdict=tuple(_verdict(report)),
         title=_title(report),
-        table=step_table(report.run.steady, report.run, on_device=report.on_device),
+        table=step_table(run_timing(report)),
         lines=(*_rate_lines(report), *_file_lines(report)),
+    )
+
+
+def evidence_table(run: RunEvidence) -> RunTable:
+    """The same of a run of which only its evidence is at hand, as beside the analysis of a trace."""
+    timing = run.timing
+    of = f"{timing.steps} of {timing.all_steps}" if timing.all_steps else f"{timing.steps}"
+    return RunTable(
+        verdict=(),
+        title=f"Where a step goes: {digits(timing.step_ms.mean)} ms, mean of {of} steps, {_longest(timing.step_ms)}",
+        table=step_table(timing),
+        lines=(
+            *_evidence_lines(run, run.machine.compute, run.machine.telemetry, short=False),
+            *_fit_lines(run, (), short=False),
+        ),
     )
 
 
@@ -70,9 +84,7 @@ def _verdict(report: RunReport) -> Iterator[Line]:
         return
     yield Line("verdict", verdict(analysis))
     yield from also(analysis)
-    hints = ((hint.rank, hint.text) for hint in analysis.hints)
-    for where, text in by_text(hints, several=len(analysis.ranks) > 1):
-        yield Line("hint", Text(where + text))
+    yield from (Line("hint", Text(where + text)) for where, text in hints(analysis))
     if analysis.differences:  # the report has the others
         yield Line("difference", Text(analysis.differences[0]))
 
@@ -116,69 +128,81 @@ def step_title(report: RunReport, more: str) -> str:
 
 def _title(report: RunReport) -> str:
     steps = report.run.steady.steps
-    longest = f", longest {digits(report.run.step_ms.max)} ms" if steps > 1 else ""
+    longest = f", {_longest(report.run.step_ms)}" if steps > 1 else ""
     return step_title(report, f", mean of {steps} of {report.run.steps} steps on {report.device}{longest}")
 
 
-def _sampled(rates: Rates) -> str:
+def _longest(step_ms: Distribution) -> str:
+    return f"longest {digits(step_ms.max)} ms"
+
+
+def _sampled(timing: RunTiming) -> str:
     """In which of the steps the regions were timed; "" for all of them."""
-    if not 0 < rates.split_steps < rates.steps:
+    if not timing.split_steps:
         return ""
-    each = rates.steps / rates.split_steps
-    return f"sampled {f'1 in {each:.0f}' if each >= 2 else f'{rates.split_steps} of {rates.steps}'}"  # noqa: PLR2004
+    each = timing.steps / timing.split_steps
+    return f"sampled {f'1 in {each:.0f}' if each >= 2 else f'{timing.split_steps} of {timing.steps}'}"  # noqa: PLR2004
+
+
+def run_timing(report: RunReport) -> RunTiming:
+    """The times of the steps that count; in a short run those of the warm-up."""
+    run, rates = report.run, report.run.steady
+    return RunTiming(
+        steps=rates.steps,
+        on_device=report.on_device,
+        step_ms=run.step_ms,
+        regions=run.regions,
+        user_regions=rates.user_regions,
+        split_steps=rates.split_steps if rates.split_steps < rates.steps else None,
+        all_steps=run.steps,
+        unknown_ms=rates.unknown_ms / rates.steps if rates.steps else 0.0,
+    )
 
 
 def step_table(
-    rates: Rates,
-    run: RunSummary | None = None,
-    *,
-    on_device: bool = False,
-    most: int | None = None,
-    steady: bool = False,
+    timing: RunTiming, *, spread: bool = True, most: int | None = None, steady: bool = False
 ) -> Table | None:
     """Where a step goes: each region's share of the mean step and its mean time, in every view of a run.
 
     Args:
-        rates: of the steps.
-        run: its medians, percentiles and, where they say something, host times are shown too; None for means alone.
-        on_device: whether a GPU was used.
+        timing: of the steps.
+        spread: whether to show medians, percentiles and, where they say something, host times too.
         most: show at most so many regions, and no row for the step, which the title has.
         steady: each region has a row, so that rows stay where they are from frame to frame.
     """
-    step_ms = rates.mean_ms("step")
+    step_ms = timing.step_ms.mean
     if step_ms <= 0:
         return None
 
     def row(name: str, ms: float, *others_ms: float | None, whole: bool = False) -> Row:
-        pct, times = 100 * ms / step_ms, (ms, *others_ms, None, None, None)[: len(_TIMES)]
+        pct, times = 100 * ms / step_ms, (ms, *(others_ms if spread else ()), None, None, None)[: len(_TIMES)]
         cells = ("" if time is None else of_step_ms(time, step_ms) for time in times)
         return Row((name, "" if whole else f"{pct:.1f} %", *cells), strong=whole, share=None if whole else pct)
 
     def of_region(region: str, name: str) -> Row:
-        times = None if run is None else run.regions[region]
-        spread = (None, None) if times is None else (times.p50_ms, times.p95_ms)
-        return row(name, ms[region], *spread, host.get(region))
+        times = timing.regions[region]
+        return row(name, ms[region], times.p50_ms, times.p95_ms, host.get(region))
 
-    host = {} if run is None or not on_device else _host_ms(rates, step_ms)
-    ms = {name: rates.mean_ms(name) for name in (*rates.regions, *rates.user_regions)} if rates.split_steps else {}
-    users = [name for name in rates.user_regions if name in ms]
-    built_in = [name for name in rates.regions if name in ms]
+    host = _host_ms(timing) if spread and timing.on_device else {}
+    ms = {name: region.device_ms for name, region in timing.regions.items()}
+    users = [name for name in timing.user_regions if name in ms]
+    built_in = [name for name in ms if name not in users]
     if most is not None:
         users = sorted(users, key=lambda name: -ms[name])[: max(most // 3, 1)]
     shown = built_in
     if not steady:
         pct = {name: 100 * ms[name] / step_ms for name in built_in}
         shown = _worth_a_row(pct, [*host], None if most is None else most - len(users))
-    rest_ms, unknown_ms = sum(ms[name] for name in built_in if name not in shown), rates.unknown_ms / rates.steps
+    rest_ms = sum(ms[name] for name in built_in if name not in shown)
     rows = [of_region(name, name) for name in built_in if name in shown]
-    together = {_REST: rest_ms, "unknown": unknown_ms}
+    together = {_REST: rest_ms, "unknown": timing.unknown_ms}
     rows += [row(name, its_ms) for name, its_ms in together.items() if 100 * its_ms >= _SHOWN_PCT * step_ms]
     if most is None:
-        rows.append(row("step", step_ms, *(() if run is None else (run.step_ms.p50, run.step_ms.p95)), whole=True))
+        rows.append(row("step", step_ms, timing.step_ms.p50, timing.step_ms.p95, whole=True))
     rows += [of_region(name, f"your {name}") for name in users]
     if not rows:
         return None
-    heading = _sampled(rates).ljust(NAMES_WIDTH - 2)
+    heading = _sampled(timing).ljust(NAMES_WIDTH - 2)
     columns = Column(heading, "text"), Column("share", "share"), *map(Column, _TIMES)
     filled = [place for place in range(len(columns)) if place <= 1 or any(row.cells[place] for row in rows)]
     kept = (replace(row, cells=tuple(row.cells[place] for place in filled)) for row in rows)
@@ -201,10 +225,11 @@ def _worth_a_row(pct: Mapping[str, float], always: Sequence[str], most: int | No
     return sorted(shown, key=lambda name: -pct[name])[: most - 1]
 
 
-def _host_ms(rates: Rates, step_ms: float) -> dict[str, float]:
+def _host_ms(timing: RunTiming) -> dict[str, float]:
     """Mean host times that say something beside the device's: of waits, if they differ by 1 % of the step."""
-    host = {name: rates.mean_host_ms(name) for name in _HOST_WAITS_IN if name in rates.regions}
-    return {name: ms for name, ms in host.items() if 100 * abs(ms - rates.mean_ms(name)) >= _HOST_DIFFERS_PCT * step_ms}
+    waits = {name: timing.regions[name] for name in _HOST_WAITS_IN if name in timing.regions}
+    least_ms = _HOST_DIFFERS_PCT / 100 * timing.step_ms.mean
+    return {name: one.host_ms for name, one in waits.items() if abs(one.host_ms - one.device_ms) >= least_ms}
 
 
 def _rate_lines(report: RunReport) -> Iterator[Line]:
@@ -216,36 +241,48 @@ def _rate_lines(report: RunReport) -> Iterator[Line]:
         rates = ", ".join(f"{digits(rate)} {unit}/s" for unit, rate in loop.per_second().items())
         runs = "1 run" if loop.runs == 1 else f"{loop.runs} runs"
         yield Line(loop.loop, Text(f"{rates} in {runs} (wall time, first batches left out)"))
-    for line in run_wording.compute_lines(report.compute, sources=False):
-        yield Line("compute", Text(line))
-    if isinstance(report.gpu, str):
-        yield Line("gpu", Text(f"no telemetry: {report.gpu}"))
-    elif report.gpu is not None:
-        yield Line("gpu", Text(", ".join(run_wording.telemetry_words(report.gpu, short=True))))
     evidence = report.analysis.run if report.analysis is not None else None
-    if evidence is not None:
-        slow_and_full = ("slowest", run_wording.slowest_line(evidence)), ("memory", run_wording.memory_line(evidence))
-        compiled = (("compile", line) for line in run_wording.recompiled_lines(evidence))
-        named = (*run_wording.rank_lines(evidence), *slow_and_full, *compiled)
-        yield from (Line(name, Text(line)) for name, line in named if line)
-    yield from _fit_lines(report, evidence)
-
-
-def _fit_lines(report: RunReport, evidence: RunEvidence | None) -> Iterator[Line]:
-    run = report.run
+    yield from _evidence_lines(evidence, report.compute, report.gpu, short=True)
     if run.steps and run.wall_s > 0:
         yield Line("end to end", Text(_end_to_end(report)))
-    ledger = None if evidence is None else evidence.ledger
-    of_fit = {} if ledger is None else {"whole fit": _parts(ledger), "goodput": run_wording.goodput_words(ledger)}
-    left_out = _left_out(run, with_times=not any(of_fit.values()))
-    for name, text in {**of_fit, "left out": ", ".join(left_out)}.items():
+    with_times = evidence is None or not _of_fit(evidence)
+    yield from _fit_lines(evidence, _left_out(run, with_times=with_times), short=True)
+
+
+def _evidence_lines(
+    run: RunEvidence | None, compute: Sequence[RunCompute], gpu: TelemetrySummary | str | None, *, short: bool
+) -> Iterator[Line]:
+    """Rates of the devices, then what is special about ranks, steps, memory and compilation."""
+    for line in run_wording.compute_lines(compute, sources=not short):
+        yield Line("compute", Text(line))
+    if isinstance(gpu, str):
+        yield Line("gpu", Text(f"no telemetry: {gpu}"))
+    elif gpu is not None:
+        yield Line("gpu", Text(", ".join(run_wording.telemetry_words(gpu, short=short))))
+    if run is not None:
+        slow_and_full = ("slowest", run_wording.slowest_line(run)), ("memory", run_wording.memory_line(run))
+        compiled = (("compile", line) for line in run_wording.recompiled_lines(run))
+        named = (*run_wording.rank_lines(run), *slow_and_full, *compiled)
+        yield from (Line(name, Text(line)) for name, line in named if line)
+
+
+def _fit_lines(run: RunEvidence | None, left_out: Sequence[str], *, short: bool) -> Iterator[Line]:
+    """Where the wall time of the fit went, and what to know of the steps."""
+    named = {} if run is None else _of_fit(run)
+    for name, text in {**named, "left out": ", ".join(left_out)}.items():
         if text:
             yield Line(name, Text(text))
-    if evidence is not None:
-        effect = evidence.timing.window_effect
-        if effect is not None and run_wording.slower_after(effect):
+    if run is not None:
+        effect = run.timing.window_effect
+        if effect is not None and (not short or run_wording.slower_after(effect)):
             yield Line("window", Text(run_wording.window_effect_words(effect)))
-        yield from (Line("note", Text(note)) for note in run_wording.run_notes(evidence))
+        yield from (Line("note", Text(note)) for note in run_wording.run_notes(run))
+
+
+def _of_fit(run: RunEvidence) -> dict[str, str]:
+    ledger = run.ledger
+    named = {} if ledger is None else {"whole fit": _parts(ledger), "goodput": run_wording.goodput_words(ledger)}
+    return {name: text for name, text in named.items() if text}
 
 
 def figure_notes(run: RunSummary) -> Iterator[Line]:
@@ -348,45 +385,3 @@ def _trace_lines(trace: TraceReport, path: Path, log_folder: Path | None) -> Ite
         folder = log_folder if log_folder is not None and log_folder in path.parents else path.parent
         command = f"tensorboard --logdir {quote(str(folder))}    (tab PyTorch Profiler)"
         yield Line("open with", Text(command), whole=True)
-
-
-def print_run(report: RunReport, screen: Screen | None = None) -> None:
-    """Show the table."""
-    table = run_table(report)
-    if screen is None and in_notebook():
-        _show_in_notebook(table)
-    else:
-        print_table(table, screen or Screen(wrap=True))
-
-
-def print_table(table: RunTable, screen: Screen) -> None:
-    """Print it as text."""
-    screen.line()
-    screen.lines(table.verdict)
-    if table.verdict:
-        screen.line()
-    screen.line(Text(table.title, "bold"))
-    if table.table is not None:
-        screen.table(table.table)
-    if table.lines:
-        screen.line()
-    screen.lines(table.lines)
-    screen.line()
-    screen.flush()
-
-
-def in_notebook() -> bool:
-    """Whether this process runs a notebook's cells, whose output can be HTML."""
-    ipython = sys.modules.get("IPython")  # a kernel has imported it
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(shell, "kernel", None) is not None
-
-
-def _show_in_notebook(table: RunTable) -> None:
-    """Add one output to the cell that runs, with the text for what shows no HTML."""
-    text = io.StringIO()
-    print_table(table, Screen(text, wrap=True))
-    import_module("IPython.display").display(
-        {"text/html": rendered("notebook_run.html", table=table), "text/plain": text.getvalue().strip()},
-        raw=True,
-    )

@@ -46,14 +46,6 @@ _TOO_MUCH: Final = "above the device's peak: the FLOP count or the peak is wrong
 _URL: Final = re.compile(r", https?://[^ )]+")
 
 
-def timing_lines(run: RunEvidence) -> Iterator[str]:
-    """How a run was timed, and how its recorded window changed its pace."""
-    if run.timing.split_steps is not None:
-        yield f"Regions are estimated from {run.timing.split_steps} of {run.timing.steps} steps"
-    if run.timing.window_effect is not None:
-        yield window_effect_words(run.timing.window_effect)
-
-
 def window_effect_words(effect: WindowEffect) -> str:
     """The pace after a window against that before it."""
     before, after = digits(effect.before_ms), digits(effect.after_ms)

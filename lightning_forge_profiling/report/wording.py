@@ -113,12 +113,6 @@ def share_of(analysis: Analysis, finding: Finding) -> str:
     return "of the step, mean of the ranks" if averaged else "of the step"
 
 
-def evidence_words(finding: Finding, text: Callable[[str], str] = str) -> Iterator[str]:
-    """Name and value of each piece of a finding's evidence; `text` escapes names and texts."""
-    for name, value in finding.evidence.items():
-        yield f"{text(name)}: {f'{value:.4g}' if isinstance(value, int | float) else text(value)}"
-
-
 def steps_of(rank: RankSummary) -> str:
     """The number of steps, their length and the device."""
     times = rank.step_ms
@@ -201,6 +195,11 @@ def by_text(messages: Iterable[tuple[int, str]], several: bool) -> Iterator[tupl
         ranks.setdefault(text, []).append(rank)
     for text, said_of in ranks.items():
         yield f"{rank_list(said_of)}: " if several else "", text
+
+
+def hints(analysis: Analysis) -> Iterator[tuple[str, str]]:
+    """The hints, each text once, after the ranks that it is about."""
+    return by_text(((hint.rank, hint.text) for hint in analysis.hints), several=len(analysis.ranks) > 1)
 
 
 def all_warnings(analysis: Analysis) -> list[str]:

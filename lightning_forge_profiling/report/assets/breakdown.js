@@ -151,8 +151,8 @@ function cpuFacts({ cpu, step_ms: step }, threads) {
   ]);
 }
 
-// Empty where there is neither GPU work nor a region.
-function breakdownSection(ranks, words) {
+// Empty where there is neither GPU work nor a region; `ofRun`: whether the page has a table of the regions already.
+function breakdownSection(ranks, words, ofRun) {
   const onGpu = ranks.some(usedGpu);
   const recorded = ranks.filter((rank) => usedGpu(rank) === onGpu && partsOf(rank).length > 0);
   if (!recorded.length) return [];
@@ -160,7 +160,7 @@ function breakdownSection(ranks, words) {
     return [
       rankBars(recorded),
       element("p", { class: "muted" }, "No GPU activity in the trace: the whole bar is the step on the host, by region."),
-      partsTable(recorded),
+      !ofRun && partsTable(recorded),
       recorded.length === 1 && cpuFacts(recorded[0], words.threads),
     ];
   }
@@ -169,6 +169,6 @@ function breakdownSection(ranks, words) {
     rankBars(recorded),
     element("p", { class: "muted" }, "The whole bar is the step. Hatched: the GPU was idle, by what the host did meanwhile."),
     partsTable(recorded),
-    ...(recorded.length > 1 ? [element("h3", null, "Ranks"), rankTable(recorded)] : communicates ? [communicationText(recorded[0])] : []),
+    recorded.length === 1 && communicates && communicationText(recorded[0]),
   ];
 }

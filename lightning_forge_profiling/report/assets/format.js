@@ -64,33 +64,6 @@ function duration(us) {
   return us < 1e6 ? `${number(us / 1000, 3)} ms` : `${number(us / 1e6, 3)} s`;
 }
 
-// The units that an evidence's name ends in, the longer ones first.
-const UNITS = [
-  ["ms per step", (value) => `${short(value)} ms per step`],
-  ["us per step", (value) => `${short(value)} \u00b5s per step`],
-  ["megabytes per step", (value) => `${short(value)} MB per step`],
-  ["mb per step", (value) => `${short(value)} MB per step`],
-  ["bytes per step", (value) => `${bytes(value)} per step`],
-  ["per step", (value) => `${count(value)} per step`],
-  ["gb per s", (value) => `${short(value)} GB/s`],
-  ["per s", (value) => `${short(value)} per second`],
-  ["pct of peak", (value) => `${percent(value)} of peak`],
-  ["pct", percent],
-  ["tflops", (value) => `${short(value)} TFLOP/s`],
-  ["megabytes", (value) => `${short(value)} MB`],
-  ["bytes", bytes],
-  ["ms", milliseconds],
-  ["us", (value) => `${short(value)} \u00b5s`],
-];
-
-// "idle_after_sync_ms_per_step", 1.234 -> ["idle after sync", "1.23 ms per step"]
-function evidence(key, value) {
-  const words = key.replaceAll("_", " ");
-  if (typeof value !== "number") return [words, value];
-  const [unit, write] = UNITS.find(([ending]) => /[ ,]$/.test(words.slice(0, -ending.length)) && words.endsWith(ending)) ?? ["", count];
-  return [words.slice(0, words.length - unit.length).replace(/[ ,]+$/, ""), write(value)];
-}
-
 // Where the bracket opens that closes at the end of `text`, its length where none does.
 function openingOf(text, opens, closes) {
   let depth = 0;

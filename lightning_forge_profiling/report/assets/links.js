@@ -32,7 +32,7 @@ const SHOWN_BY = {
 };
 const OF_TRACE = ["Parts of the step", "Regions"];
 const OF_RANKS = { run: "Ranks of the run", trace: "Waiting by rank" };
-const OF_RUN = ["The step by region", "Regions of the whole run", "Wall time of the run"];
+const OF_RUN = ["The step by region", "Wall time of the run"];
 
 const findingId = (findings, finding) => {
   const place = findings.filter((each) => each.code === finding.code).indexOf(finding);

@@ -1,4 +1,4 @@
-// The page: sections in order, the choice of a rank for the details, and the theme.
+// The page: the verdict and where the time goes, then sections to unfold; the choice of a rank, and the theme.
 
 function rankSelect(ranks, label, onRank) {
   if (ranks.length < 2) return null;
@@ -7,28 +7,52 @@ function rankSelect(ranks, label, onRank) {
   return element("label", { class: "rank" }, "Rank ", select);
 }
 
-function section(id, title, content, tools = null) {
-  return element("section", { id, "aria-label": title || "Verdict" },
-    title && element("div", { class: "heading" }, element("h2", null, title), tools), content);
+function section(id, title, content) {
+  return element("section", { id, "aria-label": title || "Verdict" }, title && element("h2", null, title), content);
+}
+
+// A section that is folded until it is asked for: by a click, a link to what is in it, or a print. `says` stands beside its title.
+function folded(id, title, content, says = "") {
+  return element("section", { id, "aria-label": title }, element("details", { class: "fold" },
+    element("summary", null, element("h2", null, title), says && element("span", { class: "muted says" }, says)), content));
+}
+
+// Unfold what holds the place that an address names, and what it is the heading of.
+function unfold(id) {
+  const place = document.getElementById(id);
+  const inside = place?.querySelector(":scope > details.fold");
+  if (inside) inside.open = true;
+  for (let each = place; each; each = each.parentElement) if (each.matches("details")) each.open = true;
+}
+
+function listenForFolds() {
+  const all = () => [...document.querySelectorAll("details.fold:not([open])")];
+  let opened = [];
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.("a[href^='#']");
+    if (link) unfold(link.hash.slice(1));
+  }, true);
+  window.addEventListener("hashchange", () => unfold(location.hash.slice(1)));
+  window.addEventListener("beforeprint", () => { for (const each of (opened = all())) each.open = true; });
+  window.addEventListener("afterprint", () => { for (const each of opened) each.open = false; });
 }
 
 function rankDetails(rank, words) {
   const onCpu = rank.cpu !== null && !usedGpu(rank);
   const regions = onCpu ? rank.regions.filter((region) => region.user) : rank.regions; // the others are the breakdown
-  const part = (id, title, content) => section(id, title, content);
-  const idle = usedGpu(rank) && rank.idle_parts.some((part) => 100 * part.ms_per_step >= SHOWN_PCT * rank.step_ms.mean) && part("idle", "Idle GPU, by what the host was in", idleTable(rank.idle_parts, rank.step_ms.mean));
-  const kernels = rank.top_kernels.length > 0 && part("kernels", "Top kernels", kernelTable(rank.top_kernels, words.labels).element);
+  const idle = usedGpu(rank) && rank.idle_parts.some((part) => 100 * part.ms_per_step >= SHOWN_PCT * rank.step_ms.mean) && folded("idle", "Idle GPU, by what the host was in", idleTable(rank.idle_parts, rank.step_ms.mean));
+  const kernels = rank.top_kernels.length > 0 && folded("kernels", "Top kernels", kernelTable(rank.top_kernels, words.labels).element);
   const uncounted = !onCpu && !rank.flops && rank.flops_note ? ` FLOPs unknown: ${rank.flops_note}.` : "";
   return [
     ...(mostlyIdle([rank]) ? [idle, kernels] : [kernels, idle]),
-    rank.python && part("python", "Python functions of the step", pythonSection(rank.python, rank.step_ms.mean)),
-    rank.operators.length > 0 && part("operators", "Operators", [
+    rank.python && folded("python", "Python functions of the step", pythonSection(rank.python, rank.step_ms.mean)),
+    rank.operators.length > 0 && folded("operators", "Operators", [
       element("p", { class: "muted" }, `Means per step.${uncounted}`), operatorTable(rank.operators, usedGpu(rank)).element,
     ]),
-    regions.length > 0 && part("regions", onCpu ? "Your regions" : "Regions", regionTable(regions, !onCpu)),
-    !onCpu && part("host", "Host and memory", [hostFacts(rank), rank.host.syncs.length > 0 && syncTable(rank.host.syncs)]),
-    rank.copies.length > 0 && part("copies", "Copies", copyTable(rank.copies)),
-    rank.flops && part("flops", "FLOPs", flopsSection(rank)),
+    regions.length > 0 && folded("regions", onCpu ? "Your regions" : "Regions", regionTable(regions, !onCpu)),
+    !onCpu && folded("host", "Host and memory", [hostFacts(rank), rank.host.syncs.length > 0 && syncTable(rank.host.syncs)]),
+    rank.copies.length > 0 && folded("copies", "Copies", copyTable(rank.copies)),
+    rank.flops && folded("flops", "FLOPs", flopsSection(rank)),
   ];
 }
 
@@ -60,7 +84,8 @@ function build(summary, record, timelines) {
   const { ranks, findings, hints, collectives, rank_waits: waits, run } = summary;
   const details = element("div", { id: "details" });
   const detailRanks = rankSelect(ranks.map((rank) => rank.rank), "Rank of the details", (rank) => choose(rank));
-  const steps = element("div", { id: "steps" });
+  const steps = element("div");
+  const several = ranks.length > 1;
   const drawn = timelines.filter((timeline) => timeline.lanes.length > 0);
   const timeline = drawn.length > 0 ? new TimelineView(drawn) : null;
 
@@ -72,40 +97,43 @@ function build(summary, record, timelines) {
     if (select) select.value = String(number);
     details.replaceChildren(...rankDetails(rank, summary.words).filter(Boolean));
     steps.replaceChildren(...(rank.per_step.length > 1 && usedGpu(rank)
-      ? [element("h3", null, ranks.length > 1 ? `Steps of rank ${rankName(rank)}` : "Steps"), stepBars(rank)] : []));
+      ? [several && element("h3", null, `Steps of rank ${rankName(rank)}`), stepBars(rank)].filter(Boolean) : []));
   };
 
   linkBack(findings);
-  const several = ranks.length > 1;
-  const breakdown = breakdownSection(ranks, summary.words);
+  const breakdown = breakdownSection(ranks, summary.words, record !== null || run !== null);
   const verdict = section("verdict", "", verdictSection(summary, record));
-  const found = findings.length > 0 && section("findings", "Findings", findingsSection(findings, summary.words, summary.verdict));
+  const codes = findings.map((finding) => `${finding.code} ${percent(finding.share_pct)}`).join(", ");
+  const found = findings.length > 0 && folded("findings", "Findings", findingsSection(summary), codes);
   const course = [
-    run?.ledger && section("course", "Where the run's time went", courseSection(run, summary.words)),
-    record && record.seconds.length > 0 && section("over-time", "Over the run", curvesSection(record)),
-    run?.machine.telemetry && section("telemetry", "GPU over the run", telemetrySection(run.machine.telemetry, run, record)),
-    run?.memory?.curve.seconds.length > 0 && section("memory", "What fills the GPU's memory", memorySection(run, summary.words.memory)),
+    run?.ledger && folded("course", "Where the run's time went", courseSection(run, summary.words), summary.words.goodput),
+    record && record.seconds.length > 0 && folded("over-time", "Over the run", curvesSection(record)),
+    run?.machine.telemetry && folded("telemetry", "GPU over the run", telemetrySection(run.machine.telemetry, run, record)),
+    run?.memory?.curve.seconds.length > 0 && folded("memory", "What fills the GPU's memory", memorySection(run, summary.words.memory)),
   ];
-  const window = [
-    timeline && section("timeline", "Step timeline", timeline.element),
-    breakdown.length > 0 && section("breakdown", "Breakdown of the step", [...breakdown, steps]),
-  ];
+  const ofSteps = breakdown.length > 0 && (run || record ? folded : section)("breakdown", "Breakdown of the step", breakdown);
+  const oneByOne = ranks.some(usedGpu) && folded("steps", several ? "Ranks and steps one by one" : "Steps one by one", [several && rankTable(ranks.filter(usedGpu)), steps]);
   const ofRanks = [
+    timeline && folded("timeline", "Step timeline", timeline.element),
+    oneByOne,
     ranks.length > 0 && element("div", null, several && element("div", { class: "heading details" }, element("h2", null, "Details of one rank"), detailRanks), details),
-    (collectives.length > 0 || waits.length > 0) && section("collectives", "Collectives over the ranks", collectivesSection(collectives, waits)),
+    (collectives.length > 0 || waits.length > 0) && folded("collectives", "Collectives over the ranks", collectivesSection(collectives, waits)),
   ];
-  const whole = run && !record && section("run", "The whole run", runSection(run, summary.words));
-  const advice = hints.length > 0 && section("hints", "Hints", hintsSection(hints, several));
+  const step = record ? record.step : summary.words.step;
+  const ofStep = step && section("step", step.title || "Where a step goes", stepSection(step));
+  const about = record ? folded("about", "The run: rates, files, settings", aboutRun(record, summary), record.throughput)
+    : folded("about", ranks.length ? "The trace" : "The run", aboutTrace(summary), overview(summary)[0]?.[1]);
+  const advice = hints.length > 0 && folded("hints", "Hints", element("ul", { class: "hints" }, summary.words.hints.map((text) => element("li", null, text))));
   const sections = (record ? [
-    verdict, section("step", record.step.title || "Where a step goes", stepSection(record)), found, ...course,
-    record.ranks && section("ranks", record.ranks.title, ranksSection(record.ranks)),
-    ranks.length > 0 && element("div", { class: "heading details", id: "window" }, element("h2", null, "The recorded window")), ...window, ...ofRanks,
-    record.events.length > 0 && section("events", "Events", eventsSection(record)), advice, section("setting", "Setting", settingSection(record)),
-  ] : [verdict, ...window, found, ...course, ...ofRanks, whole, advice]).filter(Boolean);
+    verdict, ofStep, found, ...course,
+    record.ranks && folded("ranks", record.ranks.title, ranksSection(record.ranks), record.ranks.straggler),
+    record.events.length > 0 && folded("events", "Events", eventsSection(record)), advice, about,
+    ranks.length > 0 && element("div", { class: "heading details", id: "window" }, element("h2", null, "The recorded window")), ofSteps, ...ofRanks,
+  ] : [verdict, ofStep, ofSteps, found, ...ofRanks, ...course, advice, about]).filter(Boolean);
   const page = document.getElementById("page");
   page.append(
     element("header", null,
-      element("div", null, element("span", { class: "product" }, "forge-profiling"), " ", element("span", { class: "source" }, record ? record.folder : summary.source)),
+      element("div", null, element("span", { class: "product" }, "forge-profiling"), " ", element("span", { class: "source" }, breakable(record ? record.folder : summary.source))),
       themeButton(() => timeline?.recolour())),
     element("main", null, sections), footer(summary));
   document.title = [record?.outcome, summary.verdict, record ? record.folder : summary.source].filter(Boolean).join(" \u00b7 ");
@@ -117,7 +145,10 @@ function build(summary, record, timelines) {
     if (links) document.getElementById(findingId(findings, finding)).append(links);
   }
   new Tips();
-  if (location.hash) location.replace(location.hash); // the place was not there yet
+  listenForFolds();
+  if (!location.hash) return;
+  unfold(location.hash.slice(1));
+  location.replace(location.hash); // the place was not there yet
 }
 
 const block = (id) => JSON.parse(document.getElementById(id).textContent);

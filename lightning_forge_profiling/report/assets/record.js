@@ -1,34 +1,9 @@
-// What the record of a run adds to its page: the split of its step, its curves and events, its ranks, its settings.
+// What the record of a run adds to its page: its curves and events, its ranks, its settings.
 
 const EVENTS_SHOWN = 20;
 const RANKS_SHOWN = 16;
 const FROM_LEAST = "\u00b0C"; // a scale in this unit does not begin at 0
 const LARGE_UNITS = [[1e9, "billion "], [1e6, "million "], [1e4, "thousand "]];
-
-// "12.34" as the number that it is, "" as none.
-const figure = (text) => (text === "" || text === undefined ? null : Number(text.replaceAll(",", "")));
-
-function stepSection({ step: { table, lines } }) {
-  if (!table) return element("p", { class: "empty" }, "No step was timed.");
-  const [first, share, ...others] = table.columns.map((each) => each.name);
-  const rows = table.rows.map(({ cells: [name, , ...times], share: pct }) => ({ name, pct, times }));
-  const parts = rows.filter((row) => row.pct > 0 && REGION_COLOURS.has(row.name)).map((row) => ({
-    name: row.name, pct: row.pct, colour: regionColour(row.name), idle: false,
-    title: `${row.name}: ${[percent(row.pct), ...others.map((heading, index) => `${heading} ${row.times[index]}`)].join(", ")}`,
-  }));
-  const columns = [
-    column.text(first || "Region", (row) => row.name, (name, row) => element(row.pct === null ? "b" : "span", null, name)),
-    { ...column.bar(share, (row) => row.pct), write: (pct) => (pct === null ? "" : percent(pct)) },
-    ...others.map((heading, index) => ({
-      label: heading, numeric: true, value: (row) => figure(row.times[index]), write: (_, row) => row.times[index],
-    })),
-  ];
-  return [
-    parts.length > 0 && stackedBar(parts, "The step"),
-    smallTable("The step by region", columns, rows),
-    lines.length > 0 && element("dl", { class: "lines" }, lines.flatMap(({ name, text }) => [element("dt", null, name), element("dd", null, text.text)])),
-  ];
-}
 
 function curveChart({ title, unit, name, values, highs }) {
   const most = Math.max(...values.filter(isNumber), ...highs);
@@ -43,8 +18,11 @@ function curveChart({ title, unit, name, values, highs }) {
   return chartOf(kind, [lineOf(name, "a", means, means, tops ?? means)]);
 }
 
+// The events with their times since the run began.
+const eventsOf = ({ events, began }) => events.map((event) => ({ ...event, start_s: event.at - (event.seconds ?? 0) - began, end_s: event.at - began, text: event.text ?? "" }));
+
 // The events of one kind, as a lane below the charts.
-function eventState(kind, events, time) {
+function eventState(kind, events, time, isProblem) {
   const spans = events.map((event) => ({
     begin: time.part(event.start_s), end: Math.max(time.part(event.end_s), time.part(event.start_s) + 0.0015), share: 100,
   }));
@@ -53,14 +31,15 @@ function eventState(kind, events, time) {
   const lasting = (index) => during(index).reduce((sum, event) => sum + event.end_s - event.start_s, 0);
   const at = (index) => (lasting(index) > 0 ? `${short(lasting(index))} s` : holds(index) ? "yes" : "no");
   const total = `${number(events.length)} \u00d7`;
-  return { name: kind, style: events.some((event) => event.is_problem) ? "throttled" : "left-out", spans, total, label: `${kind}: ${total}`, holds, at };
+  return { name: kind, style: isProblem ? "throttled" : "left-out", spans, total, label: `${kind}: ${total}`, holds, at };
 }
 
 function curvesSection(record) {
-  const { seconds, curves, events, length_s: length } = record;
+  const { seconds, curves, problems, length_s: length } = record;
+  const events = eventsOf(record);
   const time = new RunTime({ seconds, samples_per_point: 1 }, { training: 0, length });
   const kinds = [...new Set(events.map((event) => event.kind))];
-  const states = kinds.map((kind) => eventState(kind, events.filter((event) => event.kind === kind), time));
+  const states = kinds.map((kind) => eventState(kind, events.filter((event) => event.kind === kind), time, problems.includes(kind)));
   const view = new ChartsView(time, curves.map(curveChart), states);
   const notes = [
     "Each point covers the steps since the previous one. The band reaches from the median to the 95th percentile.",
@@ -90,16 +69,16 @@ function ranksSection({ ranks, words, lines }) {
   const table = new DataTable({ label: "Ranks of the run", rows, columns, limit: RANKS_SHOWN }).element;
   table.classList.add("small");
   return [
-    lines.length > 0 && element("dl", { class: "lines" }, lines.flatMap(({ name, text }) => [element("dt", null, name), element("dd", null, text.text)])),
+    named(lines),
     table,
     element("p", { class: "muted" }, "Own work is the step without waiting for other ranks. The rank with most of it is the one that the others wait for."),
   ];
 }
 
-function eventsSection({ events, events_left_out: leftOut }) {
+function eventsSection(record) {
   return [
     new DataTable({
-      label: "Events", rows: [...events].reverse(), limit: EVENTS_SHOWN, columns: [
+      label: "Events", rows: eventsOf(record).reverse(), limit: EVENTS_SHOWN, columns: [
         column.text("Event", (event) => event.kind),
         column.count("step", (event) => event.step),
         column.number("after, s", (event) => event.end_s, 1, "since the run began"),
@@ -107,10 +86,13 @@ function eventsSection({ events, events_left_out: leftOut }) {
         column.text("What", (event) => event.text, (text) => element("span", null, breakable(text))),
       ],
     }).element,
-    leftOut > 0 && element("p", { class: "muted" }, `${number(leftOut)} earlier events are left out.`),
+    record.events_left_out > 0 && element("p", { class: "muted" }, `${number(record.events_left_out)} earlier events are left out.`),
   ];
 }
 
-function settingSection({ setting }) {
-  return element("dl", { class: "lines" }, setting.flatMap(([name, value]) => [element("dt", null, name), element("dd", null, value)]));
+function aboutRun({ facts: ofRun, step, setting }, summary) {
+  return [
+    facts([...ofRun, ...(summary.ranks.length ? overview(summary).slice(2) : [])]),
+    named([...step.lines.filter(({ name }) => name !== "note"), ...setting]),
+  ];
 }

@@ -18,29 +18,13 @@ function verdictSection(summary, record) {
     named && element("p", { class: "advice" }, remedy(first)),
     named && fix(first),
     beside && element("p", { id: "verdict-beside" }, beside),
-    summary.words.note && element("p", { id: "findings-note", class: "muted" }, `${summary.words.note}.`),
     summary.words.ranks && element("p", { id: "ranks-note", class: "muted" }, `${summary.words.ranks}.`),
-    facts(record ? [...record.facts, ...(summary.ranks.length ? overview(summary).slice(2) : [])] : overview(summary)),
-    notes("Warnings", [...summary.warnings, ...rankWarnings(summary.ranks, new Set(summary.warnings))]),
-    notes("The trace and the whole run differ", summary.differences),
+    notes("Warnings", summary.words.warnings),
   ];
 }
 
 function ofRank(rank) {
   return rank === null || rank === undefined ? "" : ` \u00b7 rank ${rank}`;
-}
-
-// Warnings of ranks without those in `listed`; one that several ranks have appears once.
-function rankWarnings(ranks, listed) {
-  const saying = new Map();
-  for (const { rank, warnings } of ranks) {
-    for (const warning of new Set(warnings)) if (!listed.has(warning)) saying.set(warning, [...(saying.get(warning) ?? []), rank]);
-  }
-  return [...saying].map(([warning, those]) => {
-    if (ranks.length === 1) return warning;
-    if (those.length === ranks.length) return `${warning} (all ranks)`;
-    return `${warning} (rank${those.length > 1 ? "s" : ""} ${those.join(", ")})`;
-  });
 }
 
 function notes(title, texts) {
@@ -95,20 +79,16 @@ function codeBadge(code, { docs }, attributes) {
 }
 
 // What to change for the verdict is said above.
-function findingsSection(findings, words, verdict) {
+function findingsSection({ findings, words, verdict, differences }) {
   const { shares, remarks } = words;
-  return [...findings.map((finding, index) => element("article", { class: "finding", id: findingId(findings, finding) },
+  return [words.note && element("p", { id: "findings-note", class: "muted" }, `${words.note}.`),
+    notes("The trace and the whole run differ", differences), ...findings.map((finding, index) => element("article", { class: "finding", id: findingId(findings, finding) },
     element("p", { class: "badges" }, codeBadge(finding.code, words, { class: "badge quiet" }),
       element("b", null, percent(finding.share_pct)),
       element("span", { class: "muted" }, `${shares[index]}${ofRank(finding.rank)} \u00b7 from the ${finding.source === "run" ? "whole run" : "trace"}`)),
     element("h3", null, finding.title),
-    facts(Object.entries(finding.evidence).map(([key, value]) => evidence(key, value))),
+    facts(words.evidence[index]),
     (index > 0 || finding.code !== verdict) && [element("p", { class: "advice" }, remedy(finding)), fix(finding)])), ...remarks.map((remark) => element("p", { class: "muted" }, remark))];
-}
-
-function hintsSection(hints, several) {
-  return [element("ul", { class: "hints" }, hints.map((hint) => element("li", null,
-    element("span", { class: "badge quiet" }, hint.code), " ", hint.text, several ? ` (rank ${hint.rank})` : "")))];
 }
 
 const column = {
@@ -258,24 +238,38 @@ function collectivesSection(collectives, waits) {
   ];
 }
 
-function runSection(run, words) {
-  const rows = Object.entries(run.timing.regions).map(([name, region]) => ({ name, ...region, user: run.timing.user_regions.includes(name) }));
+// "12.34" as the number that it is, "" as none.
+const figure = (text) => (text === "" || text === undefined ? null : Number(text.replaceAll(",", "")));
+
+const named = (lines) => lines.length > 0 && element("dl", { class: "lines" }, lines.flatMap(({ name, text }) => [element("dt", null, name), element("dd", null, breakable(text.text))]));
+
+function stepSection({ table, lines }) {
+  if (!table) return element("p", { class: "empty" }, "No step was timed.");
+  const [first, share, ...others] = table.columns.map((each) => each.name);
+  const rows = table.rows.map(({ cells: [name, , ...times], share: pct }) => ({ name, pct, times }));
+  const parts = rows.filter((row) => row.pct > 0 && REGION_COLOURS.has(row.name)).map((row) => ({
+    name: row.name, pct: row.pct, colour: regionColour(row.name), idle: false,
+    title: `${row.name}: ${[percent(row.pct), ...others.map((heading, index) => `${heading} ${row.times[index]}`)].join(", ")}`,
+  }));
+  const columns = [
+    column.text(first || "Region", (row) => row.name, (name, row) => element(row.pct === null ? "b" : "span", null, name)),
+    { ...column.bar(share, (row) => row.pct), write: (pct) => (pct === null ? "" : percent(pct)) },
+    ...others.map((heading, index) => ({
+      label: heading, numeric: true, value: (row) => figure(row.times[index]), write: (_, row) => row.times[index],
+    })),
+  ];
   return [
-    facts([
-      ["Steps measured", number(run.timing.steps)], ["Step time", stepTime(run.timing.step_ms)], ["Processes", count(run.ranks.world_size)],
-      ...words.compute.map((line) => ["Compute", line]),
-      ...(words.goodput ? [["Goodput", words.goodput]] : []),
-      ...(run.timing.gpu_starved_pct === null ? [] : [["GPU had caught up at the batch's end", `${percent(run.timing.gpu_starved_pct)} of the steps`]]),
-    ]),
-    ...words.run.map((line) => element("p", { class: "muted" }, `${line}.`)),
-    rows.length > 0 && smallTable("Regions of the whole run", [
-      column.text("Region", (row) => row.name, (name, row) => element("span", { class: "part" },
-        element("span", { class: "name" }, name), row.user && element("span", { class: "muted" }, "yours"))),
-      ...(run.timing.on_device ? [column.number("GPU ms per step", (row) => row.device_ms)] : []),
-      column.number("host ms per step", (row) => row.host_ms),
-      ...(rows.some((row) => row.p50_ms !== null) ? [column.number("median", (row) => row.p50_ms, 3, `of the ${run.timing.on_device ? "GPU" : "host"} ms of a step`)] : []),
-      ...(rows.some((row) => row.p95_ms !== null) ? [column.number("p95", (row) => row.p95_ms, 3, "95th percentile of the same")] : []),
-    ], rows),
+    parts.length > 0 && stackedBar(parts, "The step"),
+    smallTable("The step by region", columns, rows),
+    named(lines.filter(({ name }) => name === "note")),
+  ];
+}
+
+function aboutTrace(summary) {
+  const starved = summary.run?.timing.gpu_starved_pct ?? null;
+  return [
+    facts([...overview(summary), ...(starved === null ? [] : [["GPU had caught up at the batch's end", `${percent(starved)} of the steps`]])]),
+    named((summary.words.step?.lines ?? []).filter(({ name }) => name !== "note")),
   ];
 }
 

@@ -115,16 +115,16 @@ function smallTable(label, columns, rows) {
   return table;
 }
 
-// A name that may break after a slash or a dot.
+// A name that may break between its words, and nowhere in one.
 function breakable(name) {
-  return name.split(/(?<=[/.])(?=[a-z_])/i).flatMap((piece, index) => (index ? [element("wbr"), piece] : [piece]));
+  return name.split(/(?<=[/._:])(?=[a-z])/i).flatMap((piece, index) => (index ? [element("wbr"), piece] : [piece]));
 }
 
 // A kernel's base name stands out.
 function nameText(name, isKernel) {
   const [begin, end] = isKernel ? baseName(name) : [0, name.length];
   return element("span", { class: "name" },
-    name.slice(0, begin), element("b", null, name.slice(begin, end)), name.slice(end));
+    name.slice(0, begin), element("b", null, breakable(name.slice(begin, end))), name.slice(end));
 }
 
 // A kernel's name, or the part in which it differs from others that begin alike; a button opens the whole name.
@@ -155,8 +155,8 @@ function clampedWhenLong(text, label) {
   return element("div", null, text, toggle);
 }
 
-// Terms and values in a row: [["Device", "NVIDIA H200"], ...].
-function facts(pairs) {
-  return element("dl", { class: "facts" },
-    pairs.map(([term, value]) => element("div", null, element("dt", null, term), element("dd", null, value))));
+// Terms and values in a row, and what they mean: [["Device", "NVIDIA H200"], ["line", "train.py:8", "where ..."], ...].
+function facts(rows) {
+  return element("dl", { class: "facts" }, rows.map(([term, value, means]) =>
+    element("div", means ? { "data-tip": means, tabindex: "0" } : null, element("dt", null, term), element("dd", null, breakable(String(value))))));
 }

@@ -129,9 +129,9 @@ class TimelineView {
   }
 
   label(text, { rank, group }, top, height, narrow) {
-    const made = element("div", { class: group ? "lane" : "lane of-rank", role: "listitem", title: text, "data-rank": rank }, text);
+    const made = element("div", { class: `lane${group ? "" : " of-rank"}${narrow ? " above" : ""}`, role: "listitem", title: text, "data-rank": rank }, text);
     made.style.top = `${top}px`;
-    made.style.width = narrow ? "100%" : `${LABEL_WIDTH - 10}px`;
+    made.style.width = narrow ? "fit-content" : `${LABEL_WIDTH - 10}px`;
     made.style.lineHeight = `${height}px`;
     made.style.pointerEvents = narrow ? "none" : "auto"; // above a lane it lies over the canvas
     return made;

@@ -122,6 +122,14 @@ _FAULTS: Final[dict[str, tuple[tuple[str, tuple[str, Check], str], ...]]] = {
         ("ranks/0/step_ms/mean", near(9.96), _CLOCK),
         ("ranks/0/gpu/busy_ms_per_step", near(4.95), _CLOCK),
     ),
+    "gpu_clock_5ms_behind": (
+        ("ranks/0/step_ms/mean", near(9.96), _CLOCK),
+        ("ranks/0/gpu/busy_ms_per_step", near(4.95), _CLOCK),
+    ),
+    "launches_without_kernels": (
+        ("verdict", one_of(NO_VERDICT), "a GPU whose work was not recorded is taken for none"),
+        ("ranks/0/step_ms/mean", near(10.0), ""),
+    ),
     "half_zero": (
         ("ranks/0/step_ms/mean", near(10.0), "times of zero make those that are right seem wrong"),
     ),

@@ -44,7 +44,7 @@ setup: $(READY)  ## make .venv and install everything into it (the other targets
 demo: $(READY)  ## a slow loader, the verdict, its fix, and the gain beside the prediction; files in demo_runs/
 	@KINETO_LOG_LEVEL=6 $(RUN) examples/demo.py
 
-test: lint types quick  ## what to run before each commit: some ten minutes on two cores
+test: lint types quick  ## what to run before each commit: some five minutes on two cores
 
 test-all: test rest coverage  ## everything
 

@@ -76,6 +76,7 @@ def test_before_a_fit_a_callback_is_shown_as_any_object():
         assert shown._repr_html_() is None
 
 
+@pytest.mark.slow
 def test_a_cell_that_ends_with_an_analysis_shows_verdict_findings_and_times(outputs):
     [page] = outputs[1]
     assert re.search(r"<p><b>.+</b></p>", page)
@@ -84,6 +85,7 @@ def test_a_cell_that_ends_with_an_analysis_shows_verdict_findings_and_times(outp
     assert "step ms" in of_trace
 
 
+@pytest.mark.slow
 def test_a_cell_that_ends_with_a_ledger_shows_its_parts(outputs):
     [page] = outputs[2]
     assert "steps" in Tags(page).text

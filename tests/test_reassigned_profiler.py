@@ -130,6 +130,7 @@ def test_it_is_followed_in_manual_optimization(tmp_path, fit):
     assert all(row["time/backward_ms"] > 0 for row in shown)
 
 
+@pytest.mark.slow
 def test_a_trace_shows_the_regions_of_later_steps(tmp_path, fit):
     forge = ForgeProfilerCallback(4, 8)
     fit(forge, Assigns("on_train_batch_start", {2}, lambda trainer: SimpleProfiler()))

@@ -182,6 +182,7 @@ def test_without_a_backward_pass_there_is_nothing_to_tell(tmp_path):
     assert counted_again(torch.no_grad()(lambda: Block()(rows())), tmp_path) == Counter()
 
 
+@pytest.mark.slow
 def test_a_compiled_block_computes_nothing_again(tmp_path):
     block = torch.compile(Block(), backend="aot_eager")
     assert counted_again(training(block, rows()), tmp_path) == Counter()

@@ -256,6 +256,7 @@ def test_a_run_that_logs_no_row_has_its_totals(tmp_path, make_trainer):
     assert record.state.report.run.steady.steps == 8
 
 
+@pytest.mark.slow
 def test_totals_come_between_rows_that_are_far_apart(tmp_path, make_trainer, monkeypatch):
     monkeypatch.setattr(run_record, "_STATE_S", 0)
     monkeypatch.setattr(run_record, "_STATE_COST", float("inf"))
@@ -671,6 +672,7 @@ class SlowAfterValidation(Classifier):
         return super().training_step(batch)
 
 
+@pytest.mark.slow
 def test_steps_that_had_to_be_split_stand_for_no_others(tmp_path, make_trainer):
     ours = ThroughputCallback(warmup_steps=2, overhead=1e-4, log_every_n_steps=1)
     trainer = make_trainer(ours, val_check_interval=10, max_epochs=1)

@@ -179,6 +179,7 @@ def test_the_last_line_is_a_command_for_what_the_fit_left(tmp_path, make_trainer
     assert "Classifier" in page.read_text() or callbacks == (ForgeProfilerCallback,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [True, False])
 def test_a_further_fit_in_the_same_folder_is_named_by_itself(tmp_path, make_trainer, capsys, window):
     for _ in range(2):

@@ -89,6 +89,7 @@ def test_the_step_after_a_fix_is_as_measured(case, code, after_ms):
     assert analysis.verdict == code
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_another_saves_no_more_than_that_one():
     """Played alone it would be faster by 4.8 ms, but its step is as long as that of the rank that computes longer."""
     analysis = analyze(TRACES / "light_straggler").analysis

@@ -52,6 +52,7 @@ def test_the_verdict_and_the_totals_stand_out_on_a_terminal():
     assert [line for line in lines if re.match(r"\x1b\[1mbusy\x1b\[0m +\x1b\[1m\d", line)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_who_wants_no_colours_gets_none(environment):
     lines = on_terminal(60, "show", INPUT_BOUND, **environment)
@@ -59,6 +60,7 @@ def test_who_wants_no_colours_gets_none(environment):
     assert max(map(len, lines)) <= 60
 
 
+@pytest.mark.slow
 def test_sentences_stand_beside_their_names_and_paths_stay_whole():
     path = TRACES / "ddp"
     lines = on_terminal(40, "compare", path, TRACES / "launch_bound", "--verbose", NO_COLOR="1")

@@ -17,6 +17,8 @@ from torch.utils.tensorboard import SummaryWriter
 from lightning_forge_profiling.kineto.copies import write_plugin_copy
 from tests.browser import chromium, tensorboard_server, wait_until
 
+pytestmark = pytest.mark.slow
+
 TRACES = Path(__file__).parent / "data" / "traces"
 WORKERS = {"input_bound": ["rank0"], "launch_bound": ["rank0"], "ddp_comm_bound": ["rank0", "rank1"]}
 EACH_WORKER = pytest.mark.parametrize(
@@ -107,7 +109,6 @@ def average(overview, part):
     return value
 
 
-@pytest.mark.slow
 def test_the_tab_lists_each_folder_with_copies_and_nothing_else(board):
     assert board.profiler_runs() == sorted(run_name(case) for case in CASES)
     for case, workers in WORKERS.items():
@@ -215,7 +216,6 @@ def device_time_by_operator(events):
     return own, total, nested_in_itself
 
 
-@pytest.mark.slow
 def test_recorded_modules_cost_no_operators(board, logdir):
     """With fwdbwd renamed as well the plugin moves backward passes under modules, and loses some or fails to load."""
     table = board.profile("operation/table", run_name("modules"), "rank0", group_by="Operation")
@@ -228,7 +228,6 @@ def test_recorded_modules_cost_no_operators(board, logdir):
         assert row["calls"] == sum(event["name"] == operator for event in events) > 2
 
 
-@pytest.mark.slow
 @EACH_WORKER
 def test_each_kernel_has_its_time(board, logdir, case, worker):
     table = board.profile("kernel/table", run_name(case), worker, group_by="Kernel")["data"]
@@ -251,7 +250,6 @@ def raw_board(tmp_path_factory):
         yield board, run
 
 
-@pytest.mark.slow
 def test_without_the_copy_the_numbers_are_wrong_as_documented(raw_board):
     board, run = raw_board
     overview = board.profile("overview", run, "rank0")
@@ -262,7 +260,6 @@ def test_without_the_copy_the_numbers_are_wrong_as_documented(raw_board):
     assert {row["device_total_duration"] for row in table["data"]} == {0}
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_the_page_offers_the_runs_and_the_workers(board):
     """The selectors only: every view waits for a script from the internet before it shows anything."""

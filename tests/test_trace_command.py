@@ -214,6 +214,7 @@ def test_a_window_that_is_asked_for_before_that_of_the_settings_takes_nothing_fr
     assert sorted(steps_of(tmp_path)) == [[plan.start, plan.start + 1], [600, 601]]
 
 
+@pytest.mark.slow
 def test_a_window_each_so_many_steps(tmp_path, make_trainer):
     callback = ForgeProfilerCallback(10, 12, every=20, **QUICK)
     make_trainer(callback, ThroughputCallback(), max_epochs=1).fit(Classifier(), loader(4 * 75))

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest import mock
 
 from rich._export_format import CONSOLE_SVG_FORMAT
@@ -29,6 +30,9 @@ from lightning_forge_profiling.record.reader import RunRecord, read_run, records
 from lightning_forge_profiling.report.live_view import print_frame
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.schema import End
+
+if TYPE_CHECKING:
+    from selenium.webdriver.remote.webdriver import WebDriver
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 IMAGES = CHECKOUT / "docs" / "images"
@@ -128,6 +132,13 @@ def console_report(case: str) -> None:
     save(lambda screen: print_analysis(analysis, screen, kernels=5), "show", f"forge-profiling show {case}/")
 
 
+def photograph(browser: "WebDriver", id: str, name: str) -> None:  # noqa: A002  (HTML's name for it)
+    """Photograph an element of the page, of which the browser would cut off what is outside of the window."""
+    element = browser.find_element("id", id)
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+    element.screenshot(str(IMAGES / name))
+
+
 def browser_reports() -> None:
     """Photograph report.html: the top of one, and the timeline of another at one of its steps."""
     from lightning_forge_profiling.cli.main import main as forge_profiling  # noqa: PLC0415
@@ -147,7 +158,7 @@ def browser_reports() -> None:
         browser.execute_script("for (const each of document.querySelectorAll('details.fold')) each.open = true")
         buttons = browser.find_elements("css selector", "#timeline-view .tools button")
         next(button for button in buttons if button.text == "Step 14").click()
-        browser.find_element("id", "timeline-view").screenshot(str(IMAGES / "timeline.png"))
+        photograph(browser, "timeline-view", "timeline.png")
 
 
 def telemetry_report() -> None:
@@ -173,7 +184,7 @@ def telemetry_report() -> None:
         cursor = browser.find_element("css selector", "#telemetry .scrubber")
         cursor.send_keys(Keys.HOME + 14 * Keys.PAGE_UP + 4 * Keys.ARROW_RIGHT)
         browser.execute_script("arguments[0].style.outline = 'none'", cursor)
-        browser.find_element("id", "telemetry").screenshot(str(IMAGES / "telemetry.png"))
+        photograph(browser, "telemetry", "telemetry.png")
 
 
 def main() -> None:

@@ -141,7 +141,7 @@ def _starved(run: RunEvidence, cpu: CpuUse, waits: str) -> Explanation:
         )
     if cpu.workers > max(OTHERS, others) and run.settings.loader is not None and run.settings.loader.num_workers:
         advice.append(
-            f"The {run.settings.loader.num_workers} workers of the loader use {cpu.workers:.1f} cores: measure fewer."
+            f"The loader's {run.settings.loader.num_workers} workers use {cpu.workers:.1f} cores: try with fewer."
         )
     if cpu.threads > max(cpu.cores, 1):
         fix = f"OMP_NUM_THREADS={max(int(cpu.cores), 1)}"

@@ -203,9 +203,10 @@ def _explain_communication(context: RuleContext) -> Explanation:
             "hidden_pct": comm.hidden_pct,
             **({} if context.wait_ms is None else {"waiting_for_ranks_ms_per_step": context.wait_ms}),
         },
-        f"Communicate less often: a larger accumulate_grad_batches{accumulating(context.rank.loader)}, since DDP exchanges "
-        "gradients only at the last of those batches, or a larger batch per GPU. Or exchange less: bf16 gradients (DDP's "
-        "bf16_compress_hook). A larger bucket_cap_mb means fewer calls; with FSDP, prefetching hides them.",
+        f"Communicate less often: a larger accumulate_grad_batches{accumulating(context.rank.loader)}, since DDP "
+        "exchanges gradients only at the last of those batches, or a larger batch per GPU. Or exchange less: bf16 "
+        "gradients (DDP's bf16_compress_hook). A larger bucket_cap_mb means fewer calls; with FSDP, prefetching hides "
+        "them.",
     )
 
 

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from lightning_forge_profiling.report.evidence import evidence
 from lightning_forge_profiling.report.live_view import sparkline
 from lightning_forge_profiling.report.markdown import code, code_cell, prose
 from lightning_forge_profiling.report.run_status import duration
@@ -13,7 +14,7 @@ from lightning_forge_profiling.report.run_wording import (
     window_effect_words,
 )
 from lightning_forge_profiling.report.wording import by_text, calls, digits, short, short_kernel_name
-from lightning_forge_profiling.schema import Distribution, RunLedger, SlowStep, TelemetrySummary, WindowEffect
+from lightning_forge_profiling.schema import Distribution, Finding, RunLedger, SlowStep, TelemetrySummary, WindowEffect
 from lightning_forge_profiling.timing.ledger import goodput
 from tests.evidence import made_evidence
 
@@ -96,3 +97,23 @@ def test_a_slow_step_is_named_with_what_took_long():
 
 def test_a_sparkline_has_eight_heights():
     assert sparkline([36.0, 36.1, 36.0, 41.5, 36.2], width=60) == "▁▁▁█▁"
+
+
+def test_evidence_has_its_unit_and_its_meaning_and_no_two_figures_one_name():
+    figures = {
+        "exposed_wait_ms_per_step": 18.49, "host_wait_ms_per_step": 18.49, "num_workers": 0,
+        "persistent_workers": False, "copied_bytes_per_step": 226e6, "seconds": 2.0, "line": "train.py:8 load",
+        "line_pct": 96.44, "operator": "",
+    }  # fmt: skip
+    found = Finding(
+        code="input-bound", share_pct=9.0, rank=None, title="", evidence=figures, advice="", source="run"
+    )  # fmt: skip
+    shown = {name: value for name, value, _ in evidence(found)}
+    assert shown == {
+        "exposed wait": "18.5 ms per step", "num workers": "0", "persistent workers": "False",
+        "copied": "226 MB per step", "takes": "2 s", "line": "train.py:8 load", "of it in that line": "96.4 %",
+    }  # fmt: skip
+    means = {name: text for name, _, text in evidence(found)}
+    assert means["num workers"] == "number of worker processes", "as the schema says"
+    on_gpu = replace(found, evidence={**figures, "exposed_wait_ms_per_step": 12.1})
+    assert [name for name, _, _ in evidence(on_gpu)][:2] == ["exposed wait", "host wait"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightning_forge_profiling.cli.main import main
+from lightning_forge_profiling.names import FINDING_PAGES
 from tests.golden import outputs, truths
 from tests.golden.truths import TRUTHS
 
@@ -65,3 +66,7 @@ def test_steps_that_are_seldom_split_have_the_same_figures_everywhere_and_those_
     record = re.search(r'id="forge-record">(.*?)</script>', page.read_text(), re.DOTALL)
     rows = [row["cells"] for row in json.loads(record[1])["step"]["table"]["rows"]]
     assert {name: float(ms) for name, _, ms, *_ in rows if name in REGIONS} == shown
+
+
+def test_each_finding_is_of_some_case():
+    assert {code for case in outputs.cases() for code in outputs.kept(case).get("findings", ())} == FINDING_PAGES.keys()

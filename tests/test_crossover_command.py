@@ -137,7 +137,7 @@ def test_torch_is_loaded_to_measure_alone():
         (["--max-time", "nan"], "'nan' is not a number above zero"),
         (["--dtype", "int8"], "invalid choice: 'int8'"),
         (["--format", "html"], "invalid choice: 'html'"),
-        (["--from", ""], "argument --from: the name of a file is missing"),
+        (["--from", ""], "argument --from: '' is not a file"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_with_what_can(crossover, arguments, complaint):

@@ -300,7 +300,7 @@ COMMANDS: Final = (
                 "measure nothing, and show what --format json wrote; - reads standard input",
                 dest="source",
             ),
-            argument("--format", choices=("text", "json"), default="text", metavar="FORMAT", help="text or json"),
+            choice("--format FORMAT", ("text", "json"), "text or json"),
         ),
     ),
 )

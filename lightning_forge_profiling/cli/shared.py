@@ -9,9 +9,8 @@ import shutil
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import chain, combinations, product
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Self, TextIO, TypeVar
@@ -110,14 +109,26 @@ def _escaped(character: re.Match[str]) -> str:
     return character[0] if plain(character[0]) == character[0] else json.dumps(character[0])[1:-1]
 
 
-def refuse_bad_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[tuple[str, Path]]) -> None:
-    """Refuse outputs that would fail after the work is done, or would overwrite an input."""
-    given = [(name, path) for name, path in outputs.items() if path is not None]
-    for _, path in given:
-        _refuse_unwritable(path)
-    for (first, path), (second, other) in chain(product(inputs, given), combinations(given, 2)):
-        if _is_replaced(other) and same_file(path, other):
-            raise ConfigurationError(f"{first} and {second} both name {path}: one would overwrite the other")
+def refuse_bad_output(output: Path | None, sources: Iterable[Path]) -> None:
+    """Refuse a file that could not be written once the work is done, or that would replace what it is made of."""
+    if output is None:
+        return
+    if not output.parent.is_dir():
+        raise ConfigurationError(f"{output}: there is no folder {output.parent}")
+    if _may_be_planted(output):
+        raise ConfigurationError(f"{output}: is a link or a pipe of another user in a world-writable folder")
+    if output.is_dir():
+        raise ConfigurationError(f"{output}: is a folder")
+    if not _is_replaced(output):
+        return
+    folder = _target(output).parent
+    try:
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigurationError(f"{output}: cannot create a file in {folder}: {error.strerror}") from error
+    for path in sources:
+        if same_file(path, output):
+            raise ConfigurationError(f"PATH and --save both name {path}: one would overwrite the other")
 
 
 def same_file(path: Path, other: Path) -> bool:
@@ -131,21 +142,6 @@ def write_output(path: Path, content: bytes) -> None:
         write_whole(_target(path), content)
     else:
         path.write_bytes(content)
-
-
-def _refuse_unwritable(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise ConfigurationError(f"{path}: there is no folder {path.parent}")
-    if _may_be_planted(path):
-        raise ConfigurationError(f"{path}: is a link or a pipe of another user in a world-writable folder")
-    if path.is_dir():
-        raise ConfigurationError(f"{path}: is a folder")
-    if _is_replaced(path):
-        folder = _target(path).parent
-        try:
-            TemporaryFile(dir=folder).close()
-        except OSError as error:
-            raise ConfigurationError(f"{path}: cannot create a file in {folder}: {error.strerror}") from error
 
 
 def _may_be_planted(path: Path) -> bool:
@@ -280,6 +276,4 @@ def sizes(text: str) -> tuple[int, ...]:
 
 def file_or_dash(text: str) -> Path:
     """A file, or "-" for a standard stream."""
-    if not text:
-        raise argparse.ArgumentTypeError("the name of a file is missing")
-    return Path(text)
+    return checked(text, Path(text), bool(text), "a file")

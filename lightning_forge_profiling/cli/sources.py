@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from lightning_forge_profiling.cli.shared import Progress, refuse_bad_outputs, warn
+from lightning_forge_profiling.cli.shared import Progress, refuse_bad_output, warn
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.json_layout import PACKAGE, read_rank_result
 from lightning_forge_profiling.kineto.files import find_ranks, rank_summaries_among, ranks_among, traces_among
@@ -58,7 +58,7 @@ def analyze_place(place: str, output: Path | None = None, **options: Any) -> "tu
             folder = Path(undo.enter_context(TemporaryDirectory(prefix="forge-profiling-")))
             path = _fetched(place, folder, progress, with_traces=bool(options))
         files, _ = find_ranks(path)
-        refuse_bad_outputs({"--save": output}, [("PATH", file) for file in files])
+        refuse_bad_output(output, files)
         result = analyze(path, progress=progress, **options)
     if _is_url(place):
         result = replace(result, analysis=structs.replace(result.analysis, source=place))

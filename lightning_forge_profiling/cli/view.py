@@ -18,7 +18,7 @@ from pathlib import Path
 from secrets import token_urlsafe
 from typing import Any, cast
 
-from lightning_forge_profiling.cli.shared import CUT_OFF, any_at, refuse_bad_outputs, say, warn, write_output
+from lightning_forge_profiling.cli.shared import CUT_OFF, any_at, refuse_bad_output, say, warn, write_output
 from lightning_forge_profiling.cli.sources import analyze_place, record_or_traces, warn_of_problems
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.kineto.files import find_traces
@@ -73,7 +73,7 @@ def _page(place: str, file: Path | None) -> tuple[str, bytes, tuple[str, ...]]:
     else:
         (folder, name), cut_off = found, ()
         record = read_run(folder)
-        refuse_bad_outputs({"--save": file}, [("PATH", rank.path) for rank in record.ranks])
+        refuse_bad_output(file, (rank.path for rank in record.ranks))
         warn_of_problems(record)
         recorded = recorded_window(record)
         name += f", with {recorded.name}" if recorded else ""

@@ -122,7 +122,6 @@ def trace(args: argparse.Namespace) -> int:
             )
         progress("the ranks agree on a step, which is not beside a validation, a checkpoint or an epoch's end")
         plan = _plan(folder, plan, {"planned"})
-    _refuse(plan)
     if plan.state == "planned":
         raise ForgeProfilingError(f"{where} recorded nothing: {_status(folder).text}")
     who = f"ranks {', '.join(map(str, plan.ranks))} record" if plan.ranks else "all ranks record"
@@ -156,7 +155,6 @@ def _answer(folder: Path, request: WindowRequest, progress: Progress) -> WindowP
 def _wait(folder: Path, agreed: WindowPlan) -> None:
     """Wait for the traces and the report, and say where they are."""
     plan = _plan(folder, agreed, {"planned", "agreed"})
-    _refuse(plan)
     if plan.text:
         say(plan.text)
     traces = Path(plan.folder)
@@ -172,19 +170,20 @@ def _wait(folder: Path, agreed: WindowPlan) -> None:
 
 
 def _plan(folder: Path, plan: WindowPlan, passing: Container[str]) -> WindowPlan:
-    """The plan once it is past these states, or as it was last if the run ends or goes on to a later request."""
+    """The plan once it is past these states, or as it was last if the run ends or goes on to a later request.
+
+    Raises:
+        ForgeProfilingError: the run refuses to record.
+    """
     while plan.state in passing and _runs(folder):
         time.sleep(_LOOK_S)
         now = read_plan(folder)
         if now is not None and now.request != plan.request:
             break
         plan = now or plan
-    return plan
-
-
-def _refuse(plan: WindowPlan) -> None:
     if plan.state == "refused":
         raise ForgeProfilingError(f"no steps are recorded: {plan.text}")
+    return plan
 
 
 def _runs(folder: Path) -> bool:

@@ -190,7 +190,8 @@ class BenchmarkResult:
 
     def _cache(self) -> str:
         if self.enqueue_us is None:
-            return "on the host's clock" + (f", {self.threads} CPU threads" if self.threads else "")
+            threads = f", {self.threads} CPU thread{'s' * (self.threads != 1)}" if self.threads else ""
+            return f"on the host's clock{threads}"
         return "L2 flushed before each call" if self.flush_l2 else "L2 hot"
 
     def __str__(self) -> str:

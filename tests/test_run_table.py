@@ -259,8 +259,10 @@ def test_the_verdict_comes_first_and_what_goes_with_it_next():
     assert lines[0] == ""
     assert lines[1].startswith("verdict     input-bound: the GPU waits 8.5 ms")
     first = next(number for number, line in enumerate(lines) if line.startswith("also"))
-    assert first > 2, "sentences wrap below themselves"
-    assert all(len(line) <= 100 and line.startswith(" " * 12) for line in lines[2:first])
+    advice = [line for line in lines[2:first] if not line.startswith(" ")]
+    assert [line.split()[0] for line in advice] == ["try"]
+    assert len(lines[2:first]) > len(advice), "sentences wrap below themselves"
+    assert all(len(line) <= 100 and line.startswith((" " * 12, "try  ")) for line in lines[2:first])
     assert lines[first : first + 4] == [
         "also        compute-bound 38 %, sync-bound 5 % of the step",
         "hint        The GPU's clock was held down 40 % of the time.",
@@ -271,7 +273,8 @@ def test_the_verdict_comes_first_and_what_goes_with_it_next():
 
 
 def test_names_from_a_trace_cannot_reach_the_terminal():
-    analysis = replace(sample_analysis(), verdict_text="input-bound: \x1b[2Jgone [red]not markup[/red]")
+    finding = replace(sample_analysis().findings[0], title="\x1b[2Jgone [red]not markup[/red]")
+    analysis = replace(sample_analysis(), findings=(finding,))
     text = printed(made_totals(None), analysis=analysis)
     assert "\x1b" not in text
     assert "gone [red]not markup[/red]" in text
@@ -324,7 +327,8 @@ def outputs(monkeypatch):
 
 
 def test_a_notebook_gets_one_output_with_the_same_content(outputs, capsys):
-    analysis = replace(sample_analysis(), verdict_text="input-bound: <script>alert(1)</script>\x1b[2J waits")
+    finding = replace(sample_analysis().findings[0], title="<script>alert(1)</script>\x1b[2J waits")
+    analysis = replace(sample_analysis(), findings=(finding,))
     report = report_of(sampled(400), analysis=analysis, on_device=True)
     print_run(report)
     assert capsys.readouterr().out == ""

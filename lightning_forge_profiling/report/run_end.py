@@ -16,7 +16,7 @@ from lightning_forge_profiling.report import run_table
 from lightning_forge_profiling.report.page import run_html
 from lightning_forge_profiling.report.run_wording import goodput_words, recompiled_lines
 from lightning_forge_profiling.report.screen import NAMES_WIDTH, Line, Screen, Text, wrap
-from lightning_forge_profiling.report.wording import digits, verdict
+from lightning_forge_profiling.report.wording import digits
 from lightning_forge_profiling.schema import Analysis, RunEvidence, RunReport
 
 _NAME: Final = re.compile(r"\((.+)\)$")  # of a device, as in `cuda:0 (NVIDIA H200)`
@@ -98,15 +98,11 @@ def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
     if analysis is None:
         yield from run_table.no_verdict(report.run)
     else:
-        finding = next((one for one in analysis.findings if one.code == analysis.verdict), None)
-        said = verdict(analysis)
-        first = "" if finding is None else said.text.partition(finding.code)[0]  # such as which ranks are missing
-        text = said.text if finding is None else f"{first}{finding.code}: {finding.title}."
-        yield Line("verdict", Text(_cut(text, room, _VERDICT_LINES), said.style, said.marked))
+        finding, said = run_table.of_verdict(analysis), run_table.conclusion(analysis)
+        yield Line("verdict", Text(_cut(said.text, room, _VERDICT_LINES), said.style, said.marked))
         if finding is not None:
             yield from run_table.to_try(finding)
-            if finding.saves is not None:
-                yield Line("saves", Text(finding.saves.text.removeprefix("That saves ").rstrip(".")))
+            yield from run_table.saves(finding)
         if finding is not None and finding.source == "trace" and 0 < (steps := report.run.steady.steps) < MIN_STEPS:
             text = f"the verdict is about the recorded steps: {steps} other steady steps, at least {MIN_STEPS} needed"
             yield Line("note", Text(text))

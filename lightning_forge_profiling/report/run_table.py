@@ -9,6 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
+from lightning_forge_profiling.diagnosis.findings import switched_on
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.names import REPORT_HTML, STEPS
@@ -82,7 +83,15 @@ def _verdict(report: RunReport) -> Iterator[Line]:
     if analysis is None:
         yield from no_verdict(report.run)
         return
-    yield Line("verdict", verdict(analysis))
+    finding = of_verdict(analysis)
+    yield Line("verdict", conclusion(analysis))
+    if finding is not None:
+        yield from to_try(finding)
+        if finding.fix and finding.advice:
+            yield Line("", Text(finding.advice))
+        yield from saves(finding)
+        if analysis.run is not None and (distorting := switched_on(analysis.run.settings.switches)):
+            yield Line("note", Text(distorting))
     yield from also(analysis)
     yield from (Line("hint", Text(where + text)) for where, text in hints(analysis))
     if analysis.differences:  # the report has the others
@@ -101,6 +110,26 @@ def also(analysis: Analysis) -> Iterator[Line]:
         unreliable = "unreliable: " if analysis.verdict in MACHINE else ""
         named = "; ".join(f"{', '.join(each)} of {whole}" for whole, each in shares.items())
         yield Line("also", Text(unreliable + named))
+
+
+def of_verdict(analysis: Analysis) -> Finding | None:
+    """The finding that is the verdict; None if it is none of them, as for a healthy run."""
+    return next((one for one in analysis.findings if one.code == analysis.verdict), None)
+
+
+def conclusion(analysis: Analysis) -> Text:
+    """The verdict without its advice, which is on lines of its own."""
+    finding, said = of_verdict(analysis), verdict(analysis)
+    if finding is None:
+        return said
+    missing = said.text.partition(finding.code)[0]  # such as which ranks are
+    return Text(f"{missing}{finding.code}: {finding.title}.", said.style, said.marked)
+
+
+def saves(finding: Finding) -> Iterator[Line]:
+    """What the change is predicted to save; no line if that is unknown."""
+    if finding.saves is not None:
+        yield Line("saves", Text(finding.saves.text.removeprefix("That saves ").rstrip(".")))
 
 
 def to_try(finding: Finding) -> Iterator[Line]:

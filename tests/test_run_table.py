@@ -259,10 +259,8 @@ def test_the_verdict_comes_first_and_what_goes_with_it_next():
     assert lines[0] == ""
     assert lines[1].startswith("verdict     input-bound: the GPU waits 8.5 ms")
     first = next(number for number, line in enumerate(lines) if line.startswith("also"))
-    advice = [line for line in lines[2:first] if not line.startswith(" ")]
-    assert [line.split()[0] for line in advice] == ["try"]
-    assert len(lines[2:first]) > len(advice), "sentences wrap below themselves"
-    assert all(len(line) <= 100 and line.startswith((" " * 12, "try  ")) for line in lines[2:first])
+    assert lines[2].startswith("try         Give the DataLoader num_workers=4"), "on a line of its own"
+    assert all(len(line) <= 100 and line.startswith(" " * 12) for line in lines[3:first]), "wrapped below itself"
     assert lines[first : first + 4] == [
         "also        compute-bound 38 %, sync-bound 5 % of the step",
         "hint        The GPU's clock was held down 40 % of the time.",

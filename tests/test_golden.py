@@ -70,3 +70,17 @@ def test_steps_that_are_seldom_split_have_the_same_figures_everywhere_and_those_
 
 def test_each_finding_is_of_some_case():
     assert {code for case in outputs.cases() for code in outputs.kept(case).get("findings", ())} == FINDING_PAGES.keys()
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "headline"),
+    [
+        ("gpu_transfer", "gpu_launch_bound", "transfer 98 % faster (98 to 99 %): 10.3 to 0.155 ms"),
+        ("gpu_bound", "gpu_bound_float32", "backward 591 % slower (508 to 687 %): 8.35 to 57.7 ms"),
+        ("slow_checkpoints", "healthy", "whole fit 42 % faster (11 to 62 %): 2.73 to 1.58 s"),
+        ("healthy", "healthy", "no difference above 10 %"),
+    ],
+)
+def test_compare_begins_with_the_region_that_explains_a_change_of_the_step(before, now, headline, capsys):
+    assert main(["compare", str(RUNS / before), str(RUNS / now), "--anyway"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == headline

@@ -1,4 +1,4 @@
-"""Where every millisecond of a PyTorch Lightning run went, at no measurable cost.
+"""Where every millisecond of a PyTorch Lightning run goes, and what to change first.
 
 ```python
 import lightning as L

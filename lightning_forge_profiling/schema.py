@@ -1148,7 +1148,7 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         ms_per_step: milliseconds per step; of a finding on the whole run, spread over its steps.
         pct: the same in percent of the step.
-        at_most: whether it is an upper bound; else the expected value.
+        at_most: whether it is what is saved if all of the cause goes; else the expected value.
         text: the same as a sentence.
         low_pct: lower end of the interval of `pct`; None where the steps were not played again.
         high_pct: its upper end.
@@ -2621,7 +2621,7 @@ class FixedFinding(msgspec.Struct, frozen=True, kw_only=True):
         before_ms: its cost before, of each step.
         now_ms: its cost now.
         predicted_ms: the predicted saving.
-        at_most: whether the prediction is a bound.
+        at_most: whether the prediction is of all of the cause going.
         step_ms: how much shorter the step is, by all that changed.
     """
 

@@ -86,7 +86,7 @@ class Rule(Generic[Context]):
     explain: Callable[[Context], Explanation]  # the words for it, called only where it applies
     # milliseconds per step that its fix saves, None if that cannot be predicted; by default all that it costs
     saves_ms: Callable[[Context], float | None] | None = None
-    # whether that is a bound, and not the expected value; always by default
+    # whether that is for all of the cause going, and not the expected value; always by default
     at_most: Callable[[Context], bool] = lambda _: True
 
 

@@ -54,12 +54,12 @@ PLANTED = {  # kind and number of ranks: the seconds that are a hang, the rank, 
     ("held_lock", 2): ("real", 1, r"held_lock at \S+:\d+, in a call that holds Python's interpreter lock; rank"),
     ("skipped", 4): (SHORT, 1, r"ranks 0, 2, 3 wait in all_reduce #1, which rank 1 never entered; rank 1 waits in"),
     ("worker", 2): (SHORT, 1, r"loader worker 0 \(pid \d+\): \S*__getitem__ at hanging\.py:\d+; rank 0 waits for it"),
-    ("stopped", 2): (SHORT, 1, rf"rank 1 is stopped, as by SIGSTOP, {LOST}; rank 0 waits for it in all_reduce"),
-    ("first_stopped", 2): (SHORT, 0, rf"rank 0 is stopped, as by SIGSTOP, {LOST}; rank 1 waits for it in all_reduce"),
+    ("stopped", 2): (SHORT, 1, rf"rank 1 has been stopped, as by SIGSTOP, {LOST}; rank 0 waits for it in"),
+    ("first_stopped", 2): (SHORT, 0, rf"rank 0 has been stopped, as by SIGSTOP, {LOST}; rank 1 waits for it in"),
     ("full_pipe", 2): (SHORT, 1, r"full_pipe at hanging\.py:\d+, in write; rank 0 waits for it in all_reduce"),
     ("blocking_read", 2): (SHORT, 1, r"blocking_read at hanging\.py:\d+, in read_text; rank 0 waits for it"),
-    ("exited", 2): (SHORT, 1, rf"rank 1 is gone {LOST}"),
-    ("first_exited", 2): (SHORT, 0, rf"rank 0 is gone {LOST}"),
+    ("exited", 2): (SHORT, 1, rf"rank 1 has been gone {LOST}"),
+    ("first_exited", 2): (SHORT, 0, rf"rank 0 has been gone {LOST}"),
 }  # fmt: skip
 
 NCCL = {  # of two ranks; the other one waits in whatever it does last

@@ -18,7 +18,7 @@ import torch
 from torch import distributed
 
 from lightning_forge_profiling import ThroughputCallback
-from lightning_forge_profiling.ranks import standing
+from lightning_forge_profiling.ranks import stalls
 from tests.models import Classifier, Samples, busy, loader, quiet_trainer
 
 FOLDER, RANKS, KIND, LIMIT, DEVICE = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
@@ -120,7 +120,7 @@ class Hangs(Classifier):
 
 def main():
     if LIMIT != "real":
-        standing.LEAST_S = float(LIMIT)
+        stalls.LEAST_S = float(LIMIT)
     nodes = int(os.environ.get("NODES", "1"))
     options = {"devices": RANKS, "num_nodes": nodes, "accelerator": DEVICE, "strategy": "ddp"}
     if KIND == "pauses":

@@ -314,15 +314,19 @@ class RankWatch:
 
     def _tell(self, status: RanksStatus) -> None:
         """Keep the status, and note what is new in it."""
-        before, self.status = self.status or RanksStatus(), status
+        before = self.status or RanksStatus()
+        known, now = _undated(before.hang), _undated(status.hang)
+        if now and known != now and known.startswith(now):  # who waited is heard to move before whom it waited for
+            status, now = replace(status, hang=before.hang), known
+        self.status = status
         if status.straggler is not None and _changed(before.straggler, status.straggler):
             self._note("straggler", straggler_words(status.straggler), 0.0)
         if self._ended:
             return
-        if status.hang is not None and (before.hang is None or _undated(before.hang) != _undated(status.hang)):
+        if status.hang is not None and now != known:
             self._note("hang", status.hang.where, 0.0)
         elif status.hang is None and before.hang is not None:
-            self._note("hang", f"{_undated(before.hang)}; the ranks move again", before.hang.seconds)
+            self._note("hang", f"{known}; the ranks move again", before.hang.seconds)
 
 
 def _decoded(messages: Iterable[bytes]) -> Iterator[Pulse]:
@@ -333,9 +337,9 @@ def _decoded(messages: Iterable[bytes]) -> Iterator[Pulse]:
             _log.debug("The message of a rank cannot be read: %s", exc)
 
 
-def _undated(hang: Hang) -> str:
-    """What is known of a hang, without for how long: the place may become known later."""
-    return re.sub(r" for \d+ s", "", hang.where)
+def _undated(hang: Hang | None) -> str:
+    """What is known of a hang, without for how long: the place may become known later. "" for none."""
+    return "" if hang is None else re.sub(r" for \d+ s", "", hang.where)
 
 
 def _restarts(environment: Mapping[str, str]) -> int:

@@ -64,7 +64,7 @@ class Lit(L.LightningModule):
     def training_step(self, batch, batch_idx):
         self.calls += 1
         x, y = batch
-        noise = torch.rand(x.shape, device=self.device)
+        noise = torch.rand_like(x)
         loss = F.mse_loss(self.net(x + noise), y.flatten(0, 1))
         self.log("loss", loss)
         return {"loss": loss, "extra": x}

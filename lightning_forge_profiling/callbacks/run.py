@@ -212,7 +212,7 @@ class Run(FitParts, Guarded):
     def begin(self, span: str) -> None:
         """A span begins: a built-in region of the step, `"validation"` or `"sanity_check"`.
 
-        Validation may be announced twice: the second time is what its hooks see.
+        Validation may be announced twice, before its workers start and by its hook: both count as one.
         """
         if span == "validation":
             self._pause_readings()
@@ -224,7 +224,7 @@ class Run(FitParts, Guarded):
             self.regions.enter(span)
 
     def end(self, span: str) -> None:
-        """It ends, with any region still open in it."""
+        """The span ends, with any region still open in it."""
         if span == "validation":
             self._go_on()
         elif span == "sanity_check":

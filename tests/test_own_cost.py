@@ -88,7 +88,10 @@ def test_what_a_window_recorded_is_gone_without_a_collection(tmp_path):
 
 
 class Collections(Callback):
-    """Counts the garbage collections from the 20th step on, by generation."""
+    """Counts the garbage collections from the 200th step on, by generation: by then a window has been looked through.
+
+    In 1,800 steps there are 7 of the youngest without us, and 10 to 15 with us, by what the process happens to hold.
+    """
 
     def __init__(self):
         self.counts, self.step = [0, 0, 0], 0
@@ -104,7 +107,7 @@ class Collections(Callback):
         gc.callbacks.remove(self.note)
 
     def note(self, phase, info):
-        self.counts[info["generation"]] += phase == "stop" and self.step >= 20
+        self.counts[info["generation"]] += phase == "stop" and self.step >= 200
 
 
 @pytest.mark.slow
@@ -113,8 +116,8 @@ def test_a_fit_has_hardly_more_collections_than_without_us(tmp_path):
     ours = ForgeProfilerCallback(5, 8, trace_dir=tmp_path), ThroughputCallback()
     fit(tmp_path / "with", with_us := Collections(), *ours, steps=2000)
     assert with_us.counts[2] == without.counts[2]
-    assert with_us.counts[1] <= without.counts[1] + 1
-    assert with_us.counts[0] <= without.counts[0] + 10, "700 objects each, in 1980 steps"
+    assert with_us.counts[1] <= without.counts[1] + 2
+    assert with_us.counts[0] <= without.counts[0] + 15, "700 objects each: six a step"
 
 
 class Kept(Callback):

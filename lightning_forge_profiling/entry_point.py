@@ -43,9 +43,7 @@ def callbacks() -> list[Any]:
 
     kinds: dict[str, Any] = {kind.__name__: kind for kind in (ForgeProfilerCallback, ThroughputCallback)}
     try:
-        chosen = json.loads(options)
-        logs, fits = chosen.pop("log", False), chosen.pop("fits", "first")
-        added = [kinds[name](**arguments) for name, arguments in chosen.items()]
+        added = [kinds[name](**arguments) for name, arguments in json.loads(options).items()]
     except Exception as exc:
         message = "Nothing will be profiled: the options of `forge-profiling run` in %r: %s"
         plain_logger(__name__).warning(message, options, exc)
@@ -54,7 +52,7 @@ def callbacks() -> list[Any]:
     for package in ("lightning.fabric", "lightning_fabric"):  # else it says so for each Trainer
         once(f"{package}.utilities.registry", "from entry point 'forge_profiling'")
     for callback in added:
-        callback.settings = callback.settings.under_run(logs=logs, fits=fits)
+        callback.settings = callback.settings.under_run()
     return added
 
 

@@ -18,10 +18,10 @@ from tests.samples import sample_analysis
 RUN = [sys.executable, "-m", "lightning_forge_profiling", "run"]
 
 
-def lines_of(tmp_path, *fits, options=()):
+def lines_of(tmp_path, *fits):
     """Our lines on standard error but the first, and all of it."""
     done = subprocess.run(
-        [*RUN, *options, SCRIPTS / "many_fits.py", *fits],
+        [*RUN, SCRIPTS / "many_fits.py", *fits],
         cwd=tmp_path, env={**os.environ, "COLUMNS": "80"}, capture_output=True, text=True, timeout=HANGS_S, check=True,
     )  # fmt: skip
     return [line for line in done.stderr.splitlines() if line.startswith("forge-profiling: ")][1:], done.stderr
@@ -54,14 +54,6 @@ def test_another_class_or_shape_is_another_module(tmp_path):
     line, overview = lines
     assert line.startswith("forge-profiling: fit 3 of Small: ")
     assert overview.startswith("forge-profiling: 3 fits of Small in 2 sizes, ")
-
-
-@pytest.mark.slow
-def test_all_fits_can_be_recorded(tmp_path):
-    lines, err = lines_of(tmp_path, "Small:4", "Small:4", options=("--fits", "all"))
-    assert (tables(err), len(traces(tmp_path)), len(records_at(tmp_path))) == (2, 2, 2)
-    [overview] = lines
-    assert overview.startswith("forge-profiling: 2 fits of Small, ")
 
 
 def report_of(analysis, steps):

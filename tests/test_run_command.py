@@ -471,13 +471,11 @@ class Kept(Logger):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("log", [False, True])
-def test_the_scripts_loggers_are_its_own_unless_asked_for(make_trainer, under_run, log, tmp_path):
-    under_run(**({"log": True} if log else {}))
+@pytest.mark.usefixtures("under_run")
+def test_the_scripts_loggers_are_its_own(make_trainer, tmp_path):
     kept = Kept()
     make_trainer(logger=kept, log_every_n_steps=1).fit(Classifier(), loader(48))
-    ours_too = any("throughput/steps_per_sec" in metrics for metrics in kept.metrics)
-    assert ours_too == log
+    assert not any("throughput/steps_per_sec" in metrics for metrics in kept.metrics)
     [record] = tmp_path.rglob("rank0.jsonl")
     assert "throughput/steps_per_sec" in record.read_text(), "the record has them anyway"
 
@@ -535,32 +533,19 @@ def test_callbacks_that_the_module_configures_stay(tmp_path, make_trainer, capsy
 
 
 @pytest.mark.slow
-def test_trainers_that_share_a_list_of_callbacks_each_have_one_table(tmp_path, capsys, under_run):
-    under_run(fits="all")
+@pytest.mark.usefixtures("under_run")
+def test_trainers_that_share_a_list_of_callbacks_each_have_one_table(tmp_path, capsys):
     shared = []  # Lightning extends it in place
-    for run in range(2):
+    for run, kind in enumerate((Classifier, type("Other", (Classifier,), {}))):
         shared.append(L.Callback())
         trainer = L.Trainer(
             accelerator="cpu", logger=False, max_epochs=1, enable_checkpointing=False, enable_progress_bar=False,
             enable_model_summary=False, callbacks=shared, default_root_dir=tmp_path / str(run),
         )  # fmt: skip
-        trainer.fit(Classifier(), loader(48))
+        trainer.fit(kind(), loader(48))
         assert tables(capsys.readouterr().err) == 1
         assert len(traces(tmp_path / str(run))) == 1
     assert ours(trainer) == BOTH * 2
-
-
-@pytest.mark.slow
-def test_each_fit_of_each_trainer_has_its_table_and_trace_where_all_are_asked_for(
-    tmp_path, make_trainer, capsys, under_run
-):
-    under_run(fits="all")
-    first, second = make_trainer(), make_trainer()
-    for number, trainer in enumerate((first, second, first), 1):
-        trainer.fit_loop.max_epochs = trainer.current_epoch + 1
-        trainer.fit(Classifier(), loader(48))
-        assert tables(capsys.readouterr().err) == 1
-        assert len(traces(tmp_path)) == number
 
 
 @pytest.mark.usefixtures("under_run")

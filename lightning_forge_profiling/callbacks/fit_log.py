@@ -196,7 +196,7 @@ class FitLog(Guarded):
     @guarded_end
     def publish(self, analysis: Analysis, trace: TraceReport | None, *, interrupted: bool) -> None:
         """Give the result to the loggers that hold more than scalars."""
-        if self._settings.publish and self._settings.logs:
+        if self._settings.publish and self._settings.of_script:
             result = Result(
                 analysis,
                 self.summary(),
@@ -227,7 +227,7 @@ class FitLog(Guarded):
         self._summary |= metrics
         if MFU in metrics and of_window[0].peak_tflops is not None:
             metrics[PEAK_TFLOPS] = of_window[0].peak_tflops
-        if metrics and self._settings.logs:
+        if metrics and self._settings.of_script:
             self._loggers.log(self._training.loggers, metrics, last_logger_step(self._training))
             self._loggers.close()
         return self._rate.of_run(run, of_window)
@@ -269,7 +269,7 @@ class FitLog(Guarded):
             rate = next((name for name in shown if name in metrics), STEP_MS)
             self._training.show({name: metrics[name] for name in (rate, STEP_MS)})
         metrics |= self._rate.new_peak(metrics)
-        if self._training.facts.is_zero and self._settings.logs:
+        if self._training.facts.is_zero and self._settings.of_script:
             self._loggers.log(self._training.loggers, metrics, step)
         self.record.log_entry(self._of_gpu | metrics, step)
 

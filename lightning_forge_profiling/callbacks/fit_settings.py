@@ -30,8 +30,8 @@ class TimingSettings:
 
     # whether `forge-profiling run` added it: then it gives way to others of its kind, and refuses nothing
     injected_by_cli: bool = False
-    logs: bool = True  # whether the Trainer's loggers get anything: under `run` they are the script's
-    fits: Literal["first", "all"] = "all"  # which fits of equal modules in a process are recorded and printed in full
+    # False under `run`: the loggers are the script's, and of fits of equal modules the first alone is printed in full
+    of_script: bool = True
     batch_size_fn: Callable[[Any], float] | None = None
 
     @property
@@ -39,9 +39,9 @@ class TimingSettings:
         """Whether the callback does anything."""
         return True
 
-    def under_run(self, *, logs: bool, fits: Literal["first", "all"]) -> Self:
+    def under_run(self) -> Self:
         """The settings of a callback that `forge-profiling run` adds."""
-        return replace(self, injected_by_cli=True, logs=logs, fits=fits)
+        return replace(self, injected_by_cli=True, of_script=False)
 
 
 @dataclass(frozen=True, kw_only=True)

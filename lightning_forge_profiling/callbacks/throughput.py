@@ -219,7 +219,7 @@ class EvaluationLoops(Guarded):
     called = "Timing validation, test and prediction"
 
     def __init__(self, settings: ThroughputSettings, ledger: LedgerClock | None = None) -> None:
-        self._logs = settings.logs
+        self._logs = settings.of_script
         self._counter_of = partial(BatchCounter, settings.batch_size_fn, settings.tokens_fn, ledger)
         self._counters: dict[tuple[str, int], BatchCounter] = {}
         self._run: LoopRates | None = None

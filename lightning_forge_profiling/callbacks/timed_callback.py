@@ -278,7 +278,7 @@ def active_callbacks(callbacks: Iterable[Callback]) -> tuple[TimedCallback, ...]
 
 def _is_further(callbacks: Iterable[TimedCallback], training: Training) -> bool:
     """Whether this fit gets a line alone. A collective, where the callbacks ask for it: the answer is rank 0's."""
-    if any(callback.settings.fits == "all" for callback in callbacks):
+    if any(callback.settings.of_script for callback in callbacks):
         return False
     return training.broadcast(FITS.has_had(training.module))
 

@@ -103,8 +103,6 @@ COMMANDS: Final = (
                 flag("--no-window", "record no steps, unless `forge-profiling trace` asks for some"),
             ),
             flag("--stacks", "record Python functions too; slows the recorded steps, and those alone"),
-            choice("--fits", ("first", "all"), "of each module, record and print the first fit (default), or all"),
-            flag("--log", "write metrics and results to the script's own loggers too"),
             argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in `python -m MODULE`"),
             argument(
                 "script",
@@ -174,12 +172,6 @@ COMMANDS: Final = (
             either(
                 option("--save FILE", Path, "write the page of the run or trace as it is now, and open nothing"),
                 flag("--perfetto", "serve the trace itself, once and to this machine only, to https://ui.perfetto.dev"),
-            ),
-            option(
-                "--port N",
-                shared.whole(0, 65_535, "a port"),
-                "to serve it on (default: 9001, which alone the page connects to: forward it from a remote machine)",
-                default=9001,
             ),
             flag("--no-browser", "print the address instead of opening it"),
         ),

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     started = script if args.module else _file_of(script)
     _refuse_unless_installed()
     chosen = _chosen(args)
-    environment = {**os.environ, entry_point.RUN_OPTIONS: json.dumps({**chosen, "log": args.log, "fits": args.fits})}
+    environment = {**os.environ, entry_point.RUN_OPTIONS: json.dumps(chosen)}
     does = f"adding {' and '.join(_calls(chosen))} to every Trainer and marked loop of {script}"
     if switched_off():
         environment, does = dict(os.environ), f"{SWITCHED_OFF}: {script} runs without profiling"

@@ -1,18 +1,14 @@
 """`forge-profiling view`: a run or a trace as one web page, in a file or the browser; or a trace in Perfetto."""
 
 import argparse
-import contextlib
 import os
 import re
 import shutil
-import socket
 import sys
 import tempfile
 import time
 import webbrowser
 from contextlib import ExitStack
-from hmac import compare_digest
-from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from secrets import token_urlsafe
@@ -32,7 +28,7 @@ from lightning_forge_profiling.safe_files import open_regular, read_regular, wri
 def view(args: argparse.Namespace) -> int:
     """Open a page, or a trace in Perfetto; or write the page."""
     if args.perfetto:
-        return _perfetto(_one_trace(Path(args.path)), args.port, browser=not args.no_browser)
+        return _perfetto(_one_trace(Path(args.path)), browser=not args.no_browser)
     report = None if args.save else _page_that_is_there(Path(args.path))
     if report is not None:
         _point_to(report, browser=not args.no_browser)
@@ -120,33 +116,22 @@ def _one_trace(path: Path) -> Path:
     return traces[0]
 
 
-def _perfetto(trace: Path, port: int, *, browser: bool) -> int:
-    with TraceServer(trace, port) as server, tempfile.TemporaryDirectory(prefix="forge-profiling-") as folder:
+def _perfetto(trace: Path, *, browser: bool) -> int:
+    with TraceServer(trace) as server, tempfile.TemporaryDirectory(prefix="forge-profiling-") as folder:
         say(f"serving {trace} on 127.0.0.1:{server.server_port} until it has been fetched; Ctrl-C stops")
         say(server.link)
         sys.stdout.flush()
-        if browser and not webbrowser.open(_redirect(server.link, Path(folder))):
+        redirect = Path(folder) / "perfetto.html"  # private: every user of the machine can read a browser's arguments
+        redirect.write_text(f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={server.link}">\n')
+        if browser and not webbrowser.open(redirect.as_uri()):
             warn("no browser found; open the address above in one")
-        server.serve_once()
+        while not server.fetched:
+            server.handle_request()
     return 0
 
 
-def _redirect(link: str, folder: Path) -> str:
-    """A private page that redirects to a link: every user of the machine can read a browser's arguments."""
-    page = folder / "perfetto.html"
-    address = escape(link)
-    page.write_text(
-        f'<!DOCTYPE html><meta charset="utf-8"><title>Perfetto</title>'
-        f'<meta http-equiv="refresh" content="0; url={address}"><a href="{address}">{address}</a>\n',
-        encoding="utf-8",
-    )
-    return page.as_uri()
-
-
 _ORIGIN = "https://ui.perfetto.dev"
-_PERFETTO_PORT = 9001  # the only port on 127.0.0.1 that the page's content security policy allows
-_LOOPBACK = "127.0.0.1"
-_CLOSING_S = 10.0  # seconds that a client may keep its connection open after the last byte
+PORT = 9001  # the only one on 127.0.0.1 that the page's content security policy allows
 
 
 class TraceServer(ThreadingHTTPServer):  # threads, because browsers open connections that they may never use
@@ -158,25 +143,20 @@ class TraceServer(ThreadingHTTPServer):  # threads, because browsers open connec
     Perfetto's.
     """
 
-    timeout = 0.2  # seconds until `handle_request` returns, so that `serve_once` checks `fetched`
+    timeout = 0.2  # seconds until `handle_request` returns, so that `fetched` is looked at
 
-    def __init__(self, trace: Path, port: int) -> None:
+    def __init__(self, trace: Path) -> None:
         open_regular(trace).close()
         try:
-            super().__init__((_LOOPBACK, port), _Handler)
+            super().__init__(("127.0.0.1", PORT), _Handler)
         except OSError as exc:
-            raise OSError(exc.errno, f"{exc.strerror} (is another trace being served?)", f"port {port}") from exc
+            raise OSError(exc.errno, f"{exc.strerror} (is another trace being served?)", f"port {PORT}") from exc
         self.trace = trace
         self.fetched = False
         # The page shows the name. Browsers and Python encode different characters, so others are replaced.
-        self.address_path = f"/{token_urlsafe(32)}/{re.sub(r'[^A-Za-z0-9.-]+', '_', trace.name)}"
+        self.path = f"/{token_urlsafe(32)}/{re.sub(r'[^A-Za-z0-9.-]+', '_', trace.name)}"
         # to open in a browser; anyone who has it can fetch the trace
-        self.link = f"{_ORIGIN}/#!/?url=http://{_LOOPBACK}:{_PERFETTO_PORT}{self.address_path}"
-
-    def serve_once(self) -> None:
-        """Answer requests until the whole file has been fetched."""
-        while not self.fetched:
-            self.handle_request()
+        self.link = f"{_ORIGIN}/#!/?url=http://127.0.0.1:9001{self.path}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a client that disconnects; it may retry."""
@@ -187,55 +167,18 @@ class TraceServer(ThreadingHTTPServer):  # threads, because browsers open connec
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Send the trace."""
-        if not self._is_allowed():
-            return
         server = cast("TraceServer", self.server)
-        with open_regular(server.trace) as file:
-            size = os.fstat(file.fileno()).st_size
-            self._send_head(200, {"Content-Type": "application/octet-stream", "Content-Length": str(size)})
-            sent = self.connection.sendfile(file)
-        server.fetched = sent >= size and self._has_arrived()
-
-    def do_OPTIONS(self) -> None:
-        """Answer the preflight request of a browser before it lets a public page connect to this machine."""
-        if not self._is_allowed():
-            return
-        headers = {"Access-Control-Allow-Methods": "GET"}
-        if self.headers.get("Access-Control-Request-Private-Network") == "true":
-            headers["Access-Control-Allow-Private-Network"] = "true"
-        self._send_head(204, headers)
-
-    def _is_allowed(self) -> bool:
-        """Whether the request is from Perfetto's page, opened with the link; otherwise it is refused."""
-        path, expected = self.path.encode(), cast("TraceServer", self.server).address_path.encode()
-        # The host is checked against DNS rebinding.
-        host = self.headers.get("Host", "").partition(":")[0]
-        if not compare_digest(path, expected) or host not in {_LOOPBACK, "localhost"}:
+        if self.path != server.path or self.headers.get_all("Origin") != [_ORIGIN]:
             self.send_error(404)
-        elif self.headers.get_all("Origin") != [_ORIGIN]:
-            self.send_error(403)
-        else:
-            return True
-        return False
-
-    def _send_head(self, status: int, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        common = {"Access-Control-Allow-Origin": _ORIGIN, "Vary": "Origin", "Cache-Control": "no-store"}
-        for name, value in (common | headers).items():
-            self.send_header(name, value)
-        self.end_headers()
-
-    def _has_arrived(self) -> bool:
-        """Whether the client received everything: it closes the connection, where one that disconnects resets it."""
-        try:
-            self.connection.shutdown(socket.SHUT_WR)
-        except OSError as exc:  # "not connected" is not a ConnectionError in Python
-            raise ConnectionError from exc
-        self.connection.settimeout(_CLOSING_S)
-        with contextlib.suppress(TimeoutError):
-            while self.connection.recv(1 << 10):
-                pass
-        return True
+            return
+        with open_regular(server.trace) as file:
+            self.send_response(200)
+            self.send_header("Access-Control-Allow-Origin", _ORIGIN)
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("Content-Length", str(os.fstat(file.fileno()).st_size))
+            self.end_headers()
+            shutil.copyfileobj(file, self.wfile)
+        server.fetched = True
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the base class's name for it)
         """Log nothing."""

@@ -26,10 +26,10 @@ from benchmarks.fresh import module
 from lightning_forge_profiling.comparison.compare import compare
 from lightning_forge_profiling.comparison.outcome import gates
 from lightning_forge_profiling.comparison.source import FIT, PART_ERROR, Source, record_source, slow_steps
-from lightning_forge_profiling.diagnosis.bootstrap import BlockBootstrap, Estimate
 from lightning_forge_profiling.names import RECORD_FOLDER
 from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.schema import Conditions, Outcome
+from lightning_forge_profiling.timing.bootstrap import BlockBootstrap, Estimate
 
 LIMIT_PCT: Final = 5.0
 STEP_MS: Final = 10.0

@@ -71,8 +71,8 @@ def entered(
             own_ns=own_ns,
             split=splits,
         )
-    rates = totals.steady()
-    return {name: rates.mean_ms(name) for name in ("step", *REGIONS)}, chosen
+    steady = totals.steady()
+    return {"step": steady.step_ms.mean} | {name: steady.regions[name].device_ms for name in REGIONS}, chosen
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,12 +18,7 @@ from lightning_forge_profiling.names import (
     BEFORE_FIT,
     MFU,
     PROFILER,
-    REGIONS,
-    RESERVED,
     TFLOPS,
-    WAIT_PREFIX,
-    WHOLE,
-    hook_region,
     per_second,
     region_ms,
 )
@@ -1494,26 +1489,73 @@ class RunLedger(msgspec.Struct, ShownInNotebook, frozen=True, kw_only=True):
         return {name: 100 * s / whole_s for name, s in parts.items()} if whole_s > 0 else {}
 
 
+class LeftOutSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps of a fit that its figures leave out, and why; and time between batches that is no part of a step.
+
+    Attributes:
+        warmup: number of warm-up steps.
+        recorded: number of steps in which the profiler ran.
+        stalled: number of steps in which training stood still.
+        untimed: number of steps in which something could not be timed.
+        stalls: a sentence for each of the latest steps in which training stood still, also for one that did not end.
+        excluded_ms: time between batches, by `validation`, `checkpoint`, `profiler`.
+        recorded_tokens: tokens of each step in which the profiler ran, by its number, where they are counted.
+    """
+
+    warmup: int = 0
+    recorded: int = 0
+    stalled: int = 0
+    untimed: int = 0
+    stalls: tuple[str, ...] = ()
+    excluded_ms: Mapping[str, float] = {}
+    recorded_tokens: Mapping[int, float] = {}
+
+
+class EndToEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """All steps of a fit by the wall clock.
+
+    Attributes:
+        samples: samples of all steps on this rank; None if unknown.
+        first_step_s: from the start of fit to the end of its first step; None without one.
+        wall_s: from the start of fit to the end of training.
+    """
+
+    samples: float | None = None
+    first_step_s: float | None = None
+    wall_s: float = 0.0
+
+
 class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of the counted steps of a run, without a trace.
+    """Times and amounts of the counted steps of a run, or of some of them, on one rank; without a trace.
 
     Attributes:
         steps: number of counted steps.
         on_device: whether device times are measured on a GPU; False on a CPU.
-        step_ms: device time of the steps.
+        step_ms: device time of the steps, with percentiles over the latest 4096; all 0 without a step.
+        host_step_ms: mean host time of a step.
         regions: `data`, `transfer`, `forward`, `backward`, `optimizer` as far as they were timed apart, `other` and
-            custom regions, by name.
-        user_regions: names of the custom regions.
-        split_steps: number of steps whose regions were timed, from which the others are estimated; None for all.
+            custom regions, by name. Where some steps were timed as a whole, they are estimated from the others (see
+            `timing.estimate`). With what is unknown the built-in ones sum to the step; their medians do not.
+        user_regions: names of the custom regions, in order of first appearance.
+        waits_ms: device time per step in which the rank waits for others and for what they exchange, by its place.
+        split_steps: number of steps whose regions were timed.
+        atypical: whether the regions of most steps are estimated from steps unlike them, because there are no others.
+        optimizer_steps: in how many of the steps the weights changed.
+        samples: their samples on this rank; None if unknown.
+        tokens: their tokens; None if not counted.
+        flops: their floating-point operations; None if unknown.
         all_steps: number of all steps of the fit, those that do not count included; None if unknown.
+        only_warmup: whether the fit had warm-up steps only, of which these are all but the very first.
+        left_out: the steps that do not count.
+        end_to_end: all steps by the wall clock.
         typical_mean_ms: mean step time if each step took the median of its kind: with or without an optimizer update.
             None if unknown.
         unknown_ms: what long steps take more than the others, per step, if none of them had its regions timed: it is in
             no region.
         unknown_steps: how many those are.
         gpu_starved_pct: share of the steps in which the GPU had finished all but the optimizer's update when the host
-            finished the batch; None if not measured.
-        overhead_us: host time that timing adds to a step.
+            finished the batch: it had nothing queued. None if not measured.
+        overhead_us: host time per step that this package takes; None without a step.
         intervals: share of each region and of the ledger's parts inside the step with its interval, by name; empty for
             fewer than five blocks of steps.
         slowest: the five slowest counted steps, the slowest first.
@@ -1524,13 +1566,23 @@ class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
         worker_restarts: restarts of the DataLoader's workers; None with persistent workers or none.
     """
 
-    steps: int
-    on_device: bool
-    step_ms: Distribution
-    regions: Mapping[str, RunRegion]
+    steps: int = 0
+    on_device: bool = False
+    step_ms: Distribution = Distribution()
+    host_step_ms: float = 0.0
+    regions: Mapping[str, RunRegion] = {}
     user_regions: tuple[str, ...] = ()
-    split_steps: int | None = None
+    waits_ms: Mapping[str, float] = {}
+    split_steps: int = 0
+    atypical: bool = False
+    optimizer_steps: int = 0
+    samples: float | None = None
+    tokens: float | None = None
+    flops: float | None = None
     all_steps: int | None = None
+    only_warmup: bool = False
+    left_out: LeftOutSteps = LeftOutSteps()
+    end_to_end: EndToEnd = EndToEnd()
     typical_mean_ms: float | None = None
     unknown_ms: float = 0.0
     unknown_steps: int = 0
@@ -1541,6 +1593,50 @@ class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
     drift: StepDrift | None = None
     window_effect: WindowEffect | None = None
     worker_restarts: WorkerRestarts | None = None
+
+    @property
+    def total_ms(self) -> float:
+        """Device time of the steps."""
+        return self.steps * self.step_ms.mean
+
+    def per_second(self, amount: float | None) -> float | None:
+        """`amount` per second of the steps' device time; None if unknown, or if no time passed."""
+        return None if amount is None or self.total_ms <= 0 else amount / self.total_ms * 1e3
+
+    def metrics(
+        self, *, replicas: int = 1, devices_per_batch: int = 1, peak_flops: float | None = None
+    ) -> dict[str, float]:
+        """Rates and times of the steps as metrics."""
+        metrics = self._rates(replicas, devices_per_batch, peak_flops)
+        times = {"step": (self.step_ms.mean, self.host_step_ms)}
+        if not self.atypical:
+            times |= {name: (region.device_ms, region.host_ms) for name, region in self.regions.items()}
+        for region, (ms, host_ms) in times.items():
+            metrics[region_ms(region)] = ms
+            if self.on_device:
+                metrics[f"time_host/{region}_ms"] = host_ms
+        if self.regions and not self.atypical and self.unknown_ms > 0:
+            metrics[region_ms("unknown")] = self.unknown_ms
+        if self.overhead_us is not None:
+            metrics["profiling/overhead_us"] = self.overhead_us
+        return metrics
+
+    def _rates(self, replicas: int, devices_per_batch: int, peak_flops: float | None) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        for name in ("samples", "tokens", "steps", "optimizer_steps"):
+            rate = self.per_second(getattr(self, name))
+            if rate is not None:
+                # every replica works on its own samples; the steps are the same steps
+                of_device = name in {"samples", "tokens"}
+                metrics[per_second(name)] = rate * (replicas if of_device else 1)
+                if of_device and replicas * devices_per_batch > 1:
+                    metrics[per_second(name, device=True)] = rate
+        flops_per_second = self.per_second(self.flops)
+        if flops_per_second is not None:
+            metrics[TFLOPS] = flops_per_second / devices_per_batch / 1e12
+            if peak_flops is not None:
+                metrics[MFU] = flops_per_second / devices_per_batch / peak_flops
+        return metrics
 
 
 class RunMachine(msgspec.Struct, frozen=True, kw_only=True):
@@ -1744,137 +1840,6 @@ class StepCounters(msgspec.Struct, omit_defaults=True):
     steps_us: dict[Annotated[int, Meta(ge=0, le=2000)], _Whole] = {}
 
 
-def step_ms(by_region: Mapping[str, float]) -> float:
-    """The time of the step: the sum of the built-in regions, or the whole if they were not timed."""
-    return sum(by_region.get(region, 0.0) for region in (*REGIONS, WHOLE))
-
-
-class Rates(msgspec.Struct, frozen=True):
-    """Sums over some steps of one rank, and the rates that follow from them.
-
-    Attributes:
-        steps: how many steps.
-        optimizer_steps: in how many of them the weights changed.
-        samples: their samples; None if unknown.
-        tokens: their tokens; None if not counted.
-        device_ms: device time by region (host time where there is no GPU), the user's regions included. Where the
-            regions were timed in some of the steps only, it is estimated from those (see `timing.estimate`). With what
-            is unknown the built-in ones sum to the time of all steps.
-        host_ms: host time by region, likewise.
-        errors_ms: half the width of the 95 % interval of each region's device time, from not timing it in each step.
-        flops: their floating-point operations; None if unknown.
-        regions: the built-in regions that are timed; the others' time is in `other`.
-        split_steps: in how many of the steps the regions were timed.
-        timing_us: host time in microseconds that timing took inside the steps.
-        log_entries_us: host time in microseconds that log entries and the record took between the steps.
-        atypical: whether the regions of most steps are estimated from steps unlike them, because there are no others.
-        unknown_ms: device time that long steps take more than the others, if none of them had its regions timed; it is
-            in no region.
-        unknown_host_ms: host time likewise.
-        unknown_steps: how many those are.
-        loader_starts: in how many of the steps the loop created a new iterator of its loader.
-        loader_start_ms: device time of that, of the wait for its first batch, and of the ends of iterators of unknown
-            length, which is in `data`.
-        loader_start_host_ms: host time of the same.
-    """
-
-    steps: int = 0
-    optimizer_steps: int = 0
-    samples: float | None = 0.0
-    tokens: float | None = 0.0
-    device_ms: Mapping[str, float] = {}
-    host_ms: Mapping[str, float] = {}
-    errors_ms: Mapping[str, float] = {}
-    flops: float | None = 0.0
-    regions: tuple[str, ...] = REGIONS
-    split_steps: int = 0
-    timing_us: float = 0.0
-    log_entries_us: float = 0.0
-    atypical: bool = False
-    unknown_ms: float = 0.0
-    unknown_host_ms: float = 0.0
-    unknown_steps: int = 0
-    loader_starts: int = 0
-    loader_start_ms: float = 0.0
-    loader_start_host_ms: float = 0.0
-
-    @property
-    def overhead_us(self) -> float:
-        """Host time in microseconds per step that this package took."""
-        return (self.timing_us + self.log_entries_us) / self.steps if self.steps else 0.0
-
-    @property
-    def total_ms(self) -> float:
-        """Device time of the steps: the sum of the built-in regions and of what is unknown."""
-        return step_ms(self.device_ms) + self.unknown_ms
-
-    def mean_ms(self, region: str) -> float:
-        """Mean device milliseconds of a region per step; `"step"` is the whole step."""
-        total = self.total_ms if region == "step" else self.device_ms.get(region, 0.0)
-        return total / self.steps if self.steps else 0.0
-
-    def share_pct(self, region: str) -> float:
-        """Share of a region in the mean step, in percent."""
-        step_ms = self.mean_ms("step")
-        return 100 * self.mean_ms(region) / step_ms if step_ms else 0.0
-
-    def mean_host_ms(self, region: str) -> float:
-        """Mean host milliseconds of a region per step; `"step"` is the whole step."""
-        total = step_ms(self.host_ms) + self.unknown_host_ms if region == "step" else self.host_ms.get(region, 0.0)
-        return total / self.steps if self.steps else 0.0
-
-    @property
-    def user_regions(self) -> tuple[str, ...]:
-        """The user's own regions, in order of first appearance."""
-        return tuple(name for name in self.device_ms if name not in RESERVED and not name.startswith(WAIT_PREFIX))
-
-    @property
-    def waits_ms(self) -> dict[str, float]:
-        """Device time per step in which the rank waits for others and for what they exchange, by leaf."""
-        waits = (name for name in self.device_ms if name.startswith(WAIT_PREFIX))
-        return {
-            # hooks are timed by the host
-            (leaf := name.removeprefix(WAIT_PREFIX)): self.mean_host_ms(name)
-            if hook_region(leaf)
-            else self.mean_ms(name)
-            for name in waits
-        }
-
-    def per_second(self, amount: float | None) -> float | None:
-        """`amount` per second of the steps' device time; None if unknown, or if no time passed."""
-        total_ms = self.total_ms
-        return None if amount is None or total_ms <= 0 else amount / total_ms * 1e3
-
-    def metrics(
-        self, *, replicas: int = 1, on_device: bool = False, devices_per_batch: int = 1, peak_flops: float | None = None
-    ) -> dict[str, float]:
-        """The rates as metrics."""
-        metrics: dict[str, float] = {}
-        for name in ("samples", "tokens", "steps", "optimizer_steps"):
-            rate = self.per_second(getattr(self, name))
-            if rate is not None:
-                # every replica works on its own samples; the steps are the same steps
-                of_device = name in {"samples", "tokens"}
-                metrics[per_second(name)] = rate * (replicas if of_device else 1)
-                if of_device and replicas * devices_per_batch > 1:
-                    metrics[per_second(name, device=True)] = rate
-        flops_per_second = self.per_second(self.flops)
-        if flops_per_second is not None:
-            metrics[TFLOPS] = flops_per_second / devices_per_batch / 1e12
-            if peak_flops is not None:
-                metrics[MFU] = flops_per_second / devices_per_batch / peak_flops
-        known = self.split_steps and not self.atypical
-        for region in ("step", *((*self.regions, *self.user_regions) if known else ())):
-            metrics[region_ms(region)] = self.mean_ms(region)
-            if on_device:
-                metrics[f"time_host/{region}_ms"] = self.mean_host_ms(region)
-        if known and self.unknown_ms > 0:
-            metrics[region_ms("unknown")] = self.unknown_ms / self.steps
-        if self.steps:
-            metrics["profiling/overhead_us"] = self.overhead_us
-        return metrics
-
-
 class LoopRates(msgspec.Struct, frozen=True):
     """Sums over runs of a loop without training on this rank, by the host's clock, and the rates that follow.
 
@@ -1923,77 +1888,6 @@ class LoopRates(msgspec.Struct, frozen=True):
         return {per_second(unit, loop=self.loop): rate for unit, rate in self.per_second().items()}
 
 
-class TimedStep(msgspec.Struct, frozen=True):
-    """A step and its time.
-
-    Attributes:
-        ms: device time; host time without a GPU.
-        step: its number.
-        ended_ns: its end by the host's clock; 0 if unknown.
-        device_ms: its time by region, for the regions that were timed.
-    """
-
-    ms: float
-    step: int
-    ended_ns: int
-    device_ms: Mapping[str, float] = {}
-
-
-class RunSummary(msgspec.Struct, frozen=True):
-    """The totals of a whole run on this rank.
-
-    Attributes:
-        steps: training batches of this fit.
-        steady: the steps that count; in a run of warm-up steps only, all but the very first of them; in a run of one
-            step, that step.
-        only_warmup: whether the run had warm-up steps only.
-        step_ms: the distribution of the steps' times, with percentiles over the latest 4096; all 0 without a step.
-        typical_mean_ms: the mean, if each step took the median time of those like it: that change the weights, or that
-            only accumulate gradients.
-        regions: each region, the user's included; empty if none were timed. Medians of regions do not sum to that of
-            the step; means do.
-        gpu_starved_pct: percentage of steps at whose end the GPU had finished all but the optimizer's update: it had
-            nothing queued and waited for the host. None if unknown.
-        warmup_steps: how many steps were left out as warm-up.
-        recorded_steps: how many were left out because the profiler ran.
-        stood_steps: how many were left out because training stood still in them.
-        untimed_steps: how many were left out because something in them could not be timed.
-        excluded_ms: time between batches that is no part of a step, by `validation`, `checkpoint`, `profiler`.
-        samples: samples of all steps; None if unknown.
-        first_step_s: from the start of fit to the end of its first step, None when there was none.
-        wall_s: from the start of fit to its end.
-        recorded_tokens: tokens of each step that was left out because the profiler ran, where they are counted.
-        before_window_ms: times of the latest steps before the recorded window, without the first of the fit.
-        after_window_ms: times of the first steps after it, once they are settled.
-        first_ms: times of the first 512 counted steps by number, on one side of a recorded window; with accumulation
-            those of the more frequent kind, with or without an optimizer update.
-        slowest: the slowest steps that count, the slowest first.
-        stood: a sentence for each of the latest steps in which training stood still, also for one that did not end.
-    """
-
-    steps: int
-    steady: Rates
-    only_warmup: bool
-    step_ms: Distribution
-    typical_mean_ms: float
-    regions: Mapping[str, RunRegion]
-    gpu_starved_pct: float | None
-    warmup_steps: int
-    recorded_steps: int
-    untimed_steps: int
-    excluded_ms: Mapping[str, float]
-    samples: float | None
-    first_step_s: float | None
-    wall_s: float
-    recorded_tokens: Mapping[int, float] = {}
-    before_window_ms: tuple[float, ...] = ()
-    after_window_ms: tuple[float, ...] = ()
-    first_ms: Mapping[int, float] = {}
-    slowest: tuple[TimedStep, ...] = ()
-    stood_steps: int = 0
-    stood: tuple[str, ...] = ()
-
-
 class RunReport(msgspec.Struct, frozen=True):
     """What is known at the end of a run.
 
@@ -2001,7 +1895,6 @@ class RunReport(msgspec.Struct, frozen=True):
         run: where its time went on rank 0.
         trace: what became of the recorded window, None without one.
         device: what it trained on, in words.
-        on_device: whether times are device times.
         replicas: data-parallel replicas.
         log_folder: where TensorBoard should look, None without a logger.
         analysis: of the steps that count and of the trace, None where there is neither.
@@ -2011,10 +1904,9 @@ class RunReport(msgspec.Struct, frozen=True):
         model: the class of the module; "" if unknown.
     """
 
-    run: RunSummary
+    run: RunTiming
     trace: TraceReport | None
     device: str
-    on_device: bool
     replicas: int
     log_folder: Path | None
     analysis: Analysis | None = None

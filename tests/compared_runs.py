@@ -154,5 +154,5 @@ def _report(device, ledger, findings, step_ms, steps):
     )
     verdict = found[0].code if found else "nothing stands out"
     analysis = Analysis(source="run", verdict=verdict, verdict_text="", findings=found, run=evidence)
-    run = RunTotals().summary(steps=steps, before_first_s=0.5, wall_s=sum(ledger.values()))
-    return RunReport(run, None, device, on_device=True, replicas=1, log_folder=None, analysis=analysis)
+    run = RunTotals().timing(steps=steps, before_first_s=0.5, wall_s=sum(ledger.values()))
+    return RunReport(run, None, device, replicas=1, log_folder=None, analysis=analysis)

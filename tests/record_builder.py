@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from lightning_forge_profiling.callbacks.run_report import analysis_of, run_evidence
+from lightning_forge_profiling.callbacks.run_report import analysis_of
 from lightning_forge_profiling.diagnosis.ranks import Waits, rank_work
 from lightning_forge_profiling.names import WHOLE, record_name
 from lightning_forge_profiling.record.files import encode_line, write_heard
@@ -24,6 +24,7 @@ from lightning_forge_profiling.schema import (
     Line,
     Pulse,
     RankWork,
+    RunEvidence,
     RunLedger,
     RunMachine,
     RunRanks,
@@ -34,7 +35,8 @@ from lightning_forge_profiling.schema import (
     TelemetrySummary,
 )
 from lightning_forge_profiling.timing.counters import bucket
-from lightning_forge_profiling.timing.estimate import rates_of
+from lightning_forge_profiling.timing.estimate import timing_of
+from lightning_forge_profiling.timing.ledger import goodput
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepWork
 
@@ -73,7 +75,7 @@ def _group(steps: int, ms: Mapping[str, float]) -> StepGroup:
 
 def times_of(line: IntervalLine) -> dict[str, float]:
     """Device times of an interval by region."""
-    return dict(rates_of(line.counters).device_ms)
+    return {name: line.counted * region.device_ms for name, region in timing_of(line.counters).regions.items()}
 
 
 def with_times(line: IntervalLine, device_ms: Mapping[str, float], **fields: Any) -> IntervalLine:
@@ -137,7 +139,7 @@ def _lines(run: MadeRun, rank: int, now: float) -> Iterator[Line]:
     took_s = STARTUP_S + 1.02 * run.rows * PER_ROW * step_s + (run.rows - 1) // 10 * (VALIDATION_S + CHECKPOINT_S)
     began = now - took_s if run.began is None else run.began
     yield _begin(run, rank, began)
-    clock, totals = began + STARTUP_S, RunTotals()
+    clock, totals = began + STARTUP_S, RunTotals(on_device=True)
     spent = dict.fromkeys(("startup/fit", "steps", "validation", "checkpoint"), 0.0)
     fresh, step = {**spent, "startup/fit": STARTUP_S}, 0
     for row in range(run.rows // 2 if rank == run.quiet else run.rows):
@@ -163,14 +165,14 @@ def _lines(run: MadeRun, rank: int, now: float) -> Iterator[Line]:
         counters = counters_of(
             counted, sums, host_ms=hosts, samples=BATCH * counted, tokens=TOKENS * counted, times_ms=times_ms
         )
-        rates = rates_of(counters)
+        timing = timing_of(counters, on_device=True)
         yield IntervalLine(
             at=clock,
             step=step,
             logger_step=step - 1,
             counters=counters,
             ledger_s=fresh,
-            metrics={**rates.metrics(replicas=run.ranks, on_device=True), **_gpu(dice)},
+            metrics={**timing.metrics(replicas=run.ranks), **_gpu(dice)},
         )
         spent = {name: spent[name] + s for name, s in fresh.items()}
         fresh = dict.fromkeys(fresh, 0.0)
@@ -239,7 +241,7 @@ def _state(  # noqa: PLR0917
     totals: RunTotals,
     spent: dict[str, float],
 ) -> State:
-    summary = totals.summary(steps=step, before_first_s=STARTUP_S, wall_s=clock - began)
+    summary = totals.timing(steps=step, before_first_s=STARTUP_S, wall_s=clock - began)
     gpu = TelemetrySummary(device="NVIDIA H200", samples=100, utilization_pct=74.0, memory_peak_gib=61.2,
         memory_total_gib=139.8, power_w=495.0, power_limit_w=700.0, temperature_peak_c=58.0,
         sm_mhz=1755.0, throttled_pct=0.0, joules_per_sample=run.joules,
@@ -250,8 +252,9 @@ def _state(  # noqa: PLR0917
         unexplained_s=0.0,
         counts={"validation": 1},
     )
-    evidence = run_evidence(summary, on_device=True, ledger=ledger)
-    if evidence is not None:
+    evidence = None
+    if summary.steps and not summary.only_warmup:
+        evidence = RunEvidence(timing=summary, ledger=replace(ledger, goodput=goodput(ledger, summary)))
         machine, ranks = RunMachine(telemetry=gpu), RunRanks(world_size=run.ranks)
         evidence = replace(evidence, machine=machine, ranks=replace(ranks, rank=rank if run.ranks > 1 else 0))
     if evidence is not None and run.ranks > 1:
@@ -262,13 +265,12 @@ def _state(  # noqa: PLR0917
         summary,
         None,
         device="NVIDIA H200",
-        on_device=True,
         replicas=run.ranks,
         log_folder=None,
         analysis=analysis_of(None, None, evidence),
         gpu=gpu,
     )
-    metrics = summary.steady.metrics(replicas=run.ranks, on_device=True) if summary.steady.steps else {}
+    metrics = summary.metrics(replicas=run.ranks) if summary.steps else {}
     return State(at=clock, step=step, report=report, metrics=metrics, counters=totals.counters())
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from lightning_forge_profiling.callbacks.batches import AccumulationCycles
-from lightning_forge_profiling.timing.estimate import rates_of
+from lightning_forge_profiling.timing.estimate import timing_of
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepWork
 
@@ -52,7 +52,7 @@ class Steps:
     def written(self, **options):
         counters = self.totals.take_interval(**options)
         assert sum(counters.steps_us.values()) == counters.steps
-        return figures(rates_of(counters))
+        return figures(timing_of(counters))
 
     def all(self):
         return figures(self.totals.steady())
@@ -60,7 +60,7 @@ class Steps:
 
 def figures(rates):
     """Steps, steps that changed the weights, samples, and milliseconds on the device and the host."""
-    return rates.steps, rates.optimizer_steps, rates.samples, rates.total_ms, sum(rates.host_ms.values())
+    return rates.steps, rates.optimizer_steps, rates.samples, rates.total_ms, rates.steps * rates.host_step_ms
 
 
 NONE = (0, 0, 0, 0, 0)
@@ -80,8 +80,8 @@ def test_a_log_entry_holds_whole_cycles_and_the_next_one_the_rest():
 def test_the_totals_have_the_steps_of_a_cycle_that_has_not_ended():
     steps = Steps().run("..u..")
     assert steps.all() == (5, 1, 5, 60, 30)
-    summary = steps.totals.summary(steps=5, before_first_s=0, wall_s=1)
-    assert (summary.steady.steps, summary.untimed_steps, summary.step_ms.max) == (5, 0, 14)
+    summary = steps.totals.timing(steps=5, before_first_s=0, wall_s=1)
+    assert (summary.steps, summary.left_out.untimed, summary.step_ms.max) == (5, 0, 14)
     assert sum(steps.totals.counters().steps_us.values()) == 5
 
 

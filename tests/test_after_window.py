@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from lightning_forge_profiling import ForgeProfilerCallback
-from lightning_forge_profiling.diagnosis.bootstrap import WINDOW_STEPS, window_effect
 from lightning_forge_profiling.profiler.collector import detached_at_stop, why_attached
 from lightning_forge_profiling.report.run_wording import window_effect_words
+from lightning_forge_profiling.timing.bootstrap import WINDOW_STEPS, window_effect
 from tests.models import Classifier, loader
 
 

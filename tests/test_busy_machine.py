@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.diagnosis.bootstrap import share_interval
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.host import cpu_times, waited_pct
@@ -33,6 +32,7 @@ from lightning_forge_profiling.schema import (
     RunRegion,
     ShareInterval,
 )
+from lightning_forge_profiling.timing.bootstrap import share_interval
 from tests.evidence import made_evidence
 from tests.models import Samples, quiet_trainer
 from tests.outcomes import HANGS_S

@@ -12,10 +12,10 @@ from lightning_forge_profiling.comparison.compare import compare
 from lightning_forge_profiling.comparison.outcome import gates, print_comparison
 from lightning_forge_profiling.comparison.ratio import decide, ratio_of, steps_needed
 from lightning_forge_profiling.comparison.source import TRACE_METRICS, trace_source
-from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, Estimate, bootstrap_difference, median_estimate
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.timing.bootstrap import FEWEST_PIECES, Estimate, bootstrap_difference, median_estimate
 from tests.models import Classifier, loader
 from tests.samples import sample_analysis
 

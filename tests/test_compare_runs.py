@@ -16,11 +16,11 @@ from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.comparison.compare import SCATTER_APART_PCT, SCATTER_IN_TURNS_PCT, compare, percent
 from lightning_forge_profiling.comparison.ratio import ratio_of, runs_needed, steps_needed
 from lightning_forge_profiling.comparison.source import record_source, slow_steps
-from lightning_forge_profiling.diagnosis.bootstrap import BlockBootstrap, Estimate, block_length, resampled
 from lightning_forge_profiling.names import record_name
 from lightning_forge_profiling.record.files import encode_line
 from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.schema import IntervalLine, Ratio, StepGroup
+from lightning_forge_profiling.timing.bootstrap import BlockBootstrap, Estimate, block_length, resampled
 from lightning_forge_profiling.timing.counters import BUCKET_RATIO, bucket
 from tests.compared_runs import PER_ROW, SHARES, step_times, write_record
 from tests.record_builder import times_of, with_times

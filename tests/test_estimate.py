@@ -5,14 +5,14 @@ import random
 import pytest
 
 from lightning_forge_profiling.callbacks.run_record import kept_counters
-from lightning_forge_profiling.callbacks.run_report import analysis_of, run_evidence
+from lightning_forge_profiling.callbacks.run_report import analysis_of
 from lightning_forge_profiling.comparison.source import record_source
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.record.files import encode_line
 from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.report.live_view import latest_regions
 from lightning_forge_profiling.report.run_page import run_view
-from lightning_forge_profiling.schema import Begin, End, IntervalLine, RunReport, State
+from lightning_forge_profiling.schema import Begin, End, IntervalLine, RunEvidence, RunReport, State
 from lightning_forge_profiling.timing.completed_steps import DEFAULT_SHARE, TimingBudget
 from lightning_forge_profiling.timing.counters import bucket
 from lightning_forge_profiling.timing.run_totals import RunTotals
@@ -76,16 +76,15 @@ class Planted:
     def write(self, folder):
         """The record of the run; returns its folder."""
         totals = self.totals
-        run = totals.summary(steps=STEPS, before_first_s=0.1, wall_s=10.0)
-        evidence = run_evidence(run, on_device=False)
+        run = totals.timing(steps=STEPS, before_first_s=0.1, wall_s=10.0)
         report = RunReport(
-            run, None, "cpu", on_device=False, replicas=1, log_folder=None, analysis=analysis_of(None, None, evidence)
+            run, None, "cpu", replicas=1, log_folder=None, analysis=analysis_of(None, None, RunEvidence(timing=run))
         )
         begin = Begin(
             run="x", rank=0, world_size=1, at=1.0, versions={}, host="h", device="cpu", settings={}, schema_version=2
         )
         blocks = tuple(kept_counters(block, on_device=False) for _, block in totals.blocks())
-        state = State(at=400.0, step=STEPS, report=report, metrics=run.steady.metrics(), blocks=blocks)
+        state = State(at=400.0, step=STEPS, report=report, metrics=run.metrics(), blocks=blocks)
         (folder / "forge_record").mkdir()
         lines = [begin, *self.intervals, state, End(at=400.0, step=STEPS, outcome="finished")]
         (folder / "forge_record" / "rank0.jsonl").write_bytes(b"".join(map(encode_line, lines)))

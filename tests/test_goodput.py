@@ -10,7 +10,7 @@ from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.names import BEFORE_FIT, LOGGED_KINDS
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.run_wording import goodput_words
-from lightning_forge_profiling.schema import Analysis, Distribution, Rates, RunLedger
+from lightning_forge_profiling.schema import Analysis, Distribution, RunLedger, RunRegion, RunTiming
 from lightning_forge_profiling.timing.ledger import goodput, ledger_metrics
 from tests.evidence import made_evidence
 from tests.models import Classifier, loader
@@ -91,19 +91,20 @@ def test_on_a_gpu_a_hook_that_waits_for_its_work_is_productive(host_ms, device_m
         unexplained_s=0.0,
         counts={},
     )
-    rates = Rates(steps=100, host_ms={"other": 100 * host_ms}, device_ms={"other": 100 * device_ms})
-    assert goodput(whole, rates) == pytest.approx(productive)
-    assert goodput(whole) == pytest.approx(0.8)
+    other = RunRegion(device_ms=device_ms, host_ms=host_ms)
+    timing = RunTiming(steps=100, on_device=True, regions={"other": other})
+    assert goodput(whole, timing) == pytest.approx(productive)
+    assert goodput(whole, RunTiming()) == pytest.approx(0.8)
 
 
 def test_a_part_of_no_known_kind_is_in_other():
-    metrics = ledger_metrics(ledger(steps=3.0, invented__by_a_later_version=1.0))
+    metrics = ledger_metrics(ledger(steps=3.0, invented__by_a_later_version=1.0), RunTiming())
     assert metrics["run/other_pct"] == pytest.approx(25)
     assert metrics.keys() == {"run/goodput", *(f"run/{kind}_pct" for kind in LOGGED_KINDS)}
 
 
 def test_before_any_time_has_passed_there_is_none():
-    assert ledger_metrics(RunLedger(wall_s=0.0, parts={}, unexplained_s=0.0, counts={})) == {}
+    assert ledger_metrics(RunLedger(wall_s=0.0, parts={}, unexplained_s=0.0, counts={}), RunTiming()) == {}
 
 
 def test_a_report_of_an_older_version_has_none():

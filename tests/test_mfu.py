@@ -22,7 +22,7 @@ from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.flops.count import count_flops
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32
 from lightning_forge_profiling.report.run_wording import compute_lines
-from lightning_forge_profiling.schema import Flops, Kind, Rates, RunCompute
+from lightning_forge_profiling.schema import Distribution, Flops, Kind, RunCompute, RunTiming
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepWork
 from tests.fake_nvml import FakeBoard, FakeNvml
@@ -244,7 +244,7 @@ def test_a_geforce_may_exceed_its_peak_a_little(device, pct, told):
 
 
 def test_devices_that_share_a_batch_share_its_operations():
-    rates = Rates(steps=2, device_ms={"forward": 1000.0}, flops=8e12)
+    rates = RunTiming(steps=2, step_ms=Distribution(mean=500.0), flops=8e12)
     metrics = rates.metrics(replicas=2, devices_per_batch=4, peak_flops=4e12)
     assert metrics[TFLOPS] == pytest.approx(2.0)
     assert metrics["throughput/mfu"] == pytest.approx(0.5)
@@ -541,7 +541,7 @@ def books(tokens=(None, None, None, None)):
     for step, held in enumerate(tokens):
         times = StepTimes(step, {"forward": 10.0}, {})
         totals.add(times, StepWork(4, held), "recorded" if step < 2 else None)
-    return totals.summary(steps=len(tokens), before_first_s=0.0, wall_s=1.0)
+    return totals.timing(steps=len(tokens), before_first_s=0.0, wall_s=1.0)
 
 
 def rank(**changes):
@@ -656,7 +656,7 @@ def test_how_attention_counts_is_said():
 
 def test_no_operations_or_no_steps_give_no_rate():
     assert of_window(books(), replace(rank(), flops=None)) == ()
-    assert of_window(RunTotals().summary(steps=0, before_first_s=0.0, wall_s=1.0), rank()) == ()
+    assert of_window(RunTotals().timing(steps=0, before_first_s=0.0, wall_s=1.0), rank()) == ()
 
 
 def run_with_window(monkeypatch, make_trainer, rank, flops_per_batch=None, peak_flops=1e12):

@@ -60,10 +60,8 @@ def report_of(analysis, steps):
     totals = RunTotals()
     for step in range(steps):
         totals.add(StepTimes(step, {"data": 1.0}, {"data": 1.0}), StepWork(8.0, None, 1), None)
-    run = totals.summary(steps=steps, before_first_s=0.1, wall_s=0.2)
-    return RunReport(
-        run, None, device="cpu", on_device=False, replicas=1, log_folder=None, analysis=analysis, model="M"
-    )
+    run = totals.timing(steps=steps, before_first_s=0.1, wall_s=0.2)
+    return RunReport(run, None, device="cpu", replicas=1, log_folder=None, analysis=analysis, model="M")
 
 
 def overview_of(*fits):

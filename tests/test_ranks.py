@@ -417,10 +417,9 @@ def test_a_rank_that_is_neither_read_nor_heard_is_said_to_be_missing_first(tmp_p
     [work] = read_works(record, mine, 3, "made-up", steps, timeout_s=HANGS_S)
     assert read_works(record, mine, 3, "another run", steps, timeout_s=0.0) == ()
     report = RunReport(
-        RunTotals().summary(steps=0, before_first_s=0.0, wall_s=0.0),
+        RunTotals().timing(steps=0, before_first_s=0.0, wall_s=0.0),
         None,
         device="cpu",
-        on_device=False,
         replicas=3,
         log_folder=None,
         analysis=combine(None, with_figures(evidence_of([mine, work]), world_size=3)),

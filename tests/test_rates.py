@@ -3,7 +3,7 @@
 import pytest
 
 from lightning_forge_profiling.names import LOADER_START, WHOLE
-from lightning_forge_profiling.schema import Rates
+from lightning_forge_profiling.schema import WorkerRestarts
 from lightning_forge_profiling.timing.run_totals import RunTotals, percentiles
 from lightning_forge_profiling.timing.steps import StepTimes, StepTiming, StepWork
 
@@ -17,13 +17,21 @@ def totals_of(*steps):
     return totals
 
 
+def sums(timing, clock="device_ms"):
+    """Times by region of all steps by a clock, but for regions without any."""
+    return {name: timing.steps * ms for name, region in timing.regions.items() if (ms := getattr(region, clock))}
+
+
 def test_host_means_are_of_the_hosts_clock():
-    rates = Rates(steps=4, device_ms={"forward": 40.0, "data": 4.0}, host_ms={"forward": 8.0, "data": 12.0})
-    assert (rates.mean_ms("forward"), rates.mean_host_ms("forward")) == (10, 2)
-    assert (rates.mean_ms("step"), rates.mean_host_ms("step")) == (11, 5)
-    assert (rates.mean_ms("backward"), rates.mean_host_ms("backward")) == (0, 0)
-    assert (Rates().mean_ms("step"), Rates().mean_host_ms("step")) == (0, 0)
-    metrics = Rates(steps=4, split_steps=4, device_ms=rates.device_ms, host_ms=rates.host_ms).metrics(on_device=True)
+    totals = RunTotals(on_device=True)
+    for step in range(4):
+        totals.add(StepTimes(step, {"forward": 10.0, "data": 1.0}, {"forward": 2.0, "data": 3.0}), StepWork(), None)
+    timing = totals.steady()
+    assert (timing.regions["forward"].device_ms, timing.regions["forward"].host_ms) == (10, 2)
+    assert (timing.step_ms.mean, timing.host_step_ms) == (11, 5)
+    assert (timing.regions["backward"].device_ms, timing.regions["backward"].host_ms) == (0, 0)
+    assert (RunTotals().steady().step_ms.mean, RunTotals().steady().host_step_ms) == (0, 0)
+    metrics = timing.metrics()
     assert (metrics["time/forward_ms"], metrics["time_host/forward_ms"], metrics["time_host/step_ms"]) == (10, 2, 5)
 
 
@@ -34,8 +42,8 @@ def test_each_clock_divides_unsplit_steps_by_its_own_times():
         ({WHOLE: 30.0}, {WHOLE: 4.0}, True),
     ).steady()
     assert (rates.steps, rates.split_steps) == (3, 1)
-    assert rates.device_ms == pytest.approx({"forward": 36, "backward": 24})
-    assert rates.host_ms == pytest.approx({"forward": 4, "backward": 12})
+    assert sums(rates) == pytest.approx({"forward": 36, "backward": 24})
+    assert sums(rates, "host_ms") == pytest.approx({"forward": 4, "backward": 12})
 
 
 def test_a_step_that_had_to_be_split_represents_no_other():
@@ -44,8 +52,8 @@ def test_a_step_that_had_to_be_split_represents_no_other():
         ({"forward": 90.0, "backward": 10.0}, {"forward": 9.0, "backward": 1.0}, False),
         ({WHOLE: 10.0}, {WHOLE: 10.0}, True),
     ).steady()
-    assert rates.device_ms == pytest.approx({"forward": 102, "backward": 18})
-    assert rates.host_ms == pytest.approx({"forward": 19, "backward": 11})
+    assert sums(rates) == pytest.approx({"forward": 102, "backward": 18})
+    assert sums(rates, "host_ms") == pytest.approx({"forward": 19, "backward": 11})
 
 
 @pytest.mark.parametrize("long_ones", [1, 4])
@@ -56,17 +64,17 @@ def test_a_long_step_among_few_split_ones_stands_for_long_ones_alone(long_ones):
     for number in range(1, long_ones):
         steps[50 + number] = {WHOLE: 220.0}
     rates = totals_of(*((step, step, True) for step in steps)).steady()
-    assert rates.mean_ms("forward") == pytest.approx(18)
-    assert rates.mean_ms("optimizer") == pytest.approx(2 + 2 * long_ones)
+    assert rates.regions["forward"].device_ms == pytest.approx(18)
+    assert rates.regions["optimizer"].device_ms == pytest.approx(2 + 2 * long_ones)
 
 
 def test_loader_starts_are_data_on_both_clocks():
-    rates = totals_of(
+    timing = totals_of(
         ({"data": 1.0, LOADER_START: 5.0}, {"data": 2.0, LOADER_START: 40.0}, True),
         ({"data": 1.0}, {"data": 2.0}, True),
-    ).steady()
-    assert (rates.device_ms, rates.host_ms) == ({"data": 7}, {"data": 44})
-    assert (rates.loader_starts, rates.loader_start_ms, rates.loader_start_host_ms) == (1, 5, 40)
+    ).timing(steps=2, before_first_s=0.0, wall_s=1.0, workers=4)
+    assert (sums(timing), sums(timing, "host_ms")) == ({"data": 7}, {"data": 44})
+    assert timing.worker_restarts == WorkerRestarts(count=1, workers=4, device_ms=2.5, host_ms=20.0)
 
 
 def test_own_time_of_steps_and_of_log_entries_is_per_step():
@@ -76,9 +84,9 @@ def test_own_time_of_steps_and_of_log_entries_is_per_step():
         totals.add(times, StepWork(), None, StepTiming(timing_us=30.0))
     totals.add_log_time(800.0)
     rates = totals.take()
-    assert (rates.timing_us, rates.log_entries_us, rates.overhead_us) == (120, 800, 230)
-    assert (rates.mean_ms("step"), rates.mean_host_ms("step")) == (10, 2), "neither is in the steps"
-    assert totals.take().overhead_us == 0, "it was taken"
+    assert rates.overhead_us == (4 * 30 + 800) / 4
+    assert (rates.step_ms.mean, rates.host_step_ms) == (10, 2), "neither is in the steps"
+    assert totals.take().overhead_us is None, "it was taken"
     assert totals.steady().overhead_us == 230
 
 

@@ -36,8 +36,8 @@ def report_of(analysis, *, steps=60, regions=STEP, users=(), **options):
     for step in range(steps):
         times = {**regions, **dict.fromkeys(users, 3.0)}
         totals.add(StepTimes(step, times, times), StepWork(32.0, None, 1), "warm-up" if step < 6 else None)
-    run = totals.summary(steps=steps, before_first_s=0.5, wall_s=2.4)
-    device = {"device": "cuda:0 (NVIDIA H200)", "on_device": True, "replicas": 1, "log_folder": None, "model": "GPT"}
+    run = totals.timing(steps=steps, before_first_s=0.5, wall_s=2.4)
+    device = {"device": "cuda:0 (NVIDIA H200)", "replicas": 1, "log_folder": None, "model": "GPT"}
     return RunReport(run, options.pop("trace", None), analysis=analysis, **{**device, **options})
 
 

@@ -9,7 +9,6 @@ from lightning.pytorch import Callback
 from msgspec.structs import replace
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks.run_report import run_evidence
 from lightning_forge_profiling.callbacks.stack_sampler import sampled_lines, stack_region
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.cli.main import main
@@ -26,6 +25,7 @@ from lightning_forge_profiling.schema import (
     Finding,
     OptimizerSettings,
     RegionCpu,
+    RunEvidence,
     RunLedger,
     RunRegion,
     SampledLine,
@@ -319,7 +319,7 @@ def test_a_run_that_stops_accumulating_after_thousands_of_steps_has_even_ones():
     totals = RunTotals()
     for step in range(10_000):
         totals.add(StepTimes(step, {"step": 10.0}, {"step": 10.0}), StepWork(optimizer_steps=int(step >= 5000)), None)
-    summary = totals.summary(steps=10_000, before_first_s=0.0, wall_s=100.0)
+    summary = totals.timing(steps=10_000, before_first_s=0.0, wall_s=100.0)
     assert summary.typical_mean_ms == pytest.approx(10.0)
 
 
@@ -388,7 +388,7 @@ class Loop:
         for _ in range(steps):
             self.step(regions)
         self.step_timer.finish(wait=True)
-        return run_evidence(self.step_timer.summary(), on_device=True)
+        return RunEvidence(timing=self.step_timer.timing())
 
 
 def test_small_kernels_leave_the_gpu_drained_at_every_batch_end():
@@ -496,7 +496,7 @@ def test_the_spread_is_over_the_steps_that_count_and_bounded_in_memory():
     totals = RunTotals()
     for step, ms in enumerate([500.0, 3.0, 9.0, 1.0, *[5.0] * MEDIAN_OVER]):
         totals.add(StepTimes(step, {"forward": ms}, {}), StepWork(), None if step else "warm-up")
-    spread = totals.summary(steps=0, before_first_s=0, wall_s=1).step_ms
+    spread = totals.timing(steps=0, before_first_s=0, wall_s=1).step_ms
     assert (spread.p50, spread.min, spread.max) == (5.0, 1.0, 9.0)
 
 
@@ -511,7 +511,7 @@ def test_percentiles_of_regions_are_over_the_steps_that_speak_for_the_others():
         late = {} if chosen or not times.split else {"loader start": 5000.0}
         times = times._replace(device_ms={**times.device_ms, **late})
         totals.add(times, StepWork(), None, StepTiming(chosen=chosen))
-    found = totals.summary(steps=200, before_first_s=0, wall_s=1).regions
+    found = totals.timing(steps=200, before_first_s=0, wall_s=1).regions
     assert (found["data"].p50_ms, found["data"].p95_ms) == (99.0, pytest.approx(188.1))
     assert found["forward"].p50_ms == found["forward"].p95_ms == 1
     assert found["optimizer"].p50_ms == found["optimizer"].p95_ms == 0
@@ -522,7 +522,7 @@ def test_where_every_step_is_split_loader_starts_count_to_the_percentiles_of_dat
     for step in range(40):
         start = {"loader start": 100.0} if step % 4 == 0 else {}
         totals.add(StepTimes(step, {"data": 1.0, **start}, {}), StepWork(), None, StepTiming(chosen=not start))
-    evidence = run_evidence(totals.summary(steps=40, before_first_s=0, wall_s=1), on_device=True)
+    evidence = RunEvidence(timing=totals.timing(steps=40, before_first_s=0, wall_s=1))
     assert (evidence.timing.regions["data"].p50_ms, evidence.timing.regions["data"].p95_ms) == (1.0, 101.0)
 
 
@@ -532,12 +532,8 @@ def test_percentiles_of_regions_cover_the_latest_steps_and_no_more_memory():
         totals.add(StepTimes(step, {"forward": 1.0 + step // REGIONS_OVER}, {}), StepWork(), None)
         if step % 100 == 0:
             totals.take()
-    found = totals.summary(steps=0, before_first_s=0, wall_s=1).regions["forward"]
+    found = totals.timing(steps=0, before_first_s=0, wall_s=1).regions["forward"]
     assert (found.p50_ms, found.p95_ms) == (3.0, 3.0)
-
-
-def test_a_run_of_warm_up_steps_is_no_evidence():
-    assert Loop(warmup_steps=10).evidence(8, forward={"host": 1, "gpu": 1}) is None
 
 
 # -- on real Trainers -------------------------------------------------------------------------------------------------

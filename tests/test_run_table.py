@@ -29,13 +29,11 @@ def made_totals(*left_out, samples=8.0):
     for step, reason in enumerate(left_out):
         times = {"forward": step + 1.0, "mine": step + 1.0} | ({"validation": 5000.0} if step == 1 else {})
         totals.add(StepTimes(step, times, times), StepWork(samples, None, optimizer_steps=step % 2), reason)
-    return totals.summary(steps=len(left_out), before_first_s=0.5, wall_s=2.0)
+    return totals.timing(steps=len(left_out), before_first_s=0.5, wall_s=2.0)
 
 
 def report_of(run, trace=None, log_folder=None, **options):
-    return RunReport(
-        run, trace, **{"device": "cpu", "on_device": False, "replicas": 1, **options}, log_folder=log_folder
-    )
+    return RunReport(run, trace, **{"device": "cpu", "replicas": 1, **options}, log_folder=log_folder)
 
 
 def printed(run, trace=None, log_folder=None, *, width=100, **options):
@@ -46,17 +44,17 @@ def printed(run, trace=None, log_folder=None, *, width=100, **options):
 
 def sampled(steps, *, chosen_every=4):
     """A run whose step k took k ms, of which regions were timed in each fourth step, half of it in forward."""
-    totals = RunTotals()
+    totals = RunTotals(on_device=True)
     for step in range(steps):
         device_ms = {"data": step / 2, "forward": step / 2}
         times = StepTimes(step, device_ms, {"data": 2.0 * step, "forward": step / 2})
         totals.add(times if step % chosen_every == 0 else times.whole(), StepWork(8.0, None, 1), None)
-    return totals.summary(steps=steps, before_first_s=0.5, wall_s=2.0)
+    return totals.timing(steps=steps, before_first_s=0.5, wall_s=2.0)
 
 
 def test_rates_are_over_the_steps_that_count_and_end_to_end_over_all():
     run = made_totals("warm-up", "warm-up", "recorded", None, None)
-    assert run.steady.total_ms == pytest.approx(4 + 5)
+    assert run.total_ms == pytest.approx(4 + 5)
     text = printed(run)
     assert "Where a step goes: 4.50 ms, mean of 2 of 5 steps on cpu" in text
     assert "1,778 samples/s, 222 steps/s" in text, "16 samples and 2 steps in 9 ms"
@@ -79,7 +77,7 @@ def test_sentences_wrap_between_words_and_paths_stay_whole(tmp_path):
 
 def test_an_ordinary_table_is_short_and_whole_in_80_columns():
     run = sampled(400)
-    text = printed(run, width=80, analysis=replace(sample_analysis(), hints=()), on_device=True)
+    text = printed(run, width=80, analysis=replace(sample_analysis(), hints=()))
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 20
@@ -114,17 +112,16 @@ def test_the_table_of_a_recorded_run_has_some_twenty_lines(tmp_path):
     )
     steps = Distribution(mean=15.0, p50=15.0, min=14.0, max=16.0)
     evidence = made_evidence(steps=400, on_device=True, step_ms=steps, regions={}, ledger=ledger)
-    totals = RunTotals()
+    totals = RunTotals(on_device=True)
     for step in range(60):
         split = {"data": 0.05, "transfer": 0.1, "forward": 5.0, "backward": 8.0, "optimizer": 1.5, "other": 0.1}
         left_out = "warm-up" if step < 6 else "recorded" if step < 10 else None
         totals.add(StepTimes(step, split, split), StepWork(32.0, 4096.0, 1), left_out)
     text = printed(
-        totals.summary(steps=60, before_first_s=0.5, wall_s=2.4),
+        totals.timing(steps=60, before_first_s=0.5, wall_s=2.4),
         trace,
         tmp_path,
         width=80,
-        on_device=True,
         device="cuda:0 (NVIDIA H200)",
         analysis=replace(sample_analysis(), hints=(), run=evidence),
         gpu=gpu,
@@ -140,7 +137,7 @@ def test_the_table_of_a_recorded_run_has_some_twenty_lines(tmp_path):
 
 
 def test_the_split_of_the_step_has_shares_of_the_mean_and_percentiles_of_the_timed_steps():
-    lines = [line.split() for line in printed(sampled(401), width=80, on_device=True).splitlines()]
+    lines = [line.split() for line in printed(sampled(401), width=80).splitlines()]
     [head] = [line for line in lines if line[:1] == ["sampled"]]
     assert " ".join(head) == "sampled 1 in 4 share mean ms median p95 host"
     rows = {line[0]: line[1:] for line in lines if line[:1] in (["data"], ["forward"], ["step"])}
@@ -190,7 +187,7 @@ def test_without_a_batch_size_the_other_rates_stay():
 
 def test_a_run_of_warm_up_steps_only_shows_them_without_the_first_and_says_so():
     run = made_totals("warm-up", "warm-up", "warm-up")
-    assert run.steady.mean_ms("step") == pytest.approx(2.5)
+    assert run.step_ms.mean == pytest.approx(2.5)
     assert "figures are of the warm-up, of which 3 steps ran" in printed(run)
 
 
@@ -200,19 +197,19 @@ def test_a_mean_above_the_95th_percentile_is_said_with_the_step_that_makes_it(lo
     for step in range(200):
         times = {"forward": longest_ms if step == 98 else 5.0 + step % 2}
         totals.add(StepTimes(step, times, times), StepWork(8.0, None, 1), None)
-    text = printed(totals.summary(steps=200, before_first_s=0.5, wall_s=22.0))
+    text = printed(totals.timing(steps=200, before_first_s=0.5, wall_s=22.0))
     assert ("the mean is above p95: step 98 took 20.0 s, 95 % of the steps' time" in text) == said
     assert ("above p95" in text) == said
 
 
 def test_a_run_of_one_step_shows_that():
     run = made_totals("warm-up")
-    assert run.steady.mean_ms("step") == pytest.approx(1)
+    assert run.step_ms.mean == pytest.approx(1)
     assert "only one step ran" in printed(run)
 
 
 def test_a_run_without_steps_prints_no_rate():
-    text = printed(RunTotals().summary(steps=0, before_first_s=0.1, wall_s=0.2))
+    text = printed(RunTotals().timing(steps=0, before_first_s=0.1, wall_s=0.2))
     assert "Where a step goes: unknown, no step was timed" in text
     assert "steps/s" not in text
 
@@ -235,6 +232,10 @@ def test_a_missing_trace_is_named_with_its_reason(status):
     assert "tensorboard" not in text
 
 
+def means_of(timing, *regions):
+    return {name: timing.regions[name].device_ms for name in regions}
+
+
 def test_windows_of_rates_add_up_to_the_whole():
     totals = RunTotals()
     for step in range(5):
@@ -245,10 +246,10 @@ def test_windows_of_rates_add_up_to_the_whole():
     window = totals.take()
     assert (first.steps, first.optimizer_steps, first.samples) == (3, 1, 24.0)
     assert (window.steps, window.optimizer_steps, window.samples) == (2, 1, 16.0)
-    assert window.device_ms == {"forward": 6.0, "late": 2.0}
+    assert means_of(window, "forward", "late") == {"forward": 3.0, "late": 1.0}
     assert window.metrics()["throughput/samples_per_sec"] == pytest.approx(16 / 6e-3)
     assert "throughput/tokens_per_sec" not in window.metrics()
-    assert totals.steady().device_ms == {"forward": 15.0, "late": 2.0}
+    assert means_of(totals.steady(), "forward", "late") == {"forward": 3.0, "late": pytest.approx(0.4)}
 
 
 def test_the_verdict_comes_first_and_what_goes_with_it_next():
@@ -327,7 +328,7 @@ def outputs(monkeypatch):
 def test_a_notebook_gets_one_output_with_the_same_content(outputs, capsys):
     finding = replace(sample_analysis().findings[0], title="<script>alert(1)</script>\x1b[2J waits")
     analysis = replace(sample_analysis(), findings=(finding,))
-    report = report_of(sampled(400), analysis=analysis, on_device=True)
+    report = report_of(sampled(400), analysis=analysis)
     print_run(report)
     assert capsys.readouterr().out == ""
     [output] = outputs
@@ -386,7 +387,7 @@ def test_a_bar_of_a_long_step_stays_on_its_line():
     totals = RunTotals()
     for step in range(60):
         totals.add(StepTimes(step, times, times), StepWork(4.0), None)
-    run = totals.summary(steps=60, before_first_s=0.5, wall_s=2.0)
+    run = totals.timing(steps=60, before_first_s=0.5, wall_s=2.0)
     table = run_table(report_of(run))
     first, *others = table.table.columns
     columns = (dataclasses.replace(first, name="sampled 1 in 3"), *others)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from lightning.pytorch.callbacks import Callback
 
-from lightning_forge_profiling.diagnosis.bootstrap import DRIFT_STEPS, step_drift
 from lightning_forge_profiling.schema import StepDrift
+from lightning_forge_profiling.timing.bootstrap import DRIFT_STEPS, step_drift
 from lightning_forge_profiling.timing.events import HostEventSource
 from tests.models import Classifier, every_step, loader
 from tests.outcomes import summary_of

@@ -5,11 +5,11 @@ from random import Random
 import pytest
 
 from lightning_forge_profiling import ThroughputCallback
-from lightning_forge_profiling.callbacks.run_report import run_evidence
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS, WHOLE
+from lightning_forge_profiling.schema import RunEvidence
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.completed_steps import TimingBudget
 from lightning_forge_profiling.timing.run_totals import RunTotals
@@ -47,8 +47,8 @@ def test_rare_long_steps_are_not_taken_for_others_that_are_less_long(steps, ever
         timed = ms if split else {WHOLE: took_ms}
         totals.add(StepTimes(step, timed, timed), StepWork(optimizer_steps=1), None)
     rates = totals.steady()
-    assert rates.mean_ms("data") == pytest.approx(loading_ms, rel=0.15)
-    assert rates.mean_ms("step") == pytest.approx(sum(rates.mean_ms(name) for name in REGIONS))
+    assert rates.regions["data"].device_ms == pytest.approx(loading_ms, rel=0.15)
+    assert rates.step_ms.mean == pytest.approx(sum(rates.regions[name].device_ms for name in REGIONS))
 
 
 def test_a_stall_that_does_not_come_again_is_not_searched_for():
@@ -83,7 +83,7 @@ def means(rate, steps, cycle):
     step_timer = recorder_on(device := FakeDevice(), rate)
     train(device, step_timer, steps, cycle=cycle)
     rates = step_timer.totals.steady()
-    return rates, {name: rates.mean_ms(name) for name in ("step", *rates.regions)}
+    return rates, {"step": rates.step_ms.mean} | {name: region.device_ms for name, region in rates.regions.items()}
 
 
 @pytest.mark.parametrize(("rate", "cycle"), [(0.02, 50), (0.1, 10), (0.25, 4), (1 / 3, 3), (0.5, 8), (0.9, 7)])
@@ -132,8 +132,10 @@ def test_a_step_after_validation_or_at_an_epochs_start_is_split_and_speaks_for_i
     assert all(kinds[step] for step in range(10, 400, 10))
     assert sum(kinds.values()) < 80
     rates = step_timer.totals.steady()
-    assert rates.mean_ms("other") == pytest.approx(39 * 50 / 400, rel=0.05), "not 50 ms in each of the split ones"
-    assert rates.mean_ms("forward") == pytest.approx(5.03, rel=0.03)
+    assert rates.regions["other"].device_ms == pytest.approx(39 * 50 / 400, rel=0.05), (
+        "not 50 ms in each of the split ones"
+    )
+    assert rates.regions["forward"].device_ms == pytest.approx(5.03, rel=0.03)
 
 
 def ledger_of(*steps):
@@ -193,7 +195,8 @@ def test_without_a_budget_every_step_is_split(tmp_path, make_trainer, capsys):
     callback = ThroughputCallback(warmup_steps=4, overhead=None)
     make_trainer(callback).fit(Classifier(), loader(400))
     assert all("time/forward_ms" in row for row in logged(tmp_path))
-    assert callback.analysis().run.timing.split_steps is None
+    run = callback.analysis().run
+    assert run.timing.split_steps == run.timing.steps
     assert "\nfrom " not in capsys.readouterr().out
 
 
@@ -269,9 +272,9 @@ def test_what_long_steps_do_is_not_guessed_from_the_others():
         times = regions if split else {WHOLE: 202.0 if long else 2.0}
         totals.add(StepTimes(step, times, times), StepWork(optimizer_steps=1), None, StepTiming(chosen=split))
     rates = totals.steady()
-    assert {name: rates.mean_ms(name) for name in regions} == pytest.approx(regions)
-    assert (rates.unknown_ms, rates.mean_ms("step")) == (pytest.approx(600), pytest.approx(5))
-    run = run_evidence(totals.summary(steps=200, before_first_s=0.0, wall_s=1.0), on_device=False)
+    assert {name: rates.regions[name].device_ms for name in regions} == pytest.approx(regions)
+    assert (rates.unknown_ms * rates.steps, rates.step_ms.mean) == (pytest.approx(600), pytest.approx(5))
+    run = RunEvidence(timing=totals.timing(steps=200, before_first_s=0.0, wall_s=1.0))
     analysis = combine(None, run)
     assert analysis.verdict == "no verdict"
     assert "3 long steps, none of which had its regions timed, take 60 % of all the time" in analysis.verdict_text

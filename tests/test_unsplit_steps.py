@@ -74,7 +74,7 @@ def test_in_bulk_they_come_to_the_same_totals_and_ledger():
     assert [loop.ended_in_bulk > 600 for loop in loops] == [False, True]
     one, other = loops
     assert one.seen == other.seen
-    assert one.step_timer.summary() == other.step_timer.summary()
+    assert one.step_timer.timing() == other.step_timer.timing()
     assert one.step_timer.ledger.read() == other.step_timer.ledger.read()
 
 
@@ -91,9 +91,9 @@ def test_a_step_in_which_training_stood_still_is_left_out_among_those_in_bulk():
         loop.step(10, during=stands if step == 81 else lambda: None)
     ledger = loop.step_timer.ledger.read()
     loop.finish()
-    summary = loop.step_timer.summary()
-    assert (summary.steady.steps, summary.stood_steps) == (102, 1)
-    assert summary.stood == ("step 84 took 41.0 s: rank 0 stands",)
+    summary = loop.step_timer.timing()
+    assert (summary.steps, summary.left_out.stalled) == (102, 1)
+    assert summary.left_out.stalls == ("step 84 took 41.0 s: rank 0 stands",)
     assert ledger.parts["hang"] == pytest.approx(41, abs=0.1)
     assert loop.ended_in_bulk > 10
 
@@ -117,7 +117,7 @@ def test_each_takes_one_event_and_has_its_own_time(loop):
     assert rates.steps == 24
     assert rates.samples == 48
     assert rates.total_ms == pytest.approx(sum(took) + 70)
-    assert loop.step_timer.summary().step_ms.max == pytest.approx(40)
+    assert loop.step_timer.timing().step_ms.max == pytest.approx(40)
 
 
 def test_a_split_step_behind_them_has_its_regions_and_its_own_time(loop):
@@ -167,7 +167,7 @@ def test_those_before_the_end_of_the_run_count_and_what_comes_after_them_does_no
     loop.pass_time(300)
     times = loop.finish()
     assert [times[step] for step in (3, 4, 5)] == [{WHOLE: pytest.approx(ms)} for ms in (10, 11, 12)]
-    assert loop.step_timer.summary().steady.steps == 6
+    assert loop.step_timer.timing().steps == 6
 
 
 @pytest.fixture

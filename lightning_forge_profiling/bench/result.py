@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 
 from lightning_forge_profiling.comparison.ratio import decide, geometric_mean, ratio_of
-from lightning_forge_profiling.diagnosis.bootstrap import Estimate, median_estimate
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.clocks import ClockSummary
 from lightning_forge_profiling.schema import Outcome, Ratio
+from lightning_forge_profiling.timing.bootstrap import Estimate, median_estimate
 
 _Z95: Final = 1.96  # of the normal distribution
 # All of n samples lie on one side of the true median with probability 2 * 2^-n, which is under 5 % from 6 on.

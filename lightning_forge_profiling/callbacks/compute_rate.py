@@ -14,7 +14,7 @@ from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf3
 from lightning_forge_profiling.gpu.nvml import find_device, open_nvml
 from lightning_forge_profiling.names import MFU, PEAK_TFLOPS
 from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.schema import Flops, RankSummary, Rates, RunCompute, RunSummary, TraceReport
+from lightning_forge_profiling.schema import Flops, RankSummary, RunCompute, RunTiming, TraceReport
 
 _log = plain_logger(__name__)
 _NOT_IN_TABLE: Final = "is not in the peak table"
@@ -114,7 +114,7 @@ _NAMED: Final = 3
 
 
 def recorded_compute(
-    run: RunSummary,
+    run: RunTiming,
     rank: RankSummary,
     steps: Sequence[int],
     peak: RunCompute,
@@ -123,7 +123,7 @@ def recorded_compute(
     model_is_counted: bool = False,
 ) -> tuple[RunCompute, ...]:
     """FLOPs of the recorded steps over the time of the steady steps, as recording slows steps; scaled with tokens."""
-    flops, step_ms = rank.flops, run.steady.mean_ms("step")
+    flops, step_ms = rank.flops, run.step_ms.mean
     if flops is None or not step_ms:
         return ()
     scale, note = _scale(run, steps)
@@ -202,12 +202,11 @@ class ComputeRate:
             self._advised = True
             _log.warning("No MFU: %s; %s.", peak.peak_source, give_peak(peak.dtype))
 
-    def metrics(self, rates: Rates, *, on_device: bool) -> dict[str, float]:
-        """The metrics of the rates of some steps."""
+    def metrics(self, timing: RunTiming) -> dict[str, float]:
+        """The metrics of some steps."""
         facts, peak = self._training.facts, self._peak
-        return rates.metrics(
+        return timing.metrics(
             replicas=facts.replicas,
-            on_device=on_device,
             devices_per_batch=facts.devices_per_batch,
             peak_flops=None if peak is None or peak.peak_tflops is None else peak.peak_tflops * 1e12,
         )
@@ -224,7 +223,7 @@ class ComputeRate:
         if self._counts and not self._sought:
             self._find_peak()
 
-    def of_window(self, run: RunSummary, trace: TraceReport | None, rank: RankSummary | None) -> tuple[RunCompute, ...]:
+    def of_window(self, run: RunTiming, trace: TraceReport | None, rank: RankSummary | None) -> tuple[RunCompute, ...]:
         """How fast the run computed, by what its recorded steps carried out."""
         if self._peak is None or trace is None or rank is None:
             return ()
@@ -237,10 +236,10 @@ class ComputeRate:
             model_is_counted=self._of_batches(run) is not None,
         )
 
-    def _of_batches(self, run: RunSummary) -> float | None:
-        return run.steady.per_second(run.steady.flops) if self._counts else None
+    def _of_batches(self, run: RunTiming) -> float | None:
+        return run.per_second(run.flops) if self._counts else None
 
-    def of_run(self, run: RunSummary, of_window: Sequence[RunCompute]) -> tuple[RunCompute, ...]:
+    def of_run(self, run: RunTiming, of_window: Sequence[RunCompute]) -> tuple[RunCompute, ...]:
         """How fast the run computed, by what its batches asked for too; or why that is unknown, and what to do."""
         peak, rate = self._peak, self._of_batches(run)
         if peak is None:
@@ -249,7 +248,7 @@ class ComputeRate:
         if rate is not None:
             rates.insert(0, compute_of("mfu", rate / self._training.facts.devices_per_batch / 1e12, peak))
         problem = self._counter.flops_problem if self._counter is not None and rate is None else ""
-        if not (problem or rates or self._counts) and self._settings.peak_flops is not None and run.steady.steps:
+        if not (problem or rates or self._counts) and self._settings.peak_flops is not None and run.steps:
             problem = GIVE_FLOPS
         if problem and rates:
             rates[0] = _noted(rates[0], problem)
@@ -263,12 +262,12 @@ class ComputeRate:
         return tuple(rates)
 
 
-def _scale(run: RunSummary, steps: Sequence[int]) -> tuple[float, str]:
+def _scale(run: RunTiming, steps: Sequence[int]) -> tuple[float, str]:
     """The tokens of the mean step relative to a recorded one, and a note on it."""
-    tokens = [run.recorded_tokens.get(step, 0.0) for step in steps]
-    if not run.steady.tokens or not tokens or not all(tokens):
+    tokens = [run.left_out.recorded_tokens.get(step, 0.0) for step in steps]
+    if not run.tokens or not tokens or not all(tokens):
         return 1.0, ""
-    mean, recorded = run.steady.tokens / run.steady.steps, sum(tokens) / len(tokens)
+    mean, recorded = run.tokens / run.steps, sum(tokens) / len(tokens)
     if abs(mean / recorded - 1) <= _SAME_LENGTH:
         return 1.0, ""
     return mean / recorded, f"scaled from the {recorded:,.0f} tokens of a recorded step to the mean {mean:,.0f}"

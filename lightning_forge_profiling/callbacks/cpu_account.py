@@ -10,10 +10,10 @@ from typing import Final
 
 import torch
 
-from lightning_forge_profiling.diagnosis.bootstrap import share_interval
 from lightning_forge_profiling.host import CpuTimes, ThreadClock, cpu_times, usable_cores, waited_s
 from lightning_forge_profiling.names import BETWEEN_EPOCHS, REGIONS
 from lightning_forge_profiling.schema import CpuUse, RegionCpu, ShareInterval
+from lightning_forge_profiling.timing.bootstrap import share_interval
 from lightning_forge_profiling.timing.counters import Marks
 
 # a reading takes 0.6 to 1 ms (two CPU cores, and H100 hosts of 16), and workers that ended cannot be read

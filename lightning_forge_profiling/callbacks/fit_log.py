@@ -31,10 +31,9 @@ from lightning_forge_profiling.schema import (
     Analysis,
     LoopRates,
     RanksStatus,
-    Rates,
     RunCompute,
     RunReport,
-    RunSummary,
+    RunTiming,
     TelemetrySummary,
     TraceReport,
 )
@@ -174,15 +173,15 @@ class FitLog(Guarded):
         """Log the steps since the last log entry, unless they are few; a run that logged nothing logs what it has."""
         if self._telemetry is not None:
             self._telemetry.stop()
-        run, rates = self._step_timer.summary(), self._step_timer.totals.take()
+        steady, rates = self._step_timer.totals.steady(), self._step_timer.totals.take()
         step = last_logger_step(self._training)
         fewest = self._training.log_interval(self._settings.log_every_n_steps) * self._training.accumulated / 2
         if self._logged_at < 0:
-            rates = rates if rates.steps else run.steady
+            rates = rates if rates.steps else steady
         elif step <= self._logged_at or rates.steps < fewest:
-            rates = Rates()
+            rates = RunTiming()
         self._log(rates, step)
-        self._summary = self._run_metrics(run.steady)
+        self._summary = self._run_metrics(steady)
         self.record.loop_ended()
 
     @guarded_end
@@ -210,15 +209,14 @@ class FitLog(Guarded):
                 limit_s=exit_timeout_s(self._training.facts.world_size) if interrupted else PUBLISH_S,
             )
 
-    def telemetry(self, run: RunSummary) -> TelemetrySummary | str | None:
+    def telemetry(self, run: RunTiming) -> TelemetrySummary | str | None:
         """What the GPU's sensors said over the steps that count, or why nothing; None if not asked for."""
         if self._telemetry is None:
             return self._no_telemetry or None
-        rates = run.steady
-        summary = self._telemetry.summary(rates.per_second(rates.samples), 0 if run.only_warmup else rates.steps)
+        summary = self._telemetry.summary(run.per_second(run.samples), 0 if run.only_warmup else run.steps)
         return summary or self._telemetry.sampler.problem or "the run was over before the first sample"
 
-    def compute(self, run: RunSummary, trace: TraceReport | None, recorded: Analysis | None) -> tuple[RunCompute, ...]:
+    def compute(self, run: RunTiming, trace: TraceReport | None, recorded: Analysis | None) -> tuple[RunCompute, ...]:
         """How fast the run computed, by what its batches asked for and by what its recorded steps carried out."""
         of_window = self._rate.of_window(
             run, trace, recorded.ranks[0] if recorded is not None and recorded.ranks else None
@@ -232,32 +230,24 @@ class FitLog(Guarded):
             self._loggers.close()
         return self._rate.of_run(run, of_window)
 
-    def _metrics(self, rates: Rates) -> dict[str, float]:
-        return self._rate.metrics(rates, on_device=self._step_timer.timers.on_device)
-
-    def _run_metrics(self, steady: Rates) -> dict[str, float]:
+    def _run_metrics(self, steady: RunTiming) -> dict[str, float]:
         if not steady.steps:
             return {}
-        metrics = self._metrics(steady)
+        metrics = self._rate.metrics(steady)
         if self._telemetry is not None:
             metrics |= self._telemetry.run_metrics(steady.per_second(steady.samples))
-        return metrics | self._ledger_metrics(steady)
+        return metrics | ledger_metrics(self._step_timer.ledger.read_parts(), steady)
 
-    def _ledger_metrics(self, steady: Rates) -> dict[str, float]:
-        return ledger_metrics(
-            self._step_timer.ledger.read_parts(), steady if self._step_timer.timers.on_device else None
-        )
-
-    def _log(self, rates: Rates, step: int) -> None:
+    def _log(self, rates: RunTiming, step: int) -> None:
         self._rate.look_again()
         if not rates.steps:
             return
         step_timer, now_s = self._step_timer, perf_counter()
         self._due_from(now_s)
-        metrics = self._metrics(rates)
+        metrics = self._rate.metrics(rates)
         if now_s - self._shares_s >= self._settings.shares_period_s or not step_timer.regions.active:
             self._shares_s = now_s
-            metrics |= self._ledger_metrics(step_timer.totals.steady())
+            metrics |= ledger_metrics(step_timer.ledger.read_parts(), step_timer.totals.steady())
         if self._telemetry is not None:
             of_gpu = self._telemetry.metrics(rates.samples, rates.total_ms)
             self._of_gpu = of_gpu or self._of_gpu

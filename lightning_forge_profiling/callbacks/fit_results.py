@@ -82,8 +82,8 @@ class ProcessFits:
         self._done.append(fit)
         number = sum(fit.model == done.model for done in self._done)
         run = report.run
-        steps = f"{run.steps} step{'s' * (run.steps != 1)}"
-        pace = f" of {in_ms(run.steady.mean_ms('step'))}" if run.steady.steps else ""
+        steps = f"{run.all_steps} step{'s' * (run.all_steps != 1)}"
+        pace = f" of {in_ms(run.step_ms.mean)}" if run.steps else ""
         return f"forge-profiling: fit {number} of {fit.model}: {in_s(fit.seconds)}, {steps}{pace}, {fit.verdict}"
 
     def _verdict(self, report: RunReport, *, timing_only: bool) -> str:
@@ -94,7 +94,7 @@ class ProcessFits:
         if not timing_only:
             return analysis.verdict
         first = next((fit.verdict for fit in self._done if fit.model == report.model), "")
-        if report.run.steady.steps < _TELLS:
+        if report.run.steps < _TELLS:
             return _SHORT
         return first if any(finding.code == first for finding in analysis.findings) else analysis.verdict
 

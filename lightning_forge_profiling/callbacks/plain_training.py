@@ -26,7 +26,7 @@ from lightning_forge_profiling.callbacks.training import (
 )
 from lightning_forge_profiling.diagnosis.ranks import Waits
 from lightning_forge_profiling.plain_text import name_of
-from lightning_forge_profiling.schema import Rates
+from lightning_forge_profiling.schema import RunTiming
 from lightning_forge_profiling.timing.ledger import LedgerClock
 
 _AGREED_WITHIN: Final = timedelta(seconds=60)  # ranks begin a loop together; one that does not is not profiled
@@ -93,7 +93,7 @@ def loader_of(iterator: Any) -> DataLoader[Any]:
 class _Unmeasured:
     """The waits of a plain loop for other ranks."""
 
-    def measured(self, _: Rates) -> Waits:
+    def measured(self, _: RunTiming) -> Waits:
         """Why they are not measured."""
         return Waits(because="the waits of PlainLoop have no events around them")
 

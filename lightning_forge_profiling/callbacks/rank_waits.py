@@ -16,7 +16,7 @@ from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.wrapped_methods import Around, WrappedMethod
 from lightning_forge_profiling.diagnosis.ranks import Waits
 from lightning_forge_profiling.names import SIGTERM_LEAF
-from lightning_forge_profiling.schema import Rates
+from lightning_forge_profiling.schema import RunTiming
 
 # with these set, the host waits for each collective all the same, but not for DDP's
 _BLOCKING: Final = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
@@ -62,15 +62,15 @@ class RankWaits:
         for module in sharded:
             self._hooks += _around_unshard(module, step_timer)
 
-    def measured(self, rates: Rates) -> Waits:
+    def measured(self, timing: RunTiming) -> Waits:
         """The waits per step, as far as they are measured."""
         if not self.measures:
             return Waits(because=self.because)
-        if not rates.split_steps or rates.atypical:
+        if not timing.split_steps or timing.atypical:
             return Waits(because="too few typical steps had their regions timed")
         timer = self._step_timer
         outside_ms = {part: ns / 1e6 / max(timer.step, 1) for part, ns in timer.waits.outside_ns.items()}
-        return Waits(rates.waits_ms | outside_ms, self.unmeasured, self.because)
+        return Waits({**timing.waits_ms, **outside_ms}, self.unmeasured, self.because)
 
     def close(self) -> None:
         """Restore what was wrapped."""

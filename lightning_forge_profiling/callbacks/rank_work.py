@@ -12,23 +12,21 @@ from msgspec.structs import replace
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.training import WatchedWaits
 from lightning_forge_profiling.diagnosis.ranks import rank_work
-from lightning_forge_profiling.names import DATA_LOADER, GC_FULL, GC_YOUNG, OWN_WORK, REGIONS, hook_region
+from lightning_forge_profiling.names import DATA_LOADER, GC_FULL, GC_YOUNG, OWN_WORK, hook_region
 from lightning_forge_profiling.schema import (
     CpuUse,
-    Distribution,
     RankWork,
-    Rates,
     RunEvidence,
     RunLedger,
     RunMachine,
     RunRanks,
-    RunRegion,
-    RunTiming,
     ShareInterval,
+    StepCounters,
 )
-from lightning_forge_profiling.timing.counters import summed
+from lightning_forge_profiling.timing.counters import KINDS, count_step
+from lightning_forge_profiling.timing.estimate import timing_of
 from lightning_forge_profiling.timing.run_totals import own_ms
-from lightning_forge_profiling.timing.steps import StepTimes
+from lightning_forge_profiling.timing.steps import StepTimes, StepTiming, StepWork
 
 _FEWEST: Final = 8  # steps
 _BLOCKS: Final = 8
@@ -74,30 +72,20 @@ class LiveWork:
             self._work = self._work_of(latest)
 
     def _work_of(self, latest: Sequence[tuple[StepTimes, bool | None]]) -> RankWork:
-        steps, starved = [times for times, _ in latest], [one for _, one in latest if one is not None]
-        rates = Rates(
-            steps=len(steps),
-            split_steps=len(steps),
-            device_ms=summed(times.device_ms for times in steps),
-            host_ms=summed(times.host_ms for times in steps),
-        )
-        step_ms, sensors = rates.mean_ms("step"), self._sensors()
+        steps, sensors, counters = [times for times, _ in latest], self._sensors(), StepCounters()
+        for times, starved in latest:
+            count_step(
+                counters, KINDS[1][0], times.device_ms, times.host_ms, times.step_ms, StepWork(), StepTiming(starved)
+            )
+        timing = timing_of(counters, on_device=self._step_timer.timers.on_device)
+        own_work = mean_interval([own_ms(times.device_ms) for times in steps], timing.step_ms.mean)
         evidence = RunEvidence(
-            timing=RunTiming(
-                steps=len(steps),
-                on_device=self._step_timer.timers.on_device,
-                step_ms=Distribution(mean=step_ms, p50=step_ms, min=step_ms, max=step_ms),
-                regions={
-                    name: RunRegion(device_ms=rates.mean_ms(name), host_ms=rates.mean_host_ms(name)) for name in REGIONS
-                },
-                gpu_starved_pct=100 * fmean(starved) if starved else None,
-                intervals={OWN_WORK: mean_interval([own_ms(times.device_ms) for times in steps], step_ms)},
-            ),
+            timing=replace(timing, intervals={OWN_WORK: own_work}),
             machine=RunMachine(cpu=self._cpu()),
             ranks=RunRanks(rank=self._rank),
             ledger=self._hooks(steps[0].step, len(steps)),
         )
-        waits = None if self._waits is None else self._waits.measured(rates)
+        waits = None if self._waits is None else self._waits.measured(timing)
         work = rank_work(evidence, host=self._host, waits=waits)
         return replace(work, sm_mhz=sensors.get("sm_mhz"), throttled_pct=sensors.get("throttled_pct"))
 

@@ -362,8 +362,7 @@ def _slim(report: RunReport, *, final: bool) -> RunReport:
             machine = replace(evidence.machine, telemetry=_without_curves(evidence.machine.telemetry))
             evidence = replace(evidence, machine=machine)
         analysis = replace(analysis, ranks=(), run=evidence)
-    run = replace(report.run, before_window_ms=(), after_window_ms=())
-    return replace(report, run=run, analysis=analysis, gpu=_without_curves(report.gpu))
+    return replace(report, analysis=analysis, gpu=_without_curves(report.gpu))
 
 
 def _without_curves(gpu: Any) -> Any:

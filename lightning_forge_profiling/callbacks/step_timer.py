@@ -14,7 +14,7 @@ from lightning_forge_profiling.guard import Guarded, guarded
 from lightning_forge_profiling.host import thread_counts
 from lightning_forge_profiling.names import FIRST_STEP, PROFILER, REGIONS, WHOLE
 from lightning_forge_profiling.ranks.stalls import patient_part
-from lightning_forge_profiling.schema import RunSummary
+from lightning_forge_profiling.schema import RunTiming
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.completed_steps import (
     DELIVER_ABOVE,
@@ -137,7 +137,9 @@ class StepTimer(Guarded):
         self.step = 0  # the step under way
         self.standstills = Standstills(ledger)
         labels = self.regions.labels
-        self.totals = RunTotals(tuple(name for name in REGIONS if labels[name] == name), bucket)
+        self.totals = RunTotals(
+            tuple(name for name in REGIONS if labels[name] == name), bucket, on_device=timers.on_device
+        )
         # whether the GPU had work left at the end of the last split step, as far as is known
         self.host_is_ahead = False
         self._queries_gpu = timers.on_device and all(labels[name] == name for name in _LAUNCHING)
@@ -239,7 +241,7 @@ class StepTimer(Guarded):
             timers, now, completed = regions.timers, regions.now, self._completed
             split, chosen = regions.is_split, now.chosen
             left_out: LeftOut | None = "recorded" if recorded else "warm-up" if following <= self.warmup_steps else None
-            left_out = "stood" if self.stood_still(began_ns) else left_out
+            left_out = "stalled" if self.stood_still(began_ns) else left_out
             now.chosen = not ends_epoch
             drained = self._drained() if split and self._queries_gpu and all_boundaries_seen else None
             splits = following < self.warmup_steps or ends_epoch or self._budget.splits(following)
@@ -250,7 +252,7 @@ class StepTimer(Guarded):
             )
             completed.expect(EndedStep(self.step, work, left_out, timing, timers.dropped == completed.dropped))
             completed.dropped = timers.dropped
-            if not recorded and left_out != "stood":
+            if not recorded and left_out != "stalled":
                 # ahead of the GPU the host's time costs the run nothing, and recording an event may wait for room in
                 # the GPU's queue, which is not overhead of timing
                 own_ns = 0 if self.host_is_ahead else now.own_ns
@@ -290,7 +292,7 @@ class StepTimer(Guarded):
         found = self.standstills.take(self.step, ends=ends) if took_s >= 1 else None
         if found is not None:
             self.ledger.stand(min(found.seconds, took_s), found.parts)
-            self.totals.stood.append(f"step {self.step} took {took_s:.1f} s: {found.why}")
+            self.totals.stalls.append(f"step {self.step} took {took_s:.1f} s: {found.why}")
             self.regions.followers.stood_still()
         return found is not None
 
@@ -312,14 +314,16 @@ class StepTimer(Guarded):
         self.deliver()
         self._completed.flush(self.step)
 
-    def summary(self) -> RunSummary:
-        """The run's totals so far."""
+    def timing(self, workers: int = 0) -> RunTiming:
+        """The run's steps so far; each new iterator of the loader starts so many workers."""
         loop, regions = self._loop, self.regions
         end_ns = regions.clock_ns() if regions.active else loop.ended_ns
-        return self.totals.summary(
+        return self.totals.timing(
             steps=self.step,
             before_first_s=(loop.started_ns - loop.began_ns) / 1e9,
             wall_s=(end_ns - loop.began_ns) / 1e9,
+            workers=workers,
+            ledger=regions.ledger,
         )
 
     def _settle(self) -> None:

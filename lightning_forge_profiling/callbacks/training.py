@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.diagnosis.ranks import Waits
-from lightning_forge_profiling.schema import Rates
+from lightning_forge_profiling.schema import RunTiming
 from lightning_forge_profiling.timing.ledger import LedgerClock
 
 UNKNOWN: Final = "unknown type"
@@ -131,7 +131,7 @@ class Ending:
 class WatchedWaits(Protocol):
     """Where waits for other ranks are measured."""
 
-    def measured(self, rates: Rates) -> Waits:
+    def measured(self, timing: RunTiming) -> Waits:
         """The waits per step, as far as they are measured."""
 
     def close(self) -> None:

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from lightning_forge_profiling.comparison.compare import REPEATS, change_words, kind_of, percent
 from lightning_forge_profiling.comparison.ratio import SAME_WITHIN_PCT, runs_needed, steps_needed
 from lightning_forge_profiling.comparison.source import FIT
-from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.report.screen import Row, Screen, Table, Text, columns_of
 from lightning_forge_profiling.report.wording import IDLE_WORDS, digits, kernel_labels
@@ -21,6 +20,7 @@ from lightning_forge_profiling.schema import (
     Gate,
     Outcome,
 )
+from lightning_forge_profiling.timing.bootstrap import FEWEST_PIECES
 
 _ORDER: Final[tuple[Outcome, ...]] = ("slower", "too noisy", "too short", "same", "faster")  # the worst first
 

@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from lightning_forge_profiling.diagnosis.bootstrap import Estimate
 from lightning_forge_profiling.schema import Outcome, Ratio
+from lightning_forge_profiling.timing.bootstrap import Estimate
 
 SAME_WITHIN_PCT: Final = 5.0  # without a limit, sides are the same if the whole interval is within this percentage
 # equal runs differ by less than this factor: a larger ratio is a difference, also where no error is known

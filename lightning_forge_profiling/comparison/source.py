@@ -9,7 +9,6 @@ from typing import Final, Literal
 
 from msgspec import structs
 
-from lightning_forge_profiling.diagnosis.bootstrap import FEWEST_PIECES, BlockBootstrap, Estimate, median_estimate
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.names import REGIONS, STARTUP, STEPS
@@ -30,6 +29,7 @@ from lightning_forge_profiling.schema import (
     Step,
     StepCounters,
 )
+from lightning_forge_profiling.timing.bootstrap import FEWEST_PIECES, BlockBootstrap, Estimate, median_estimate
 from lightning_forge_profiling.timing.counters import BUCKET_RATIO, known, step_total_ms, summed
 from lightning_forge_profiling.timing.estimate import region_pieces
 

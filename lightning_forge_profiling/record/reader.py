@@ -237,7 +237,7 @@ def energy_of(state: State) -> RankEnergy | None:
     gpu, report = state.report.gpu, state.report
     if not isinstance(gpu, TelemetrySummary) or gpu.joules is None:
         return None
-    samples = (report.run.steady.samples or 0.0) * report.replicas
+    samples = (report.run.samples or 0.0) * report.replicas
     return RankEnergy(gpu.joules, gpu.joules_per_sample, samples, report.replicas)
 
 

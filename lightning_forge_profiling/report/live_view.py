@@ -23,13 +23,10 @@ from lightning_forge_profiling.report.screen import NAMES_WIDTH, Line, Screen, T
 from lightning_forge_profiling.report.wording import digits
 from lightning_forge_profiling.schema import (
     Analysis,
-    Distribution,
     EventLine,
     IntervalLine,
     RanksStatus,
-    Rates,
     RecordSummary,
-    RunRegion,
     RunTiming,
     State,
 )
@@ -111,11 +108,11 @@ def print_pace(rank: RankRecord, now: float, screen: Screen) -> None:
         waiting = "no counted step on record yet" if rank.end is None else "only warm-up steps"
         screen.lines([Line("step", Text(waiting))])
         return
-    rates, (p50, p95) = run_status.rates_of(stretch.intervals), run_status.spread_of(stretch.intervals)
+    timing, (p50, p95) = run_status.timing_of(stretch.intervals), run_status.spread_of(stretch.intervals)
     of_rank = f" of rank {rank.begin.rank}" if rank.begin.world_size > 1 else ""
     written = f"written {run_status.duration(now - stretch.at)} ago"
     screen.line(Text(f"Steps {stretch.first:,} to {stretch.end - 1:,}{of_rank}, {written}", "bold"))
-    mean_ms = rates.mean_ms("step")
+    mean_ms = timing.step_ms.mean
     times = [f"{of_step_ms(mean_ms, mean_ms):>{_MS}} ms mean"]
     if p50:
         times += [f"{of_step_ms(p50, mean_ms):>{_MS}} median", f"{of_step_ms(p95, mean_ms):>{_MS}} p95"]
@@ -123,7 +120,7 @@ def print_pace(rank: RankRecord, now: float, screen: Screen) -> None:
     if table := latest_regions(stretch.intervals):
         screen.table(table)
     metrics = run_status.mean_metrics(stretch.intervals, lambda one: step_total_ms(one.counters))
-    parts = (("throughput", _throughput(rates, metrics)), ("gpu", _gpu(metrics)))
+    parts = (("throughput", _throughput(timing, metrics)), ("gpu", _gpu(metrics)))
     screen.lines((Line(name, Text(", ".join(words))) for name, words in parts if words))
 
 
@@ -137,26 +134,14 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 def latest_regions(intervals: Sequence[IntervalLine]) -> Table | None:
     """Table of the regions over the steps of intervals; None if they have no split step."""
-    rates = run_status.rates_of(intervals)
-    if not rates.split_steps:
-        return None
-    names = (*rates.regions, *rates.user_regions)
-    timing = RunTiming(
-        steps=rates.steps,
-        on_device=False,
-        step_ms=Distribution(mean=rates.mean_ms("step")),
-        regions={name: RunRegion(device_ms=rates.mean_ms(name), host_ms=rates.mean_host_ms(name)) for name in names},
-        user_regions=rates.user_regions,
-        split_steps=rates.split_steps if rates.split_steps < rates.steps else None,
-        unknown_ms=rates.unknown_ms / rates.steps,
-    )
-    return step_table(timing, spread=False, steady=True)
+    timing = run_status.timing_of(intervals)
+    return step_table(timing, spread=False, steady=True) if timing.split_steps else None
 
 
-def _throughput(rates: Rates, metrics: Mapping[str, float]) -> list[str]:
+def _throughput(timing: RunTiming, metrics: Mapping[str, float]) -> list[str]:
     of_device = metrics.get(per_second("samples", device=True))
     replicas = metrics[per_second("samples")] / of_device if of_device and per_second("samples") in metrics else 1.0
-    words = rate_words(rates, replicas, _RATE)
+    words = rate_words(timing, replicas, _RATE)
     return words + ([f"MFU {100 * metrics[MFU]:.1f} %"] if MFU in metrics else [])
 
 
@@ -171,8 +156,8 @@ def _of_run(record: RunRecord, state: State) -> Iterator[Line]:
     analysis = state.report.analysis
     if analysis is not None:
         yield from _causes(analysis)
-    if state.report.run.steady.steps:
-        yield Line("mean step", Text(f"{digits(state.report.run.steady.mean_ms('step'))} ms"))
+    if state.report.run.steps:
+        yield Line("mean step", Text(f"{digits(state.report.run.step_ms.mean)} ms"))
     yield from (line for line in run_table(state.report).lines if line.name in _OF_RUN)
     yield from _energy(record)
 

@@ -36,7 +36,7 @@ def print_end(report: RunReport, files: Path | None, screen: Screen | None = Non
     titles = wrap(_title(report), screen.width)
     above, below = list(_rates(report)), list(_end(report, files, screen.width))
     taken = 1 + len(titles) + sum(_height(line, screen.width) for line in (*above, *below)) + bool(below)
-    timing = run_table.run_timing(report)
+    timing = report.run
     screen.line()
     for line in titles:
         screen.line(Text(line, "bold"))
@@ -57,11 +57,11 @@ def _title(report: RunReport) -> str:
     run, named = report.run, _NAME.search(report.device)
     spread = "" if run.step_ms.p95 is None else f" (p95 {digits(run.step_ms.p95)})"
     on = report.device if named is None else named[1]
-    return run_table.step_title(report, f"{spread}, {run.steady.steps} of {run.steps} steps on {on}")
+    return run_table.step_title(report, f"{spread}, {run.steps} of {run.all_steps} steps on {on}")
 
 
 def _rates(report: RunReport) -> Iterator[Line]:
-    if report.run.steady.steps:
+    if report.run.steps:
         mfu = next(
             (one.pct_of_peak for one in report.compute if one.kind == "mfu" and one.pct_of_peak is not None), None
         )
@@ -103,7 +103,7 @@ def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
         if finding is not None:
             yield from run_table.to_try(finding)
             yield from run_table.saves(finding)
-        if finding is not None and finding.source == "trace" and 0 < (steps := report.run.steady.steps) < MIN_STEPS:
+        if finding is not None and finding.source == "trace" and 0 < (steps := report.run.steps) < MIN_STEPS:
             text = f"the verdict is about the recorded steps: {steps} other steady steps, at least {MIN_STEPS} needed"
             yield Line("note", Text(text))
         if analysis.verdict in MACHINE:

@@ -20,10 +20,10 @@ from lightning_forge_profiling.schema import (
     EventLine,
     IntervalLine,
     LastPulse,
-    Rates,
     RunEnergy,
     RunProgress,
     RunStatus,
+    RunTiming,
     State,
 )
 from lightning_forge_profiling.timing import estimate
@@ -175,9 +175,9 @@ def latest_stretch(rank: RankRecord) -> Stretch | None:
     return Stretch(chosen, first, chosen[-1].step, chosen[-1].at)
 
 
-def rates_of(intervals: Iterable[IntervalLine]) -> Rates:
+def timing_of(intervals: Iterable[IntervalLine]) -> RunTiming:
     """Rates and times by region over intervals."""
-    return estimate.rates_of(total(one.counters for one in intervals))
+    return estimate.timing_of(total(one.counters for one in intervals))
 
 
 def mean_metrics(

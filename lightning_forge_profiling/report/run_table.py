@@ -24,7 +24,6 @@ from lightning_forge_profiling.schema import (
     RunEvidence,
     RunLedger,
     RunReport,
-    RunSummary,
     RunTiming,
     TelemetrySummary,
     TraceReport,
@@ -58,7 +57,7 @@ def run_table(report: RunReport) -> RunTable:
     return RunTable(
         verdict=tuple(_verdict(report)),
         title=_title(report),
-        table=step_table(run_timing(report)),
+        table=step_table(report.run),
         lines=(*_rate_lines(report), *_file_lines(report)),
     )
 
@@ -140,25 +139,25 @@ def to_try(finding: Finding) -> Iterator[Line]:
         yield Line("try", Text(finding.advice))
 
 
-def no_verdict(run: RunSummary) -> Iterator[Line]:
+def no_verdict(run: RunTiming) -> Iterator[Line]:
     """Why there is no verdict."""
-    if run.steps:
-        steps = 0 if run.only_warmup else run.steady.steps
+    if run.all_steps:
+        steps = 0 if run.only_warmup else run.steps
         yield Line("verdict", Text(f"not enough steps: {steps} after warm-up, at least {MIN_STEPS} needed"))
 
 
 def step_title(report: RunReport, more: str) -> str:
     """The title of the split of a step: how long one takes, and what else is said of the steps."""
     where = f"Where a step{f' of {report.model}' if report.model else ''} goes"
-    if not report.run.steady.steps:
+    if not report.run.steps:
         return f"{where}: unknown, no step was timed"
-    return f"{where}: {digits(report.run.steady.mean_ms('step'))} ms{more}"
+    return f"{where}: {digits(report.run.step_ms.mean)} ms{more}"
 
 
 def _title(report: RunReport) -> str:
-    steps = report.run.steady.steps
+    steps = report.run.steps
     longest = f", {_longest(report.run.step_ms)}" if steps > 1 else ""
-    return step_title(report, f", mean of {steps} of {report.run.steps} steps on {report.device}{longest}")
+    return step_title(report, f", mean of {steps} of {report.run.all_steps} steps on {report.device}{longest}")
 
 
 def _longest(step_ms: Distribution) -> str:
@@ -167,25 +166,10 @@ def _longest(step_ms: Distribution) -> str:
 
 def _sampled(timing: RunTiming) -> str:
     """In which of the steps the regions were timed; "" for all of them."""
-    if not timing.split_steps:
+    if timing.split_steps in {0, timing.steps}:
         return ""
     each = timing.steps / timing.split_steps
     return f"sampled {f'1 in {each:.0f}' if each >= 2 else f'{timing.split_steps} of {timing.steps}'}"  # noqa: PLR2004
-
-
-def run_timing(report: RunReport) -> RunTiming:
-    """The times of the steps that count; in a short run those of the warm-up."""
-    run, rates = report.run, report.run.steady
-    return RunTiming(
-        steps=rates.steps,
-        on_device=report.on_device,
-        step_ms=run.step_ms,
-        regions=run.regions,
-        user_regions=rates.user_regions,
-        split_steps=rates.split_steps if rates.split_steps < rates.steps else None,
-        all_steps=run.steps,
-        unknown_ms=rates.unknown_ms / rates.steps if rates.steps else 0.0,
-    )
 
 
 def step_table(
@@ -264,7 +248,7 @@ def _host_ms(timing: RunTiming) -> dict[str, float]:
 def _rate_lines(report: RunReport) -> Iterator[Line]:
     run = report.run
     yield from figure_notes(run)
-    if run.steady.steps:
+    if run.steps:
         yield Line("throughput", Text(throughput(report)))
     for loop in report.loops:
         rates = ", ".join(f"{digits(rate)} {unit}/s" for unit, rate in loop.per_second().items())
@@ -272,7 +256,7 @@ def _rate_lines(report: RunReport) -> Iterator[Line]:
         yield Line(loop.loop, Text(f"{rates} in {runs} (wall time, first batches left out)"))
     evidence = report.analysis.run if report.analysis is not None else None
     yield from _evidence_lines(evidence, report.compute, report.gpu, short=True)
-    if run.steps and run.wall_s > 0:
+    if run.all_steps and run.end_to_end.wall_s > 0:
         yield Line("end to end", Text(_end_to_end(report)))
     with_times = evidence is None or not _of_fit(evidence)
     yield from _fit_lines(evidence, _left_out(run, with_times=with_times), short=True)
@@ -314,32 +298,33 @@ def _of_fit(run: RunEvidence) -> dict[str, str]:
     return {name: text for name, text in named.items() if text}
 
 
-def figure_notes(run: RunSummary) -> Iterator[Line]:
+def figure_notes(run: RunTiming) -> Iterator[Line]:
     """What to know of the figures: where training stood still, whether few steps make the mean, warm-up steps."""
-    yield from (Line("note", Text(text)) for text in run.stood)
-    if run.slowest and run.step_ms.p95 is not None and run.steady.mean_ms("step") > run.step_ms.p95:
-        step, s, pct = run.slowest[0].step, run.slowest[0].ms / 1e3, 100 * run.slowest[0].ms / run.steady.total_ms
+    yield from (Line("note", Text(text)) for text in run.left_out.stalls)
+    if run.slowest and run.step_ms.p95 is not None and run.step_ms.mean > run.step_ms.p95:
+        step, s, pct = run.slowest[0].step, run.slowest[0].ms / 1e3, 100 * run.slowest[0].ms / run.total_ms
         yield Line("note", Text(f"the mean is above p95: step {step} took {s:.1f} s, {pct:.0f} % of the steps' time"))
-    if run.only_warmup and run.steps == 1:
+    if run.only_warmup and run.all_steps == 1:
         yield Line("note", Text("only one step ran, and the first step is slower than later ones"))
-    elif run.only_warmup and run.steps:
+    elif run.only_warmup and run.all_steps:
         yield Line(
-            "note", Text(f"figures are of the warm-up, of which {run.steps} steps ran; they leave out the first")
+            "note", Text(f"figures are of the warm-up, of which {run.all_steps} steps ran; they leave out the first")
         )
 
 
 def throughput(report: RunReport) -> str:
     """The rates over the steps that count, in words."""
     over = f" over {report.replicas} replicas" if report.replicas > 1 else ""
-    return ", ".join(run_wording.rate_words(report.run.steady, report.replicas)) + over
+    return ", ".join(run_wording.rate_words(report.run, report.replicas)) + over
 
 
 def _end_to_end(report: RunReport) -> str:
-    run = report.run
-    samples = run.samples * report.replicas if run.samples else 0.0
-    rate = f"{digits(samples / run.wall_s)} samples/s" if samples else f"{digits(run.steps / run.wall_s)} steps/s"
-    first = "" if run.first_step_s is None else f", first step after {run.first_step_s:.2f} s"
-    return f"{rate} over {run.wall_s:.2f} s of training{first}"
+    whole = report.run.end_to_end
+    unit, amount = (
+        ("samples", whole.samples * report.replicas) if whole.samples else ("steps", report.run.all_steps or 0)
+    )
+    first = "" if whole.first_step_s is None else f", first step after {whole.first_step_s:.2f} s"
+    return f"{digits(amount / whole.wall_s)} {unit}/s over {whole.wall_s:.2f} s of training{first}"
 
 
 def _parts(ledger: RunLedger) -> str:
@@ -354,16 +339,17 @@ def _parts(ledger: RunLedger) -> str:
     return ", ".join(listed + ([f"others {rest:.0f} %"] if rest >= 1 else []))
 
 
-def _left_out(run: RunSummary, *, with_times: bool) -> list[str]:
+def _left_out(run: RunTiming, *, with_times: bool) -> list[str]:
     """What the figures of a step leave out; times that are parts of the fit are named there."""
+    steps = run.left_out
     counts = (
-        (0 if run.only_warmup else run.warmup_steps, "warm-up {}"),
-        (run.recorded_steps, "{} with the profiler on"),
-        (run.stood_steps, "{} in which training stood still"),
-        (run.untimed_steps, "{} not timed"),
+        (0 if run.only_warmup else steps.warmup, "warm-up {}"),
+        (steps.recorded, "{} with the profiler on"),
+        (steps.stalled, "{} in which training stood still"),
+        (steps.untimed, "{} not timed"),
     )
     left_out = [f"{count} {what.format('step' if count == 1 else 'steps')}" for count, what in counts if count]
-    times = run.excluded_ms.items() if with_times else ()
+    times = steps.excluded_ms.items() if with_times else ()
     return left_out + [f"{ms / 1e3:.2f} s {name}" for name, ms in times if ms >= _SHORTEST_EXCLUDED_MS]
 
 

@@ -21,10 +21,10 @@ from lightning_forge_profiling.diagnosis.rule import MIN_SHARE_PCT, in_ms
 from lightning_forge_profiling.report.wording import digits
 from lightning_forge_profiling.schema import (
     RankWork,
-    Rates,
     RunCompute,
     RunEvidence,
     RunLedger,
+    RunTiming,
     SlowStep,
     StepDrift,
     TelemetrySummary,
@@ -73,15 +73,15 @@ def _drift_words(drift: StepDrift) -> str:
     return f"{moved} until step {drift.until_step}; warmup_steps={10 * ceil(drift.until_step / 10)} leaves that out"
 
 
-def rate_words(rates: Rates, replicas: float, width: int = 0) -> list[str]:
+def rate_words(timing: RunTiming, replicas: float, width: int = 0) -> list[str]:
     """Samples, tokens and steps a second, over all replicas; and optimizer steps, if some take several batches."""
     amounts = {
-        "samples": None if rates.samples is None else rates.samples * replicas,
-        "tokens": None if rates.tokens is None else rates.tokens * replicas,
-        "steps": rates.steps,
-        "optimizer steps": rates.optimizer_steps if rates.optimizer_steps != rates.steps else None,
+        "samples": None if timing.samples is None else timing.samples * replicas,
+        "tokens": None if timing.tokens is None else timing.tokens * replicas,
+        "steps": timing.steps,
+        "optimizer steps": timing.optimizer_steps if timing.optimizer_steps != timing.steps else None,
     }
-    each = ((unit, rates.per_second(amount)) for unit, amount in amounts.items())
+    each = ((unit, timing.per_second(amount)) for unit, amount in amounts.items())
     return [f"{digits(rate):>{width}} {unit}/s" for unit, rate in each if rate]
 
 

@@ -12,8 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import sqrt
 from typing import Final, NamedTuple
 
-from lightning_forge_profiling.names import REGIONS, WHOLE
-from lightning_forge_profiling.schema import Rates, StepCounters, StepGroup
+from lightning_forge_profiling.names import REGIONS, RESERVED, WAIT_PREFIX, WHOLE, hook_region
+from lightning_forge_profiling.schema import (
+    Distribution,
+    RunRegion,
+    RunTiming,
+    StepCounters,
+    StepGroup,
+    WorkerRestarts,
+)
 from lightning_forge_profiling.timing.counters import FORCED, KINDS, add_group, known, total
 
 # fewer split steps, or some that differ from the others by more than twice their own deviation, do not show a slope:
@@ -199,31 +206,68 @@ def _student(degrees: int) -> float:
     return z + (z**3 + z) / (4 * few) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * few**2)
 
 
-def rates_of(counters: StepCounters, regions: tuple[str, ...] = REGIONS) -> Rates:
-    """Rates and times by region of counted steps, of which these regions are timed apart."""
+def timing_of(
+    counters: StepCounters, regions: tuple[str, ...] = REGIONS, *, on_device: bool = False, workers: int = 0
+) -> RunTiming:
+    """Times and amounts of counted steps, of which these regions are timed apart.
+
+    Args:
+        counters: of the steps.
+        regions: the built-in regions that are timed; the others' time is in `other`.
+        on_device: whether device times are measured on a GPU.
+        workers: how many processes each new iterator of the loader starts.
+    """
     estimate, on_host = Estimate(counters.groups), Estimate(counters.host_groups)
-    into = "data" if "data" in regions else "other"
-    return Rates(
+    into, steps = "data" if "data" in regions else "other", max(counters.steps, 1)
+    device = with_between(estimate.region_ms(counters.groups), counters.between_ms, into)
+    host = with_between(on_host.region_ms(counters.host_groups), counters.between_host_ms, into)
+    errors = estimate.errors_ms()
+    users = tuple(name for name in device if name not in RESERVED and not name.startswith(WAIT_PREFIX))
+    waits = {name.removeprefix(WAIT_PREFIX): name for name in device if name.startswith(WAIT_PREFIX)}
+    split_steps, unknown_ms = (
+        sum(group.split for group in counters.groups.values()),
+        estimate.unknown_ms(counters.groups),
+    )
+    return RunTiming(
         steps=counters.steps,
+        on_device=on_device,
+        step_ms=Distribution(mean=(_step_ms(device) + unknown_ms) / steps),
+        host_step_ms=(_step_ms(host) + on_host.unknown_ms(counters.host_groups)) / steps,
+        regions={
+            name: RunRegion(
+                device_ms=device.get(name, 0.0) / steps,
+                host_ms=host.get(name, 0.0) / steps,
+                error_ms=errors.get(name, 0.0) / steps,
+            )
+            for name in ((*regions, *users) if split_steps else ())
+        },
+        user_regions=users,
+        # hooks are timed by the host
+        waits_ms={leaf: (host if hook_region(leaf) else device).get(name, 0.0) / steps for leaf, name in waits.items()},
+        split_steps=split_steps,
+        atypical=estimate.atypical,
         optimizer_steps=counters.optimizer_steps,
         samples=known(counters.samples, counters.no_samples),
         tokens=known(counters.tokens, counters.no_tokens),
         flops=known(counters.flops, counters.no_flops),
-        device_ms=with_between(estimate.region_ms(counters.groups), counters.between_ms, into),
-        host_ms=with_between(on_host.region_ms(counters.host_groups), counters.between_host_ms, into),
-        errors_ms=estimate.errors_ms(),
-        regions=regions,
-        split_steps=sum(group.split for group in counters.groups.values()),
-        atypical=estimate.atypical,
-        unknown_ms=estimate.unknown_ms(counters.groups),
-        unknown_host_ms=on_host.unknown_ms(counters.host_groups),
+        unknown_ms=unknown_ms / steps,
         unknown_steps=estimate.unknown_steps,
-        timing_us=counters.timing_us,
-        log_entries_us=counters.log_entries_us,
-        loader_starts=counters.loader_starts,
-        loader_start_ms=counters.between_ms,
-        loader_start_host_ms=counters.between_host_ms,
+        gpu_starved_pct=100 * counters.starved / counters.asked if counters.asked else None,
+        overhead_us=(counters.timing_us + counters.log_entries_us) / counters.steps if counters.steps else None,
+        worker_restarts=WorkerRestarts(
+            count=counters.loader_starts,
+            workers=workers,
+            device_ms=counters.between_ms / steps,
+            host_ms=counters.between_host_ms / steps,
+        )
+        if workers and counters.loader_starts
+        else None,
     )
+
+
+def _step_ms(by_region: Mapping[str, float]) -> float:
+    """The time of the step: the sum of the built-in regions, or the whole if they were not timed."""
+    return sum(by_region.get(region, 0.0) for region in (*REGIONS, WHOLE))
 
 
 def region_pieces(pieces: Sequence[StepCounters]) -> list[dict[str, float]]:

@@ -25,7 +25,7 @@ from lightning_forge_profiling.names import (
     part_kind,
     part_pct,
 )
-from lightning_forge_profiling.schema import Rates, RunLedger, Span
+from lightning_forge_profiling.schema import RunLedger, RunRegion, RunTiming, Span
 from lightning_forge_profiling.timing.counters import Marks
 from lightning_forge_profiling.timing.garbage import FULL, GarbageTimer
 from lightning_forge_profiling.timing.spans import LongParts, SpanLog
@@ -315,6 +315,8 @@ _OUTSIDE_STEPS: Final = frozenset(EXCLUDED)
 # the parts that are the training loop, without what is in parts of its own
 LOOP: Final = frozenset((FIRST_STEP, STEPS))
 
+_NO_TIME: Final = RunRegion(device_ms=0.0, host_ms=0.0)
+
 
 @cache
 def _is_inside(part: str) -> bool:
@@ -326,26 +328,26 @@ def _largest_first(parts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(parts.items(), key=lambda item: -item[1])
 
 
-def goodput(ledger: RunLedger, on_device: Rates | None = None) -> float:
-    """Productive step time as a fraction of the fit, less this package's own time."""
+def goodput(ledger: RunLedger, timing: RunTiming) -> float:
+    """Productive step time as a fraction of the fit, less this package's own time; `timing` is of the counted steps."""
     # the ledger's part `steps` is productive: every training batch but the first, warm-up included, without hooks,
     # loggers and other parts. On a GPU, training goes on while a hook waits for queued work or runs beside it. So where
     # a region's host time exceeds its device time, its hooks are productive up to that excess.
     if ledger.fit_s <= 0:
         return 0.0
     productive_s = ledger.parts.get(STEPS, 0.0)
-    if on_device is not None:
+    if timing.on_device:
         hooks_s: defaultdict[str, float] = defaultdict(float)
         for part, seconds in ledger.parts.items():
             if region := hook_region(part):
                 hooks_s[region] += seconds
         for region, seconds in hooks_s.items():
-            ahead_ms = on_device.mean_host_ms(region) - on_device.mean_ms(region)
-            productive_s += min(seconds, max(ahead_ms, 0.0) * on_device.steps / 1e3)
+            times = timing.regions.get(region, _NO_TIME)
+            productive_s += min(seconds, max(times.host_ms - times.device_ms, 0.0) * timing.steps / 1e3)
     return productive_s / ledger.fit_s
 
 
-def ledger_metrics(ledger: RunLedger, on_device: Rates | None = None) -> dict[str, float]:
+def ledger_metrics(ledger: RunLedger, timing: RunTiming) -> dict[str, float]:
     """`run/goodput`, a fraction, and `run/KIND_pct` for each kind of part, which sum to 100."""
     if ledger.wall_s <= 0:
         return {}
@@ -355,4 +357,4 @@ def ledger_metrics(ledger: RunLedger, on_device: Rates | None = None) -> dict[st
         seconds["startup" if kind == "sanity_check" else kind if kind in seconds else "other"] += took_s
     seconds["other"] += ledger.unexplained_s
     shares = {part_pct(kind): 100 * took_s / ledger.wall_s for kind, took_s in seconds.items()}
-    return {GOODPUT: goodput(ledger, on_device), **shares}
+    return {GOODPUT: goodput(ledger, timing), **shares}

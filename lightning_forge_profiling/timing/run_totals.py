@@ -4,12 +4,34 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median, quantiles
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
-from lightning_forge_profiling.names import BETWEEN_EPOCHS, EXCLUDED, REGIONS, WAIT_PREFIX, WHOLE
-from lightning_forge_profiling.schema import Distribution, Rates, RunRegion, RunSummary, StepCounters, TimedStep
-from lightning_forge_profiling.timing.counters import KINDS, Marks, Typical, added, combined, copied, count_step
-from lightning_forge_profiling.timing.estimate import rates_of, with_between
+from msgspec.structs import replace
+
+from lightning_forge_profiling.names import BETWEEN_EPOCHS, EXCLUDED, OWN_WORK, REGIONS, WAIT_PREFIX, WHOLE
+from lightning_forge_profiling.schema import (
+    Distribution,
+    EndToEnd,
+    LeftOutSteps,
+    RunRegion,
+    RunTiming,
+    ShareInterval,
+    SlowStep,
+    StepCounters,
+)
+from lightning_forge_profiling.timing.bootstrap import FEWEST_PIECES, share_intervals, step_drift, window_effect
+from lightning_forge_profiling.timing.counters import (
+    KINDS,
+    Marks,
+    Typical,
+    added,
+    combined,
+    copied,
+    count_step,
+    step_total_ms,
+)
+from lightning_forge_profiling.timing.estimate import region_pieces, timing_of, with_between
+from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.steps import StepTimes, StepTiming, StepWork
 
 MEDIAN_OVER: Final = 4096  # the median covers at most this many recent steps, which is what is kept of them
@@ -21,6 +43,15 @@ _FEWEST_FOR_P95: Final = 20  # one step in twenty lies above the 95th percentile
 _MOST: Final = 5
 _SHOWN: Final = 3
 _LATEST: Final = 64
+
+
+class TimedStep(NamedTuple):
+    """A step and its time."""
+
+    ms: float  # device time; host time without a GPU
+    step: int
+    ended_ns: int  # by the host's clock; 0 if unknown
+    device_ms: Mapping[str, float]  # by region, for the regions that were timed
 
 
 class SlowestSteps:
@@ -37,7 +68,7 @@ class SlowestSteps:
             self.least_ms = self.steps[-1].ms
 
 
-LeftOut = Literal["warm-up", "recorded", "stood"]
+LeftOut = Literal["warm-up", "recorded", "stalled"]
 
 # steps at the start of a fit, and right after a window, that say nothing about the others' pace
 SETTLING_STEPS: Final = 5
@@ -76,45 +107,39 @@ class CountedSteps:
         if WHOLE not in device_ms:
             self._latest_split.append((device_ms, timing.chosen))
 
-    def distribution(self, mean_ms: float) -> tuple[Distribution, float]:
-        """The distribution of the steps' times, and the mean of typical ones (see `RunSummary.typical_mean_ms`)."""
+    def timing(self, *, on_device: bool, workers: int = 0, counters: StepCounters | None = None) -> RunTiming:
+        """The figures of the steps with their distribution."""
+        timing = timing_of(counters or self.counters, self._regions, on_device=on_device, workers=workers)
         if not self._latest:
-            return Distribution(), 0.0
+            return timing
+        p50, p95 = percentiles(list(self._latest))
+        mean_ms = timing.step_ms.mean
+        return replace(
+            timing,
+            step_ms=Distribution(mean=mean_ms, p50=p50, min=self._shortest_ms, max=self._longest_ms, p95=p95),
+            typical_mean_ms=self._typical_mean_ms(),
+            regions=self._spread(timing),
+        )
+
+    def _typical_mean_ms(self) -> float:
         latest, counters = [*zip(self._latest, self._latest_changed, strict=True)], self.counters
         kinds = [[ms for ms, changes in latest if changes is kind] for kind in (False, True)]
         counts = (counters.steps - counters.optimizer_steps, counters.optimizer_steps)
         medians = [(count, median(times)) for count, times in zip(counts, kinds, strict=True) if times]
-        typical_mean_ms = sum(count * ms for count, ms in medians) / max(sum(count for count, _ in medians), 1)
-        p50, p95 = percentiles(list(self._latest))
-        return Distribution(
-            mean=mean_ms, p50=p50, min=self._shortest_ms, max=self._longest_ms, p95=p95
-        ), typical_mean_ms
+        return sum(count * ms for count, ms in medians) / max(sum(count for count, _ in medians), 1)
 
-    def of_regions(self, rates: Rates) -> dict[str, RunRegion]:
-        """Each region, the user's included, with percentiles over the latest split steps: 0 in a step without it."""
+    def _spread(self, timing: RunTiming) -> dict[str, RunRegion]:
+        """The regions with percentiles over the latest split steps: 0 in a step without it."""
         # if some steps are unsplit, the forced ones are left out: they would count too often.
-        only_chosen = rates.split_steps < rates.steps and any(chosen for _, chosen in self._latest_split)
+        only_chosen = timing.split_steps < timing.steps and any(chosen for _, chosen in self._latest_split)
         steps = [
             region_times(times, self._regions) for times, chosen in self._latest_split if chosen or not only_chosen
         ]
-        if not steps:
-            return {}
-        found = {}
-        for name in (*rates.regions, *rates.user_regions):
-            p50, p95 = percentiles([times_ms.get(name, 0.0) for times_ms in steps])
-            found[name] = RunRegion(
-                device_ms=rates.mean_ms(name),
-                host_ms=rates.mean_host_ms(name),
-                error_ms=rates.errors_ms.get(name, 0.0) / rates.steps,
-                p50_ms=p50,
-                p95_ms=p95,
-            )
-        return found
-
-    @property
-    def gpu_starved_pct(self) -> float | None:
-        """Percentage of steps at whose end the GPU waited for the host; None if unknown."""
-        return 100 * self.counters.starved / self.counters.asked if self.counters.asked else None
+        spread = {name: percentiles([times.get(name, 0.0) for times in steps]) for name in timing.regions}
+        return {
+            name: replace(region, p50_ms=spread[name][0], p95_ms=spread[name][1])
+            for name, region in timing.regions.items()
+        }
 
 
 def percentiles(times_ms: Sequence[float]) -> tuple[float, float | None]:
@@ -227,20 +252,26 @@ class Portions:
 class RunTotals:
     """Sums up the steps of a run: those that count, and those that are left out with the reason."""
 
-    def __init__(self, regions: tuple[str, ...] = REGIONS, bucket: Callable[[float], int] | None = None) -> None:
-        self._regions = regions
+    def __init__(
+        self,
+        regions: tuple[str, ...] = REGIONS,
+        bucket: Callable[[float], int] | None = None,
+        *,
+        on_device: bool = False,
+    ) -> None:
+        self._regions, self._on_device = regions, on_device
         self._counted = CountedSteps(regions, bucket)
         self._warmup, self._first = CountedSteps(regions), CountedSteps(regions)
         self._marks: Marks[StepCounters] = Marks()
         self._portions = Portions(self._counted.counters)
         self._beside = BesideWindow()
-        self._left_out: dict[str, int] = {"warm-up": 0, "recorded": 0, "stood": 0}
+        self._left_out: dict[str, int] = {"warm-up": 0, "recorded": 0, "stalled": 0}
         self._excluded_ms = dict.fromkeys(EXCLUDED, 0.0)
         self._samples: float | None = 0.0
         self._first_step_s: float | None = None
         self._recorded_tokens: dict[int, float] = {}
         self._slowest = SlowestSteps()
-        self.stood: list[str] = []  # what is said of steps in which training stood still
+        self.stalls: list[str] = []  # what is said of steps in which training stood still
         # the latest that count and were split by choice, and whether the GPU waited; read in another thread
         self.latest: deque[tuple[StepTimes, bool | None]] = deque(maxlen=_LATEST)
 
@@ -256,7 +287,7 @@ class RunTotals:
             self._first_step_s = (
                 sum(times.device_ms.get(name, 0.0) for name in (*REGIONS, *BETWEEN_EPOCHS, WHOLE, *EXCLUDED)) / 1e3
             )
-        if left_out not in {"recorded", "stood"}:
+        if left_out not in {"recorded", "stalled"}:
             self._beside.add(times.step, took_ms)
         if left_out is None:
             self._add_counted(times, took_ms, work, timing)
@@ -306,9 +337,9 @@ class RunTotals:
             if name in times.device_ms:
                 self._excluded_ms[name] += times.device_ms[name]
 
-    def take(self) -> Rates:
+    def take(self) -> RunTiming:
         """Figures of the counted steps since the last call, in whole accumulation cycles."""
-        return rates_of(self._portions.logged(), self._regions)
+        return timing_of(self._portions.logged(), self._regions, on_device=self._on_device)
 
     def take_interval(self, *, last: bool = False) -> StepCounters:
         """Counters of the steps since the last call but for those that `take` has still to return."""
@@ -325,46 +356,87 @@ class RunTotals:
         marks = [*self._marks.read(every), (0, copied(self._counted.counters))]
         return [(step, combined(end, begin, -1)) for (step, begin), (_, end) in pairwise(marks)]
 
-    @property
-    def block_length(self) -> int:
-        """Number of steps from the begin of one block to that of the next."""
-        return self._marks.every
-
     def add_log_time(self, us: float) -> None:
         """Add host time in microseconds that log entries and the record took between steps."""
         self._portions.log_us += us
 
-    def steady(self) -> Rates:
-        """Figures of all steps that count."""
-        return rates_of(self.counters(), self._regions)
+    def steady(self) -> RunTiming:
+        """Figures of all steps that count, without their distribution: for log entries."""
+        return timing_of(self.counters(), self._regions, on_device=self._on_device)
 
-    def summary(self, *, steps: int, before_first_s: float, wall_s: float) -> RunSummary:
-        """The totals of the run."""
+    def timing(
+        self,
+        *,
+        steps: int,
+        before_first_s: float,
+        wall_s: float,
+        workers: int = 0,
+        ledger: LedgerClock | None = None,
+    ) -> RunTiming:
+        """All that is known of the run's steps; of a run of warm-up steps only, of those.
+
+        Args:
+            steps: how many have ended.
+            before_first_s: from the start of fit to that of its first step.
+            wall_s: from the start of fit to now, or to the end of training.
+            workers: how many processes each new iterator of the loader starts.
+            ledger: names parts of slow steps, and the parts inside the step.
+        """
         shown = next((some for some in (self._counted, self._warmup) if some.counters.steps), self._first)
         counted = self._counted.counters.steps
-        warmup, recorded, stood = self._left_out.values()
-        rates = self.steady() if shown is self._counted else rates_of(shown.counters, self._regions)
-        step_ms, typical_mean_ms = shown.distribution(rates.mean_ms("step"))
-        return RunSummary(
-            steps=steps,
-            steady=rates,
-            only_warmup=not counted,
-            step_ms=step_ms,
-            typical_mean_ms=typical_mean_ms,
-            regions=shown.of_regions(rates),
-            gpu_starved_pct=shown.gpu_starved_pct,
-            warmup_steps=warmup,
-            recorded_steps=recorded,
-            stood_steps=stood,
-            stood=tuple(self.stood[-_SHOWN:]),
-            untimed_steps=max(steps - counted - warmup - recorded - stood, 0),
-            excluded_ms=dict(self._excluded_ms),
-            samples=self._samples,
-            first_step_s=None if self._first_step_s is None else before_first_s + self._first_step_s,
-            wall_s=wall_s,
-            recorded_tokens=dict(self._recorded_tokens),
-            before_window_ms=self._beside.before_ms,
-            after_window_ms=tuple(self._beside.after_ms),
-            first_ms=self._beside.first_ms,
-            slowest=self._slowest.steps,
+        warmup, recorded, stalled = self._left_out.values()
+        timing = shown.timing(
+            on_device=self._on_device, workers=workers, counters=self.counters() if shown is self._counted else None
         )
+        first_ms, long_parts = self._beside.first_ms, {} if ledger is None else ledger.long_parts()
+        return replace(
+            timing,
+            all_steps=steps,
+            only_warmup=not counted,
+            left_out=LeftOutSteps(
+                warmup=warmup,
+                recorded=recorded,
+                stalled=stalled,
+                untimed=max(steps - counted - warmup - recorded - stalled, 0),
+                stalls=tuple(self.stalls[-_SHOWN:]),
+                excluded_ms=dict(self._excluded_ms),
+                recorded_tokens=dict(self._recorded_tokens),
+            ),
+            end_to_end=EndToEnd(
+                samples=self._samples,
+                first_step_s=None if self._first_step_s is None else before_first_s + self._first_step_s,
+                wall_s=wall_s,
+            ),
+            slowest=tuple(_slow_step(slow, long_parts.get(slow.step, {}), ledger) for slow in self._slowest.steps),
+            drift=step_drift([*first_ms], [*first_ms.values()]),
+            window_effect=window_effect(self._beside.before_ms, self._beside.after_ms),
+            intervals=self._intervals(Marks() if ledger is None else ledger.marks()),
+        )
+
+    def _intervals(self, parts: Marks[Mapping[str, int]]) -> dict[str, ShareInterval]:
+        """The share of each region and each part of the ledger with its interval, by name; not of those under 1 %."""
+        every = max(self._marks.every, parts.every)
+        blocks = self.blocks(every)
+        if len(blocks) < FEWEST_PIECES:
+            return {}
+        ends = [(parts.at(step) or {}, parts.at(step + every) or {}) for step, _ in blocks]
+        names = dict.fromkeys(name for _, after in ends for name in after)
+        parts_ms = {
+            name: [(after.get(name, 0) - before.get(name, 0)) / 1e6 for before, after in ends] for name in names
+        }
+        counters = [block for _, block in blocks]
+        whole, steps = [*map(step_total_ms, counters)], [block.steps for block in counters]
+        regions = region_pieces(counters)
+        regions_ms = {name: [one.get(name, 0.0) for one in regions] for name in REGIONS}
+        regions_ms[OWN_WORK] = [own_ms(one) for one in regions]
+        return share_intervals({**parts_ms, **regions_ms}, whole, steps)
+
+
+def _slow_step(slow: TimedStep, parts_s: Mapping[str, float], ledger: LedgerClock | None) -> SlowStep:
+    return SlowStep(
+        step=slow.step,
+        ms=slow.ms,
+        end_s=None if ledger is None or not slow.ended_ns else (slow.ended_ns - ledger.began_ns) / 1e9,
+        parts_ms={name: 1e3 * seconds for name, seconds in parts_s.items()},
+        regions_ms={name: ms for name, ms in region_times(slow.device_ms).items() if name in REGIONS},
+    )

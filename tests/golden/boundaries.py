@@ -225,17 +225,18 @@ def play(case: str, *, on_gpu: bool) -> dict[str, Any]:
 
 def _figures(timer: StepTimer) -> dict[str, Any]:
     """By names that are not those of the core's classes."""
-    run, ledger = timer.summary(), timer.ledger.read()
-    steady, spread = run.steady, run.step_ms
+    run, ledger = timer.timing(), timer.ledger.read()
+    left_out = run.left_out
+    spread, names = run.step_ms, [name for name in (*REGIONS, *run.user_regions) if name in run.regions]
     return {
-        "counted": {name: getattr(steady, name) for name in ("steps", "optimizer_steps", "samples", "split_steps")},
-        "left_out": [run.warmup_steps, run.recorded_steps, run.untimed_steps, run.stood_steps],
+        "counted": {name: getattr(run, name) for name in ("steps", "optimizer_steps", "samples", "split_steps")},
+        "left_out": [left_out.warmup, left_out.recorded, left_out.untimed, left_out.stalled],
         "step_ms": {name: getattr(spread, name) for name in ("p50", "p95", "min", "max")},
-        "mean_step_ms": [steady.mean_ms("step"), steady.mean_host_ms("step")],
-        "regions_device_ms": {name: ms for name in (*REGIONS, *steady.user_regions) if (ms := steady.mean_ms(name))},
-        "regions_host_ms": {name: ms for name in (*REGIONS, *steady.user_regions) if (ms := steady.mean_host_ms(name))},
-        "waits_ms": steady.waits_ms,
-        "excluded_ms": dict(run.excluded_ms),
+        "mean_step_ms": [spread.mean, run.host_step_ms],
+        "regions_device_ms": {name: ms for name in names if (ms := run.regions[name].device_ms)},
+        "regions_host_ms": {name: ms for name in names if (ms := run.regions[name].host_ms)},
+        "waits_ms": dict(run.waits_ms),
+        "excluded_ms": dict(left_out.excluded_ms),
         "slowest": [[slow.step, slow.ms] for slow in run.slowest],
         "wall_s": ledger.wall_s,
         "parts_s": dict(ledger.parts),

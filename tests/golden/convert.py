@@ -10,7 +10,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import fields
 
-from lightning_forge_profiling.names import REGIONS, WAIT_PREFIX, WHOLE
+from lightning_forge_profiling.names import REGIONS, RESERVED, WAIT_PREFIX, WHOLE, hook_region
 from lightning_forge_profiling.schema import RunMachine, RunRanks, RunSettings, RunTiming
 
 RUNS = Path(__file__).parent / "runs"
@@ -105,12 +105,60 @@ def in_groups(line: dict[str, Any]) -> dict[str, Any]:
     return {**line, "report": {**line["report"], "analysis": analysis}}
 
 
+def with_one_timing(line: dict[str, Any]) -> dict[str, Any]:
+    """A line whose report and evidence have the same `RunTiming`, where they had a summary each."""
+    report = line.get("report", {})
+    if "steady" not in report.get("run", {}):
+        return line
+    old, analysis, on_device = report["run"], report.get("analysis"), report["on_device"]
+    steady, evidence = old["steady"], (analysis or {}).get("run") or {}
+    known, steps = evidence.get("timing", {}), max(steady.get("steps", 0), 1)
+    device_ms, host_ms = steady.get("device_ms", {}), steady.get("host_ms", {})
+    in_step_ms = sum(host_ms.get(name, 0.0) for name in (*REGIONS, WHOLE)) + steady.get("unknown_host_ms", 0.0)
+    waits = {name.removeprefix(WAIT_PREFIX): name for name in device_ms if name.startswith(WAIT_PREFIX)}
+    timing = {
+        "on_device": on_device,
+        "host_step_ms": in_step_ms / steps,
+        "user_regions": [name for name in device_ms if name not in RESERVED and name not in waits.values()],
+        "waits_ms": {
+            leaf: (host_ms if hook_region(leaf) else device_ms).get(name, 0.0) / steps for leaf, name in waits.items()
+        },
+        "unknown_ms": steady.get("unknown_ms", 0.0) / steps,
+        "overhead_us": (steady.get("timing_us", 0.0) + steady.get("log_entries_us", 0.0)) / steps,
+        "all_steps": old["steps"],
+        "left_out": {
+            "warmup": old["warmup_steps"],
+            "recorded": old["recorded_steps"],
+            "stalled": old.get("stood_steps", 0),
+            "untimed": old["untimed_steps"],
+            "stalls": old.get("stood", []),
+            "excluded_ms": old["excluded_ms"],
+            "recorded_tokens": old.get("recorded_tokens", {}),
+        },
+        "end_to_end": {"samples": old["samples"], "first_step_s": old["first_step_s"], "wall_s": old["wall_s"]},
+        **{name: steady[name] for name in _OF_STEADY if name in steady},
+        **{name: old[name] for name in _OF_SUMMARY if name in old},
+        **{name: known[name] for name in _OF_EVIDENCE if name in known},
+    }
+    report = {name: value for name, value in report.items() if name != "on_device"} | {"run": timing}
+    if evidence:
+        report["analysis"] = {**analysis, "run": {**evidence, "timing": timing}}
+    return {**line, "report": report}
+
+
+_OF_STEADY: Final = (
+    *("steps", "split_steps", "atypical", "optimizer_steps", "samples", "tokens", "flops", "unknown_steps"),
+)
+_OF_SUMMARY: Final = ("step_ms", "regions", "only_warmup", "typical_mean_ms", "gpu_starved_pct")
+_OF_EVIDENCE: Final = ("intervals", "slowest", "drift", "window_effect", "worker_restarts")
+
+
 def main() -> None:
     """Convert all files that have another layout."""
     for path in RUNS.rglob("*.jsonl"):
         lines = [json.loads(text) for text in path.read_text().splitlines()]
         old = lines[0].get("schema_version") == 1
-        today = [in_groups(converted(line) if old else line) for line in lines]
+        today = [with_one_timing(in_groups(converted(line) if old else line)) for line in lines]
         if old or today != lines:
             path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in today))
 

@@ -20,7 +20,7 @@ COUNTERS = StepCounters(steps=1, optimizer_steps=1, no_samples=1, groups={"chang
 def write(folder):
     """Lines with their numbers as steps, in segments of 20 kB, as fast as they are taken."""
     writer = RecordWriter(lambda: Segments(folder, BEGIN, segment_bytes=20_000), flush_s=0.001)
-    report = RunReport(RunTotals().summary(steps=0, before_first_s=0, wall_s=0), None, "cpu", False, 1, None)  # noqa: FBT003
+    report = RunReport(RunTotals().timing(steps=0, before_first_s=0, wall_s=0), None, "cpu", 1, None)
     for step in itertools.count(1):
         interval = IntervalLine(at=0.5, step=step, logger_step=step, counters=COUNTERS)
         line = interval if step % 40 else State(at=0.5, step=step, report=report, metrics={"time/step_ms": 4.5})

@@ -25,7 +25,7 @@ from benchmarks.workloads import SmallKernels, trainer
 from lightning_forge_profiling import CUDATimerCollection, ThroughputCallback
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
 from lightning_forge_profiling.callbacks.lightning_api import Actions
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.timing.region_clock import RegionClock
 
 

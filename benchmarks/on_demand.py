@@ -32,8 +32,8 @@ from torch.utils.data import DataLoader
 
 from benchmarks.workloads import SmallKernels, silenced, trainer
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks.fit_window import MOST_WINDOWS
 from lightning_forge_profiling.record.files import read_plan, write_request
+from lightning_forge_profiling.run.fit_window import MOST_WINDOWS
 from lightning_forge_profiling.schema import WindowPlan, WindowRequest
 
 _LIMIT_S: Final = 120.0

@@ -2,7 +2,7 @@
 
 pip install pyinstrument; python -m benchmarks.stack_samplers
 
-In turns of 100 steps of one run: no sampler, a thread that looks 100 times a second (as `callbacks/stack_sampler.py`
+In turns of 100 steps of one run: no sampler, a thread that looks 100 times a second (as `run/stack_sampler.py`
 does 50 times), and pyinstrument's, which runs in the training thread at calls and returns.
 """
 

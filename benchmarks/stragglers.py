@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks.workloads import GPT, ddp_trainer, silenced
 from lightning_forge_profiling import ThroughputCallback
-from lightning_forge_profiling.callbacks.fit_log import FitLog
+from lightning_forge_profiling.run.fit_log import FitLog
 from lightning_forge_profiling.schema import RanksStatus
 
 WARMUP, COUNTED = 10, 50

@@ -102,8 +102,8 @@ def watched(record: RunRecord, folder: str) -> None:
 
 def demo() -> None:
     """Run the demo, and draw the table of its first training."""
-    from lightning_forge_profiling.callbacks import fit_results  # noqa: PLC0415  (torch, which reports need not)
     from lightning_forge_profiling.report.run_end import print_end  # noqa: PLC0415
+    from lightning_forge_profiling.run import fit_results  # noqa: PLC0415  (torch, which reports need not)
     from lightning_forge_profiling.schema import RunReport  # noqa: PLC0415
 
     printed: list[tuple[RunReport, Path | None]] = []

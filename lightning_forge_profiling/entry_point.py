@@ -91,7 +91,7 @@ def say_what_was_fitted(pid: int) -> None:
 
     if pid != os.getpid() or not os.environ.get(RUN_OPTIONS) or not is_first_rank() or sys.stderr is None:
         return
-    known = sys.modules.get("lightning_forge_profiling.callbacks.fit_results")
+    known = sys.modules.get("lightning_forge_profiling.run.fit_results")
     lines: Iterable[str] = [_NO_STEP if "Fabric" in _seen else _NO_FIT]
     if known is not None and known.FITS.begun:
         lines = known.FITS.overview()

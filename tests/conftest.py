@@ -157,7 +157,7 @@ def _no_time_counts_twice(request, monkeypatch):
 def _cores_are_free(request, monkeypatch):
     """A test does not depend on what else runs on this machine, but for those that plant it."""
     if not request.node.get_closest_marker("own_cores") and "torch" in sys.modules:
-        from lightning_forge_profiling.callbacks import cpu_account  # noqa: PLC0415  (needs torch)
+        from lightning_forge_profiling.run import cpu_account  # noqa: PLC0415  (needs torch)
 
         monkeypatch.setattr(cpu_account, "waited_s", lambda *_: 0.0)
         monkeypatch.setattr(cpu_account, "_grown", lambda *_: 0.0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.timing.run_totals import LeftOut
 from lightning_forge_profiling.timing.steps import StepTimes, StepTiming, StepWork
 

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from lightning_forge_profiling.callbacks.run_report import analysis_of
 from lightning_forge_profiling.diagnosis.ranks import Waits, rank_work
 from lightning_forge_profiling.names import WHOLE, record_name
 from lightning_forge_profiling.record.files import encode_line, write_heard
+from lightning_forge_profiling.run.run_report import analysis_of
 from lightning_forge_profiling.schema import (
     Begin,
     End,

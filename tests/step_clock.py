@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from lightning_forge_profiling.callbacks import fit_steps, run
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
+from lightning_forge_profiling.run import fit_steps, run
+from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEventSource
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_forge_profiling.callbacks.batches import AccumulationCycles
+from lightning_forge_profiling.run.batches import AccumulationCycles
 from lightning_forge_profiling.timing.estimate import timing_of
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepWork

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_forge_profiling import ThroughputCallback
-from lightning_forge_profiling.callbacks import cpu_account, host_readings
-from lightning_forge_profiling.callbacks.cpu_account import CpuAccount
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.loader import LoaderWait, loader_advice, workers_to_try
 from lightning_forge_profiling.host import CpuTimes, cpu_times, usable_cores
 from lightning_forge_profiling.pipeline import analyze
+from lightning_forge_profiling.run import cpu_account, host_readings
+from lightning_forge_profiling.run.cpu_account import CpuAccount
 from lightning_forge_profiling.schema import (
     Analysis,
     CpuUse,

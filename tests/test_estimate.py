@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from lightning_forge_profiling.callbacks.run_record import kept_counters
-from lightning_forge_profiling.callbacks.run_report import analysis_of
 from lightning_forge_profiling.comparison.source import record_source
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.record.files import encode_line
 from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.report.live_view import latest_regions
 from lightning_forge_profiling.report.run_page import run_view
+from lightning_forge_profiling.run.run_record import kept_counters
+from lightning_forge_profiling.run.run_report import analysis_of
 from lightning_forge_profiling.schema import Begin, End, IntervalLine, RunEvidence, RunReport, State
 from lightning_forge_profiling.timing.completed_steps import DEFAULT_SHARE, TimingBudget
 from lightning_forge_profiling.timing.counters import bucket

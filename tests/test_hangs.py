@@ -26,7 +26,6 @@ from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ThroughputCallback
-from lightning_forge_profiling.callbacks import step_timer
 from lightning_forge_profiling.diagnosis.rank_status import find_hang, ranks_status
 from lightning_forge_profiling.host import ThreadCounts, thread_counts, wait_channel
 from lightning_forge_profiling.ranks import stalls
@@ -36,6 +35,7 @@ from lightning_forge_profiling.record.files import decode_pulse, encode_message,
 from lightning_forge_profiling.record.reader import read_run, records_at
 from lightning_forge_profiling.report.live_view import print_frame
 from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.run import step_timer
 from lightning_forge_profiling.schema import LastPulse, Pulse, SilentRank, Stall
 from tests.models import Classifier, Samples, loader, quiet_trainer
 from tests.outcomes import HANGS_S, SCRIPTS, summary_of

@@ -14,11 +14,11 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks.fit_log import FitLog
-from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
 from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.gpu.nvml import GpuReader, GpuSample, find_device
 from lightning_forge_profiling.names import BEFORE_FIT
+from lightning_forge_profiling.run.fit_log import FitLog
+from lightning_forge_profiling.run.telemetry import RunTelemetry
 from lightning_forge_profiling.schema import Analysis, Distribution, RunEvidence, TelemetrySummary
 from tests.browser import wait_until
 from tests.evidence import made_evidence

@@ -14,8 +14,6 @@ from lightning.pytorch.loggers import CSVLogger
 from msgspec.structs import replace
 
 from lightning_forge_profiling import ThroughputCallback
-from lightning_forge_profiling.callbacks.fit_log import rank_metrics
-from lightning_forge_profiling.callbacks.rank_watch import RankWatch
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.names import RANKS_JSON, pulse_name
 from lightning_forge_profiling.record.files import HeardFiles, encode_line, write_heard, write_pulse
@@ -25,6 +23,8 @@ from lightning_forge_profiling.report.live_view import print_frame
 from lightning_forge_profiling.report.page import record_of
 from lightning_forge_profiling.report.run_page import run_page
 from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.run.fit_log import rank_metrics
+from lightning_forge_profiling.run.rank_watch import RankWatch
 from lightning_forge_profiling.schema import (
     End,
     EventLine,

@@ -12,11 +12,11 @@ from selenium.webdriver.common.keys import Keys
 from torch import nn
 
 from lightning_forge_profiling import ThroughputCallback
-from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch, model_memory
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.machine_rules import growth_words
 from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.report.run_wording import memory_line
+from lightning_forge_profiling.run.memory_watch import MemoryWatch, model_memory
 from lightning_forge_profiling.schema import Distribution, MemoryCurve, MemoryGrowth, ModelMemory, RunMemory
 from tests.browser import wait_until
 from tests.evidence import made_evidence

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from lightning_forge_profiling import ForgeProfilerCallback
-from lightning_forge_profiling.callbacks import fit_window
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory import MemoryHistory, MemorySnapshot, validate_snapshot_step
+from lightning_forge_profiling.run import fit_window
 from tests.models import Classifier, loader, quiet_trainer
 
 

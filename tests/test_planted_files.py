@@ -11,11 +11,11 @@ import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_forge_profiling import ThroughputCallback, analyze
-from lightning_forge_profiling.callbacks import run_record
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.record.reader import read_run
 from lightning_forge_profiling.record.writer import git_commit
+from lightning_forge_profiling.run import run_record
 from lightning_forge_profiling.safe_files import open_regular, read_regular
 from tests.models import Classifier, loader
 from tests.outcomes import script

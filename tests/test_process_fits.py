@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from lightning_forge_profiling.callbacks.fit_results import ProcessFits
 from lightning_forge_profiling.record.reader import records_at
+from lightning_forge_profiling.run.fit_results import ProcessFits
 from lightning_forge_profiling.schema import RunReport
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepWork

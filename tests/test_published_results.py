@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_forge_profiling import ForgeProfilerCallback
-from lightning_forge_profiling.callbacks.loggers import Result, publish
+from lightning_forge_profiling.run.loggers import Result, publish
 from tests.browser import chromium, tensorboard_server, wait_until
 from tests.models import Classifier, every_step, loader, quiet_trainer
 from tests.outcomes import REPORTS, script, tables, traces

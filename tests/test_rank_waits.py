@@ -7,11 +7,11 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from lightning_forge_profiling.callbacks.rank_work import mean_interval
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.ranks import Waits, late_rank, not_measured, rank_work, with_waits
 from lightning_forge_profiling.names import GC_FULL, SELF_LOG
 from lightning_forge_profiling.record.reader import read_run
+from lightning_forge_profiling.run.rank_work import mean_interval
 from lightning_forge_profiling.schema import CpuUse, Distribution, RankWork, RegionCpu, RunLedger, RunRegion
 from tests.evidence import made_evidence, with_figures
 from tests.outcomes import script

@@ -12,10 +12,10 @@ from torch._dynamo.callback import CallbackTrigger, callback_handler
 from torch._dynamo.utils import get_compilation_metrics
 
 from lightning_forge_profiling import ThroughputCallback
-from lightning_forge_profiling.callbacks.compilations import Compilations
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.ledger_rules import recompiled
 from lightning_forge_profiling.report.run_wording import recompiled_lines
+from lightning_forge_profiling.run.compilations import Compilations
 from tests.models import Classifier, loader
 
 HERE = Path(__file__)

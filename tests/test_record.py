@@ -17,17 +17,17 @@ from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks import run_record
-from lightning_forge_profiling.callbacks.host_readings import HostReadings
 from lightning_forge_profiling.callbacks.lightning_training import LightningTraining
-from lightning_forge_profiling.callbacks.run_record import RecordFolder, RunRecorder
-from lightning_forge_profiling.callbacks.run_report import run_report
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.cli.show import schema_json
 from lightning_forge_profiling.record.reader import read_rank, read_run
 from lightning_forge_profiling.record.writer import RecordWriter, Segments, command_line, git_commit
 from lightning_forge_profiling.report.run_end import print_end
+from lightning_forge_profiling.run import run_record
+from lightning_forge_profiling.run.host_readings import HostReadings
+from lightning_forge_profiling.run.run_record import RecordFolder, RunRecorder
+from lightning_forge_profiling.run.run_report import run_report
+from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.schema import Begin, EventLine, State
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.counters import bucket, is_split, percentile_ms, step_total_ms, total

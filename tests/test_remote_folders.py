@@ -13,9 +13,9 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_forge_profiling import ForgeProfilerCallback
-from lightning_forge_profiling.callbacks.folders import finished_files, folder_of, upload
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.profiler import ProfilingConfig, build_profiler, print_profiler_summary
+from lightning_forge_profiling.run.folders import finished_files, folder_of, upload
 from tests.models import Classifier, Fails, every_step, loader, quiet_trainer
 from tests.outcomes import REPORTS, script, tables, traces, warnings_of
 

@@ -21,9 +21,9 @@ from lightning.pytorch.tuner import Tuner
 import lightning_forge_profiling
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.callbacks import timed_callback
-from lightning_forge_profiling.callbacks.fit_results import FITS
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
 from lightning_forge_profiling.entry_point import RUN_OPTIONS
+from lightning_forge_profiling.run.fit_results import FITS
 from tests.models import Classifier, loader
 from tests.outcomes import HANGS_S, SCRIPTS, recorded_steps, tables, the_trace, traces, wait_for_processes_of
 from tests.ports import free_port

@@ -9,14 +9,14 @@ from lightning.pytorch import Callback
 from msgspec.structs import replace
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks.stack_sampler import sampled_lines, stack_region
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.findings import run_findings, run_hints
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.diagnosis.verdict import decide, is_certain
 from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.run.stack_sampler import sampled_lines, stack_region
+from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.schema import (
     NO_VERDICT,
     NOTHING_STANDS_OUT,

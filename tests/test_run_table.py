@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from lightning_forge_profiling.callbacks.compute_rate import compute_of, peak_of
 from lightning_forge_profiling.report.run_end import print_run, print_table
 from lightning_forge_profiling.report.run_table import run_table
 from lightning_forge_profiling.report.run_wording import compute_lines
 from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.run.compute_rate import compute_of, peak_of
 from lightning_forge_profiling.schema import Distribution, Hint, RunLedger, RunReport, TelemetrySummary, TraceReport
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepWork

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
 from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.gpu.nvml import GpuReader, find_device
+from lightning_forge_profiling.run.telemetry import RunTelemetry
 from tests.fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeBoard, FakeNvml
 from tests.outcomes import HANGS_S
 

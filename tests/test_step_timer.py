@@ -5,10 +5,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from lightning_forge_profiling.callbacks import run
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.names import FIRST_STEP, PROFILER, REGIONS, STEPS
 from lightning_forge_profiling.profiler.collector import Marks
+from lightning_forge_profiling.run import run
+from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.events import HostEventSource
 from lightning_forge_profiling.timing.ledger import LedgerClock

@@ -11,7 +11,6 @@ from itertools import pairwise
 
 import pytest
 
-from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, telemetry_series
 from lightning_forge_profiling.diagnosis.findings import telemetry_hints
 from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.gpu.nvml import (
@@ -23,6 +22,7 @@ from lightning_forge_profiling.gpu.nvml import (
     throttle_reasons,
 )
 from lightning_forge_profiling.gpu.telemetry import MAX_POINTS, TelemetrySampler
+from lightning_forge_profiling.run.telemetry import RunTelemetry, telemetry_series
 from lightning_forge_profiling.schema import TelemetrySeries, TelemetrySummary
 from tests.fake_nvml import FUNCTION_NOT_FOUND, GPU_IS_LOST, NOT_SUPPORTED, FakeBoard, FakeNvml
 from tests.outcomes import HANGS_S

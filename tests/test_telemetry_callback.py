@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks import fit_log
-from lightning_forge_profiling.callbacks.fit_log import FitLog
-from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.gpu.nvml import GpuReader, find_device
+from lightning_forge_profiling.run import fit_log
+from lightning_forge_profiling.run.fit_log import FitLog
+from lightning_forge_profiling.run.telemetry import RunTelemetry
 from tests.fake_nvml import FakeBoard, FakeNvml
 from tests.models import Classifier, loader
 from tests.outcomes import HANGS_S, logged, summary_of

@@ -5,10 +5,10 @@ from random import Random
 import pytest
 
 from lightning_forge_profiling import ThroughputCallback
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS, WHOLE
+from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.schema import RunEvidence
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.completed_steps import TimingBudget

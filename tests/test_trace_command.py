@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks import rank_watch
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import WINDOW_PLAN, WINDOW_REQUEST
 from lightning_forge_profiling.record.files import read_plan, take_request, write_request
 from lightning_forge_profiling.record.reader import read_run, records_at
+from lightning_forge_profiling.run import rank_watch
 from lightning_forge_profiling.schema import WindowRequest
 from tests.models import Classifier, loader
 from tests.outcomes import HANGS_S, SCRIPTS, read_trace, recorded_steps, summary_of, traces

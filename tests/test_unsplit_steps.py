@@ -4,8 +4,8 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.names import LOADER_START, REGIONS, STEP_MS, WHOLE
+from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.completed_steps import TimingBudget
 from lightning_forge_profiling.timing.steps import StepWork

@@ -1,1 +1,1 @@
-"""The Lightning callbacks; the only folder that knows Lightning."""
+"""Adapters of a run: Lightning's callbacks and loops without a Trainer; the only folder that knows Lightning."""

@@ -12,10 +12,10 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Final, NamedTuple
 
 from lightning_forge_profiling.callbacks.lightning_api import Actions, Trainer
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.training import Boundaries
 from lightning_forge_profiling.names import CHECKPOINT_WRITE, EPOCH, LOADER_START
 from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.run.step_timer import StepTimer
+from lightning_forge_profiling.run.training import Boundaries
 from lightning_forge_profiling.timing.ledger import LedgerClock
 
 _log = plain_logger(__name__)

@@ -4,13 +4,13 @@ from collections.abc import Collection, Sequence
 from os import PathLike
 from typing import Any, Literal
 
-from lightning_forge_profiling.callbacks.fit_settings import RecordingSettings
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer
-from lightning_forge_profiling.callbacks.run import Run
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.profiler.config import STEADY_STEPS, ProfilingConfig
+from lightning_forge_profiling.run.fit_settings import RecordingSettings
+from lightning_forge_profiling.run.run import Run
 from lightning_forge_profiling.schema import TraceReport
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
-from lightning_forge_profiling.callbacks.training import BatchSource
 from lightning_forge_profiling.flops.precision import dtype_name, parameter_dtype
+from lightning_forge_profiling.run.training import BatchSource
 
 PACKAGES: Final = ("pytorch_lightning", "lightning.pytorch")
 

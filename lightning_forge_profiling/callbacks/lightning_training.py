@@ -20,18 +20,6 @@ from lightning_forge_profiling.callbacks.lightning_api import (
     replicas,
 )
 from lightning_forge_profiling.callbacks.rank_waits import RankWaits
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.training import (
-    BatchesAhead,
-    BatchSource,
-    Ending,
-    Facts,
-    Parts,
-    StepProgress,
-    T,
-    Training,
-    Watching,
-)
 from lightning_forge_profiling.callbacks.wrapped_methods import (
     WrappedMethod,
     watch_failure,
@@ -45,6 +33,18 @@ from lightning_forge_profiling.callbacks.wrapped_methods import (
 )
 from lightning_forge_profiling.names import EPOCH_METRICS, SELF_LOG
 from lightning_forge_profiling.plain_text import name_of
+from lightning_forge_profiling.run.step_timer import StepTimer
+from lightning_forge_profiling.run.training import (
+    BatchesAhead,
+    BatchSource,
+    Ending,
+    Facts,
+    Parts,
+    StepProgress,
+    T,
+    Training,
+    Watching,
+)
 from lightning_forge_profiling.timing.ledger import LedgerClock
 
 # attributes of the Trainer that are recorded

@@ -13,11 +13,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from lightning_forge_profiling.callbacks.batches import length_of
 from lightning_forge_profiling.callbacks.plain_training import PlainTraining, loader_of
-from lightning_forge_profiling.callbacks.run import Run
-from lightning_forge_profiling.callbacks.stack_sampler import WorkerStacks
 from lightning_forge_profiling.guard import Guarded, guarded
+from lightning_forge_profiling.run.batches import length_of
+from lightning_forge_profiling.run.run import Run
+from lightning_forge_profiling.run.stack_sampler import WorkerStacks
 
 _MOST_LOADERS: Final = 16  # a script may make a new loader for each epoch
 

@@ -14,8 +14,10 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
 
 from lightning_forge_profiling.callbacks.lightning_training import RECORDED
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.training import (
+from lightning_forge_profiling.diagnosis.ranks import Waits
+from lightning_forge_profiling.plain_text import name_of
+from lightning_forge_profiling.run.step_timer import StepTimer
+from lightning_forge_profiling.run.training import (
     BatchSource,
     Ending,
     Facts,
@@ -24,8 +26,6 @@ from lightning_forge_profiling.callbacks.training import (
     Training,
     WatchedWaits,
 )
-from lightning_forge_profiling.diagnosis.ranks import Waits
-from lightning_forge_profiling.plain_text import name_of
 from lightning_forge_profiling.schema import RunTiming
 from lightning_forge_profiling.timing.ledger import LedgerClock
 

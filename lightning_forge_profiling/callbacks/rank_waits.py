@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from lightning_forge_profiling.callbacks.lightning_api import Trainer
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.callbacks.wrapped_methods import Around, WrappedMethod
 from lightning_forge_profiling.diagnosis.ranks import Waits
 from lightning_forge_profiling.names import SIGTERM_LEAF
+from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.schema import RunTiming
 
 # with these set, the host waits for each collective all the same, but not for DDP's

@@ -8,14 +8,14 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from lightning_forge_profiling.callbacks import lightning_api
-from lightning_forge_profiling.callbacks.batches import BatchCounter
-from lightning_forge_profiling.callbacks.fit_settings import DEFAULT_WARMUP_STEPS, RecordingSettings, ThroughputSettings
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer, evaluation_source
-from lightning_forge_profiling.callbacks.loggers import Loggers
-from lightning_forge_profiling.callbacks.run import Run
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, active_callbacks
 from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
 from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
+from lightning_forge_profiling.run.batches import BatchCounter
+from lightning_forge_profiling.run.fit_settings import DEFAULT_WARMUP_STEPS, RecordingSettings, ThroughputSettings
+from lightning_forge_profiling.run.loggers import Loggers
+from lightning_forge_profiling.run.run import Run
 from lightning_forge_profiling.schema import LoopRates
 from lightning_forge_profiling.timing.completed_steps import DEFAULT_SHARE
 from lightning_forge_profiling.timing.counters import added

@@ -8,18 +8,18 @@ from typing import Any, ClassVar, Final, Protocol
 
 import torch
 
-from lightning_forge_profiling.callbacks.fit_results import FITS, FitResults, NewestResults
-from lightning_forge_profiling.callbacks.fit_settings import FitSettings, TimingSettings
-from lightning_forge_profiling.callbacks.ledger_parts import begin_ledger
 from lightning_forge_profiling.callbacks.lightning_api import Callback, LightningModule, Trainer, accept_late_imports
 from lightning_forge_profiling.callbacks.lightning_training import LightningTraining, SetUpParts
-from lightning_forge_profiling.callbacks.run import Phase, Reason, Run
-from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import SWITCHED_OFF, switched_off
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.page import run_html
 from lightning_forge_profiling.report.run_end import run_text
+from lightning_forge_profiling.run.fit_results import FITS, FitResults, NewestResults
+from lightning_forge_profiling.run.fit_settings import FitSettings, TimingSettings
+from lightning_forge_profiling.run.ledger_parts import begin_ledger
+from lightning_forge_profiling.run.run import Phase, Reason, Run
+from lightning_forge_profiling.run.training import Training
 from lightning_forge_profiling.schema import Analysis, RunLedger
 from lightning_forge_profiling.timing.ledger import LedgerClock
 

@@ -14,8 +14,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.timing.collection import CUDATimerCollection
 from lightning_forge_profiling.timing.counters import bucket, known, step_total_ms
 from lightning_forge_profiling.timing.events import HostEventSource

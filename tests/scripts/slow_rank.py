@@ -19,11 +19,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.callbacks.fit_log import FitLog
-from lightning_forge_profiling.callbacks.telemetry import RunTelemetry
 from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.gpu.nvml import GpuReader, find_device
 from lightning_forge_profiling.profiler import child
+from lightning_forge_profiling.run.fit_log import FitLog
+from lightning_forge_profiling.run.telemetry import RunTelemetry
 from tests.fake_nvml import UUID, FakeBoard, FakeNvml
 from tests.models import busy, loader, quiet_trainer
 

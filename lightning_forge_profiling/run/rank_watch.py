@@ -14,10 +14,6 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.callbacks.fit_window import FitWindow
-from lightning_forge_profiling.callbacks.rank_work import LiveWork
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.diagnosis.rank_status import ranks_status
 from lightning_forge_profiling.host import resident_bytes
 from lightning_forge_profiling.names import EXCLUDED
@@ -38,6 +34,10 @@ from lightning_forge_profiling.record.files import (
     write_pulse,
 )
 from lightning_forge_profiling.report.ranks import straggler_words
+from lightning_forge_profiling.run.fit_window import FitWindow
+from lightning_forge_profiling.run.rank_work import LiveWork
+from lightning_forge_profiling.run.step_timer import StepTimer
+from lightning_forge_profiling.run.training import Training
 from lightning_forge_profiling.schema import (
     Ended,
     Hang,

@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
-from lightning_forge_profiling.callbacks.fit_settings import FlopsPerBatch
-from lightning_forge_profiling.callbacks.training import BatchSource, Training
 from lightning_forge_profiling.names import function_part
 from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.run.fit_settings import FlopsPerBatch
+from lightning_forge_profiling.run.training import BatchSource, Training
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.steps import StepWork
 

@@ -9,8 +9,6 @@ from time import perf_counter_ns
 from types import FrameType
 from typing import Any, Final
 
-from lightning_forge_profiling.callbacks.compilations import Compilations
-from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.host import process_age_s
 from lightning_forge_profiling.names import (
     COMPILE,
@@ -19,6 +17,8 @@ from lightning_forge_profiling.names import (
     STARTUP_SCRIPT,
     STARTUP_TRAINER,
 )
+from lightning_forge_profiling.run.compilations import Compilations
+from lightning_forge_profiling.run.training import Training
 from lightning_forge_profiling.timing.garbage import GarbageTimer
 from lightning_forge_profiling.timing.ledger import LOOP, LedgerClock
 

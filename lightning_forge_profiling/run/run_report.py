@@ -5,9 +5,6 @@ from socket import gethostname
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.callbacks.fit_parts import FitParts
-from lightning_forge_profiling.callbacks.folders import logger_folder, tracked_runs
-from lightning_forge_profiling.callbacks.run_settings import loader_settings, optimizer_settings, restarted_workers
 from lightning_forge_profiling.diagnosis.combine import combine, without_run
 from lightning_forge_profiling.diagnosis.ledger_costs import NOTICED_S
 from lightning_forge_profiling.diagnosis.ranks import rank_work
@@ -15,6 +12,9 @@ from lightning_forge_profiling.json_layout import read_summary
 from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.page import write_reports
+from lightning_forge_profiling.run.fit_parts import FitParts
+from lightning_forge_profiling.run.folders import logger_folder, tracked_runs
+from lightning_forge_profiling.run.run_settings import loader_settings, optimizer_settings, restarted_workers
 from lightning_forge_profiling.schema import (
     Analysis,
     RankWork,

@@ -11,10 +11,10 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, Final, NamedTuple
 
-from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.plain_text import name_of, plain_logger
 from lightning_forge_profiling.profiler.child import problems_within
 from lightning_forge_profiling.profiler.config import local_folder
+from lightning_forge_profiling.run.training import Training
 from lightning_forge_profiling.schema import TrackedRun
 
 _log = plain_logger(__name__)

@@ -7,19 +7,19 @@ from math import inf
 from time import perf_counter_ns
 from typing import Any, Final
 
-from lightning_forge_profiling.callbacks.batches import WorkCounter
-from lightning_forge_profiling.callbacks.cpu_account import ACCOUNT_PERIOD_S
-from lightning_forge_profiling.callbacks.fit_log import FitLog
-from lightning_forge_profiling.callbacks.fit_window import FitWindow
-from lightning_forge_profiling.callbacks.host_readings import HostReadings
-from lightning_forge_profiling.callbacks.ledger_parts import LedgerParts
-from lightning_forge_profiling.callbacks.memory_watch import memory_watch
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.diagnosis.ledger_rules import recompiled
 from lightning_forge_profiling.diagnosis.machine_rules import growth_words
 from lightning_forge_profiling.guard import Guarded, guarded
 from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.run.batches import WorkCounter
+from lightning_forge_profiling.run.cpu_account import ACCOUNT_PERIOD_S
+from lightning_forge_profiling.run.fit_log import FitLog
+from lightning_forge_profiling.run.fit_window import FitWindow
+from lightning_forge_profiling.run.host_readings import HostReadings
+from lightning_forge_profiling.run.ledger_parts import LedgerParts
+from lightning_forge_profiling.run.memory_watch import memory_watch
+from lightning_forge_profiling.run.step_timer import StepTimer
+from lightning_forge_profiling.run.training import Training
 from lightning_forge_profiling.schema import MemoryGrowth, Recompilation
 from lightning_forge_profiling.timing.region import set_region_sink
 

@@ -13,19 +13,19 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 from torch import nn
 
-from lightning_forge_profiling.callbacks.fit_parts import FitParts
-from lightning_forge_profiling.callbacks.run_report import (
+from lightning_forge_profiling.diagnosis.rule import in_ms, in_s
+from lightning_forge_profiling.names import RECORD_FOLDER
+from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.report.run_end import in_notebook, print_end
+from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.run.fit_parts import FitParts
+from lightning_forge_profiling.run.run_report import (
     OtherRanks,
     further_findings,
     recorded_analysis,
     run_report,
     with_ledger,
 )
-from lightning_forge_profiling.diagnosis.rule import in_ms, in_s
-from lightning_forge_profiling.names import RECORD_FOLDER
-from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.report.run_end import in_notebook, print_end
-from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.schema import NO_VERDICT, Analysis, RunLedger, RunReport, TraceReport
 
 _log = plain_logger(__name__)

@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 import torch
 from msgspec.structs import replace
 
-from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.diagnosis.machine_rules import ACTIVATIONS, CACHE, memory_layers
 from lightning_forge_profiling.gpu.memory import (
     AllocatorReading,
@@ -21,6 +20,7 @@ from lightning_forge_profiling.gpu.memory import (
     read_limit,
 )
 from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.run.training import Training
 from lightning_forge_profiling.schema import (
     GIB,
     MIB,

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from lightning_forge_profiling.callbacks.fit_log import FitLog
-from lightning_forge_profiling.callbacks.fit_settings import FitSettings
-from lightning_forge_profiling.callbacks.fit_steps import FitSteps
-from lightning_forge_profiling.callbacks.fit_window import FitWindow
-from lightning_forge_profiling.callbacks.host_readings import HostReadings
-from lightning_forge_profiling.callbacks.memory_watch import MemoryWatch
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.training import Training, WatchedWaits
+from lightning_forge_profiling.run.fit_log import FitLog
+from lightning_forge_profiling.run.fit_settings import FitSettings
+from lightning_forge_profiling.run.fit_steps import FitSteps
+from lightning_forge_profiling.run.fit_window import FitWindow
+from lightning_forge_profiling.run.host_readings import HostReadings
+from lightning_forge_profiling.run.memory_watch import MemoryWatch
+from lightning_forge_profiling.run.step_timer import StepTimer
+from lightning_forge_profiling.run.training import Training, WatchedWaits
 from lightning_forge_profiling.schema import Recompilation, TraceReport
 
 

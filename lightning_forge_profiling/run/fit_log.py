@@ -7,14 +7,6 @@ from typing import Final
 
 import torch
 
-from lightning_forge_profiling.callbacks.batches import WorkCounter
-from lightning_forge_profiling.callbacks.compute_rate import ComputeRate, recorded_metrics
-from lightning_forge_profiling.callbacks.fit_record import FitRecord, Live
-from lightning_forge_profiling.callbacks.fit_settings import FitSettings, ThroughputSettings
-from lightning_forge_profiling.callbacks.loggers import PUBLISH_S, Loggers, Result, publish
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.telemetry import RunTelemetry, run_telemetry
-from lightning_forge_profiling.callbacks.training import Training, last_logger_step
 from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.names import (
     MFU,
@@ -27,6 +19,14 @@ from lightning_forge_profiling.names import (
 )
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import exit_timeout_s
+from lightning_forge_profiling.run.batches import WorkCounter
+from lightning_forge_profiling.run.compute_rate import ComputeRate, recorded_metrics
+from lightning_forge_profiling.run.fit_record import FitRecord, Live
+from lightning_forge_profiling.run.fit_settings import FitSettings, ThroughputSettings
+from lightning_forge_profiling.run.loggers import PUBLISH_S, Loggers, Result, publish
+from lightning_forge_profiling.run.step_timer import StepTimer
+from lightning_forge_profiling.run.telemetry import RunTelemetry, run_telemetry
+from lightning_forge_profiling.run.training import Training, last_logger_step
 from lightning_forge_profiling.schema import (
     Analysis,
     LoopRates,

@@ -9,10 +9,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.training import WatchedWaits
 from lightning_forge_profiling.diagnosis.ranks import rank_work
 from lightning_forge_profiling.names import DATA_LOADER, GC_FULL, GC_YOUNG, OWN_WORK, hook_region
+from lightning_forge_profiling.run.step_timer import StepTimer
+from lightning_forge_profiling.run.training import WatchedWaits
 from lightning_forge_profiling.schema import (
     CpuUse,
     RankWork,

@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 import torch
 from torch import nn
 
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
 from lightning_forge_profiling.diagnosis.ranks import Waits
+from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.schema import RunTiming
 from lightning_forge_profiling.timing.ledger import LedgerClock
 

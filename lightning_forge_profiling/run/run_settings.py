@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf32
 from lightning_forge_profiling.host import usable_cores
 from lightning_forge_profiling.plain_text import name_of
 from lightning_forge_profiling.profiler.collector import active_profiler
+from lightning_forge_profiling.run.training import Training
 from lightning_forge_profiling.schema import LoaderSettings, OptimizerSettings, Switches
 
 

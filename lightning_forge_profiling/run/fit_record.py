@@ -9,19 +9,19 @@ from pathlib import Path
 from socket import gethostname
 from time import perf_counter
 
-from lightning_forge_profiling.callbacks.fit_window import FitWindow
-from lightning_forge_profiling.callbacks.folders import UPLOAD_S, finished_files, upload
-from lightning_forge_profiling.callbacks.rank_watch import RankWatch, WindowAgreement
-from lightning_forge_profiling.callbacks.rank_work import LiveWork
-from lightning_forge_profiling.callbacks.run_record import RunRecorder, claim_record_folder
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.training import Training, WatchedWaits
 from lightning_forge_profiling.guard import Guarded, guarded_end
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import RANKS_S, exit_timeout_s
 from lightning_forge_profiling.ranks.hangs import HangWatch
 from lightning_forge_profiling.record.reader import RecordError, read_works
 from lightning_forge_profiling.report.run_page import write_run_page
+from lightning_forge_profiling.run.fit_window import FitWindow
+from lightning_forge_profiling.run.folders import UPLOAD_S, finished_files, upload
+from lightning_forge_profiling.run.rank_watch import RankWatch, WindowAgreement
+from lightning_forge_profiling.run.rank_work import LiveWork
+from lightning_forge_profiling.run.run_record import RunRecorder, claim_record_folder
+from lightning_forge_profiling.run.step_timer import StepTimer
+from lightning_forge_profiling.run.training import Training, WatchedWaits
 from lightning_forge_profiling.schema import CpuUse, RanksStatus, RankWork, RunReport, TraceReport
 
 _log = plain_logger(__name__)

@@ -22,11 +22,11 @@ from typing import Any, Final, NamedTuple
 
 from torch.utils.data._utils import worker
 
-from lightning_forge_profiling.callbacks.cpu_account import share_of
 from lightning_forge_profiling.host import ThreadClock, python_threads_s
 from lightning_forge_profiling.names import STEPS
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.ranks.stacks import is_users, shown_file
+from lightning_forge_profiling.run.cpu_account import share_of
 from lightning_forge_profiling.schema import SampledLine, ShareInterval
 from lightning_forge_profiling.timing.counters import Marks
 

@@ -16,10 +16,6 @@ from typing import Any, Final, Literal, NamedTuple, TypedDict
 import torch
 from msgspec.structs import replace
 
-from lightning_forge_profiling.callbacks.folders import run_folder
-from lightning_forge_profiling.callbacks.run_settings import loader_settings
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.guard import Guarded, guarded
 from lightning_forge_profiling.names import RECORD_FOLDER, REGIONS
 from lightning_forge_profiling.plain_text import plain_logger
@@ -32,6 +28,10 @@ from lightning_forge_profiling.record.writer import (
     git_commit,
     record_of_checkpoint,
 )
+from lightning_forge_profiling.run.folders import run_folder
+from lightning_forge_profiling.run.run_settings import loader_settings
+from lightning_forge_profiling.run.step_timer import StepTimer
+from lightning_forge_profiling.run.training import Training
 from lightning_forge_profiling.schema import (
     Begin,
     End,

@@ -6,14 +6,14 @@ from typing import Final, Literal
 import torch
 from msgspec import structs
 
-from lightning_forge_profiling.callbacks.batches import WorkCounter
-from lightning_forge_profiling.callbacks.fit_settings import ThroughputSettings
-from lightning_forge_profiling.callbacks.training import UNKNOWN, Training
 from lightning_forge_profiling.flops.peaks import find_peak
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf32
 from lightning_forge_profiling.gpu.nvml import find_device, open_nvml
 from lightning_forge_profiling.names import MFU, PEAK_TFLOPS
 from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.run.batches import WorkCounter
+from lightning_forge_profiling.run.fit_settings import ThroughputSettings
+from lightning_forge_profiling.run.training import UNKNOWN, Training
 from lightning_forge_profiling.schema import Flops, RankSummary, RunCompute, RunTiming, TraceReport
 
 _log = plain_logger(__name__)

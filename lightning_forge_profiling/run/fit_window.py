@@ -13,11 +13,6 @@ from typing import Final, Literal
 from msgspec import structs
 from torch.profiler import supported_activities
 
-from lightning_forge_profiling.callbacks import folders
-from lightning_forge_profiling.callbacks.fit_settings import RecordingSettings
-from lightning_forge_profiling.callbacks.run_settings import loader_settings
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.training import Training
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.gpu.memory import MemorySnapshot
 from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
@@ -34,6 +29,11 @@ from lightning_forge_profiling.profiler.config import (
     writable_folder_problem,
 )
 from lightning_forge_profiling.profiler.session import TraceSession
+from lightning_forge_profiling.run import folders
+from lightning_forge_profiling.run.fit_settings import RecordingSettings
+from lightning_forge_profiling.run.run_settings import loader_settings
+from lightning_forge_profiling.run.step_timer import StepTimer
+from lightning_forge_profiling.run.training import Training
 from lightning_forge_profiling.schema import MOST_TEXT, TraceReport, WindowAnswer, WindowPlan
 
 _log = plain_logger(__name__)

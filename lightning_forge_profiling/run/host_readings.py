@@ -2,11 +2,11 @@
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.callbacks.cpu_account import AUTOGRAD, CpuAccount
-from lightning_forge_profiling.callbacks.run_settings import find_switches
-from lightning_forge_profiling.callbacks.stack_sampler import StackSampler, WorkerStacks
-from lightning_forge_profiling.callbacks.step_timer import StepTimer
-from lightning_forge_profiling.callbacks.training import Training
+from lightning_forge_profiling.run.cpu_account import AUTOGRAD, CpuAccount
+from lightning_forge_profiling.run.run_settings import find_switches
+from lightning_forge_profiling.run.stack_sampler import StackSampler, WorkerStacks
+from lightning_forge_profiling.run.step_timer import StepTimer
+from lightning_forge_profiling.run.training import Training
 from lightning_forge_profiling.schema import WORKER_LINES, CpuUse, SampledLine, Switches
 
 

@@ -105,11 +105,6 @@ def test_errors_and_progress_that_cannot_be_written_change_no_exit_code(run, unr
     assert run(point, stdout=subprocess.DEVNULL, stderr=unread, env={**BUFFERED, "CUDA_VISIBLE_DEVICES": ""})[0] == 0
 
 
-def test_a_closed_stdin_is_exit_code_2_where_it_is_asked_for(run):
-    code, said, _ = run(["crossover", "--from", "-"], stderr=subprocess.PIPE, preexec_fn=without(0))
-    assert (code, said) == (2, ["forge-profiling: --from - reads standard input, which is closed"])
-
-
 def test_a_fault_of_the_program_is_not_taken_for_a_run_that_got_worse(tmp_path):
     """Exit code 1 is `compare`'s, and Python's own where an exception ends it."""
     broken = tmp_path / "numpy"

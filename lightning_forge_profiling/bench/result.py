@@ -147,46 +147,29 @@ class BenchmarkResult:
     def _percentile(self, percent: float) -> float:
         return float(np.percentile(self.samples_us, percent))
 
-    def to_dict(self) -> dict[str, Any]:
-        """All fields and the values computed from them, as plain values."""
-        values: dict[str, Any] = msgspec.to_builtins(self)
-        for name in ("median_us", "mean_us", "min_us", "p5_us", "p95_us", "iqr_us"):
-            values[name] = getattr(self, name)
-        values["noise"] = self.noise if math.isfinite(self.noise) else None  # JSON has no infinity
-        return values
-
     def to_json(self, indent: int | None = None) -> str:
-        """The same as JSON.
+        """All fields and the values computed from them, as JSON.
 
         Args:
             indent: as `json.dumps` takes it.
         """
-        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        for name in ("median_us", "mean_us", "min_us", "p5_us", "p95_us", "iqr_us"):
+            values[name] = getattr(self, name)
+        values["noise"] = self.noise if math.isfinite(self.noise) else None  # JSON has no infinity
+        return json.dumps(values, indent=indent, allow_nan=False)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The result from what `to_dict` returned. Values computed from the fields are computed again.
-
-        Raises:
-            ConfigurationError: the values are not those of a result.
-        """
-        try:
-            return msgspec.convert(values, cls)
-        except msgspec.ValidationError as error:
-            raise ConfigurationError(f"Not a result of to_dict() or to_json(): {error}.") from error
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """The result from what `to_json` returned.
+    def from_json(cls, text: str | bytes) -> Self:
+        """The result from what `to_json` returned. Values computed from the fields are computed again.
 
         Raises:
             ConfigurationError: the text is something else.
         """
         try:
-            values = json.loads(text)
+            return msgspec.convert(json.loads(text), cls)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"Not a result of to_json(): {error}.") from error
-        return cls.from_dict(values)
 
     def _cache(self) -> str:
         if self.enqueue_us is None:
@@ -256,14 +239,12 @@ class ComparedFunction:
     Attributes:
         name: of the function.
         median_us: of one call, the geometric mean over its runs.
-        runs: the number of its results.
         ratio: its time divided by the first one's, with the 95 % interval; below 1 it is faster.
         outcome: what the interval says: `faster`, `slower`, `same` (within 5 %), `too noisy` or `too short`.
     """
 
     name: str
     median_us: float
-    runs: int
     ratio: Ratio
     outcome: Outcome
 
@@ -275,24 +256,14 @@ class Comparison:
     Attributes:
         baseline: the first one's name.
         baseline_us: its time, the geometric mean over its runs.
-        baseline_runs: the number of its results.
         functions: the others, in the order they were given.
         warnings: what to know before trusting the ratios, one sentence each.
     """
 
     baseline: str
     baseline_us: float
-    baseline_runs: int
     functions: tuple[ComparedFunction, ...]
     warnings: tuple[str, ...] = ()
-
-    def to_json(self, indent: int | None = None) -> str:
-        """All fields as JSON.
-
-        Args:
-            indent: as `json.dumps` takes it.
-        """
-        return json.dumps(msgspec.to_builtins(self), indent=indent, allow_nan=False)
 
     def __str__(self) -> str:
         """A line for each function."""
@@ -356,11 +327,8 @@ def compare_benchmarks(results: Iterable[BenchmarkResult]) -> Comparison:
     return Comparison(
         baseline=first,
         baseline_us=us[first],
-        baseline_runs=len(groups[first]),
         functions=tuple(
-            ComparedFunction(
-                name=name, median_us=us[name], runs=len(runs[name]), ratio=ratio, outcome=decide(ratio, None)
-            )
+            ComparedFunction(name=name, median_us=us[name], ratio=ratio, outcome=decide(ratio, None))
             for name, ratio in ratios.items()
         ),
         warnings=tuple(_warnings(groups)),

@@ -286,12 +286,7 @@ COMMANDS: Final = (
                 shared.positive,
                 f"most seconds per point; ends a curve whose next call takes longer (default: {MAX_TIME_S:g})",
             ),
-            option(
-                "--from FILE",
-                shared.file_or_dash,
-                "measure nothing, and show what --format json wrote; - reads standard input",
-                dest="source",
-            ),
+            option("--from FILE", Path, "measure nothing, and show what --format json wrote", dest="source"),
             choice("--format FORMAT", ("text", "json"), "text or json"),
         ),
     ),

@@ -80,7 +80,7 @@ def _is_benchmark(path: Path) -> bool:
 def _read_benchmark(path: Path, progress: Progress) -> Source:
     progress(f"reading {path}")
     try:
-        result = BenchmarkResult.from_json(read_regular(path, _MOST_BYTES).decode())
+        result = BenchmarkResult.from_json(read_regular(path, _MOST_BYTES))
     except ValueError as exc:  # ConfigurationError among them
         raise ConfigurationError(f"{path}: {exc}") from exc
     estimate = result.estimate

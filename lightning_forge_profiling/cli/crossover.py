@@ -1,11 +1,9 @@
 """`forge-profiling crossover`."""
 
 import argparse
-import sys
-from pathlib import Path
 
 from lightning_forge_profiling.cli.commands import DTYPES, MAX_TIME_S, SIZES
-from lightning_forge_profiling.cli.shared import DASH, OPERATIONS, Progress, write_as_json
+from lightning_forge_profiling.cli.shared import OPERATIONS, Progress, write_as_json
 from lightning_forge_profiling.cli.shared import sizes as sizes_of
 from lightning_forge_profiling.crossover import curves
 from lightning_forge_profiling.errors import ConfigurationError
@@ -17,20 +15,12 @@ def crossover(args: argparse.Namespace) -> int:
         value is not None for value in (args.ops, args.sizes, args.dtype, args.max_time)
     ):
         raise ConfigurationError("--from measures nothing: leave out --ops, --sizes, --dtype and --max-time")
-    result = _measured(args) if args.source is None else _read(args.source)
+    result = _measured(args) if args.source is None else curves.read_crossover(args.source)
     if args.format == "json":
         write_as_json(result.to_dict())
     else:
         curves.print_crossover(result)
     return 0
-
-
-def _read(path: Path) -> curves.CrossoverResult:
-    if path != DASH:
-        return curves.read_crossover(path)
-    if sys.stdin is None:
-        raise ConfigurationError("--from - reads standard input, which is closed")
-    return curves.parse_crossover(sys.stdin.buffer.read(), "standard input")
 
 
 def _measured(args: argparse.Namespace) -> curves.CrossoverResult:

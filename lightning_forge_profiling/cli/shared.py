@@ -8,19 +8,15 @@ import re
 import shutil
 import stat
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Self, TextIO, TypeVar
+from typing import Self, TextIO, TypeVar
 
 from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.safe_files import write_whole
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 _T = TypeVar("_T")
 
@@ -28,51 +24,27 @@ CUT_OFF = 65  # the exit code for traces that end too early: EX_DATAERR of sysex
 
 
 class Progress:
-    """Context manager that, once work takes a while, shows the latest text on a terminal, or a line each in a file."""
+    """Context manager that shows the latest text on a terminal, or in a file a line each once work takes a while."""
 
     def __init__(self, stream: TextIO | None = None, *, after_s: float = 1.0) -> None:
         self._stream = stream or sys.stderr
-        self._lock = threading.Lock()
-        self._silent = after_s > 0
         self._redraws = self._stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._latest = ""
-        self._timer = threading.Timer(after_s, self._speak)
-        self._timer.daemon = True
+        self._from_s = time.monotonic() + after_s
 
     def __enter__(self) -> Self:
-        if self._silent:
-            self._timer.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: "TracebackType | None"
-    ) -> None:
-        self._timer.cancel()
-        with self._lock:
-            self._latest = ""
-            if self._redraws:
-                self._write()
-            self._silent = True
+    def __exit__(self, *_: object) -> None:
+        if self._redraws:
+            self("")
 
     def __call__(self, text: str) -> None:
         """Set the text of the current stage."""
-        with self._lock:
-            self._latest = plain(text)
-            self._write()
-
-    def _speak(self) -> None:
-        with self._lock:
-            self._silent = False
-            self._write()
-
-    def _write(self) -> None:
-        if self._silent:
-            return
         with suppress(OSError):  # a closed stream must not stop the work
             if self._redraws:
-                self._stream.write(f"\r{self._latest[: shutil.get_terminal_size().columns - 1]}\x1b[K")
-            elif self._latest:
-                self._stream.write(f"{self._latest}\n")
+                self._stream.write(f"\r{plain(text)[: shutil.get_terminal_size().columns - 1]}\x1b[K")
+            elif time.monotonic() >= self._from_s:
+                self._stream.write(f"{plain(text)}\n")
             self._stream.flush()
 
 
@@ -122,10 +94,8 @@ def refuse_bad_output(output: Path | None, sources: Iterable[Path]) -> None:
     if not _is_replaced(output):
         return
     folder = _target(output).parent
-    try:
-        TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ConfigurationError(f"{output}: cannot create a file in {folder}: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        raise ConfigurationError(f"{output}: cannot create a file in {folder}")
     for path in sources:
         if same_file(path, output):
             raise ConfigurationError(f"PATH and --save both name {path}: one would overwrite the other")
@@ -176,7 +146,6 @@ _MOST_DIGITS = 15
 # names in `crossover.operations`, repeated here so that `--help` loads no torch
 OPERATIONS = ("matmul", "add", "softmax", "layernorm", "conv2d")
 GRAPHS = ("forward", "backward", "optimizer")
-DASH = Path("-")  # standard input or output
 
 METRICS = """\
 metrics of runs (default: step and fit): step, fit, median, p95, samples, tokens, a region (data, transfer, forward,
@@ -260,20 +229,10 @@ def sizes(text: str) -> tuple[int, ...]:
     """Sizes, ascending: doubling in a range as 64:512, or a list as 100,300."""
     from lightning_forge_profiling.crossover.curves import MOST_SIZE  # noqa: PLC0415  (loads msgspec)
 
+    size = whole(1, MOST_SIZE, "a size")
     first, colon, last = text.partition(":")
-    parts = [part.lstrip("0") for part in ([first, last] if colon else text.split(","))]
-    if all(part.isascii() and part.isdecimal() for part in parts):
-        if any(len(part) > len(str(MOST_SIZE)) or int(part) > MOST_SIZE for part in parts):
-            raise argparse.ArgumentTypeError(f"sizes must be at most {MOST_SIZE}")
-        given = [int(part) for part in parts]
-        if not colon:
-            return tuple(sorted(set(given)))
-        size, most = given
-        if size <= most:
-            return tuple(size * 2**k for k in range((most // size).bit_length()))
-    raise argparse.ArgumentTypeError(f"{text!r} is neither a range such as 64:8192 nor a list such as 100,300,1000")
-
-
-def file_or_dash(text: str) -> Path:
-    """A file, or "-" for a standard stream."""
-    return checked(text, Path(text), bool(text), "a file")
+    if not colon:
+        return tuple(sorted({size(each) for each in text.split(",")}))
+    least, most = size(first), size(last)
+    checked(text, text, least <= most, "a range of sizes such as 64:8192")
+    return tuple(least * 2**k for k in range((most // least).bit_length()))

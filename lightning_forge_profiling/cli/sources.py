@@ -1,7 +1,7 @@
 """What a path on the command line leads to: the record of a run, or traces, also where fsspec reads."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -78,24 +78,24 @@ def _fetched(url: str, folder: Path, progress: Callable[[str], None], *, with_tr
 
     def fetch(file: Path) -> Path:
         progress(f"fetching {file}")
-        with _storage(f"{file}: cannot be read"):
-            system.get_file(str(file), str(folder / file.name))
+        system.get_file(str(file), str(folder / file.name))
         return folder / file.name
 
-    with _storage(f"{url}: cannot be read"):
+    try:
         system, root = url_to_fs(url)
         if system.isfile(root):
             return fetch(Path(root))
         sizes = {Path(entry["name"]).name: entry["size"] for entry in system.ls(root, detail=True)}
-    place, known = Path(root), set[tuple[str, int]]()
-    for result in () if with_traces else map(fetch, rank_summaries_among(place, sizes)):
-        known |= _traces_of(result)
-    files = (traces_among if with_traces else ranks_among)(place, sizes)
+        results = () if with_traces else tuple(map(fetch, rank_summaries_among(Path(root), sizes)))
+        known = {trace for result in results for trace in _traces_of(result)}
+        files = (traces_among if with_traces else ranks_among)(Path(root), sizes)
+        for file in files:
+            if (file.name, sizes[file.name]) not in known and not (folder / file.name).exists():
+                fetch(file)
+    except Exception as exc:  # each kind of storage has its own
+        raise TraceError(f"{url}: cannot be read: {type(exc).__name__}: {exc}") from exc
     if not files:
         raise TraceError(f"{url}: no trace in this folder")
-    for file in files:
-        if (file.name, sizes[file.name]) not in known and not (folder / file.name).exists():
-            fetch(file)
     return folder
 
 
@@ -106,12 +106,3 @@ def _traces_of(result: Path) -> set[tuple[str, int]]:
     except ValueError:
         return set()
     return {(trace.name, trace.bytes) for trace in stored.traces} if stored.package == PACKAGE else set()
-
-
-@contextmanager
-def _storage(problem: str) -> Iterator[None]:
-    """Context in which any exception is a problem of the storage: each kind of it has its own."""
-    try:
-        yield
-    except Exception as exc:
-        raise TraceError(f"{problem}: {type(exc).__name__}: {exc}") from exc

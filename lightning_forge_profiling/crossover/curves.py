@@ -207,15 +207,10 @@ def _crossing(sizes: Sequence[int], log_ratios: Sequence[float]) -> float | None
 
 def read_crossover(path: Path) -> CrossoverResult:
     """Read a file that `crossover --format json` wrote."""
-    return parse_crossover(read_regular(path.resolve()), str(path))
-
-
-def parse_crossover(content: bytes, name: str) -> CrossoverResult:
-    """The result from the content of a file."""
     try:
-        return decoded(content, _decoder, SCHEMA_VERSION)
+        return decoded(read_regular(path.resolve()), _decoder, SCHEMA_VERSION)
     except ValueError as error:
-        raise ConfigurationError(f"{name}: not what crossover --format json wrote: {error}") from error
+        raise ConfigurationError(f"{path}: not what crossover --format json wrote: {error}") from error
 
 
 WAY_NAMES: Final = MappingProxyType[Way, str](

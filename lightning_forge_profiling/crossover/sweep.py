@@ -102,18 +102,11 @@ class OperationTimer:
     def __call__(self, name: str, size: int, way: Way, expected_us: float | None) -> Point | str:
         """Time an operation at one size, in one way."""
         operation = OPERATIONS[name]
-        needed = _MEMORY_FACTOR * operation.bytes(size, self._dtype)
         if self._made_for != (name, size):
             self._made_for, self._on_cpu, self._on_gpu = (name, size), (), ()
-        if not self._on_cpu:
-            free = free_memory_bytes()
-            if free is not None and needed > free:
-                return f"it needs about {_gib(needed)}, and {_gib(free)} of memory are free"
-        if way != "cpu" and not self._on_gpu:
-            torch.cuda.empty_cache()
-            free, _ = torch.cuda.mem_get_info(self._gpu)
-            if needed > free:
-                return f"it needs about {_gib(needed)}, and {_gib(free)} of the GPU's memory are free"
+        needed, free = _MEMORY_FACTOR * operation.bytes(size, self._dtype), free_memory_bytes()
+        if not self._on_cpu and free is not None and needed > free:  # the GPU's allocator says so itself
+            return f"it needs about {_gib(needed)}, and {_gib(free)} of memory are free"
         try:
             return self._time(operation, size, way, expected_us)
         except (RuntimeError, MemoryError) as error:  # out of memory, or not implemented for this type

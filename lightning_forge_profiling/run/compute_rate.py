@@ -6,7 +6,7 @@ from typing import Final, Literal
 import torch
 from msgspec import structs
 
-from lightning_forge_profiling.flops.peaks import find_peak
+from lightning_forge_profiling.flops.peaks import DEVICES, find_peak
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf32
 from lightning_forge_profiling.gpu.nvml import find_device, open_nvml
 from lightning_forge_profiling.names import MFU, PEAK_TFLOPS
@@ -17,7 +17,6 @@ from lightning_forge_profiling.run.training import UNKNOWN, Training
 from lightning_forge_profiling.schema import Flops, RankSummary, RunCompute, RunTiming, TraceReport
 
 _log = plain_logger(__name__)
-_NOT_IN_TABLE: Final = "is not in the peak table"
 
 
 def peak_of(device: str, dtype: str, tflops: float | None, source: str) -> RunCompute:
@@ -66,7 +65,7 @@ def run_peak(training: Training, given: float | None, *, asks_power: bool = True
         power_w=lambda: _power_limit_w(device, str(properties.uuid)) if asks_power else None,
     )
     if known is None:
-        return peak_of(properties.name, dtype, None, f"{properties.name} {_NOT_IN_TABLE}")
+        return peak_of(properties.name, dtype, None, f"{properties.name} is not in the peak table")
     if dtype not in known.flops:
         return peak_of(known.device, dtype, None, no_rate_for(dtype, known.device))
     return peak_of(known.device, dtype, known.flops[dtype] / 1e12, known.source_of(dtype))
@@ -280,9 +279,9 @@ def _as_recorded(peak: RunCompute, flops: Flops, device: str) -> RunCompute:
         return peak
     if flops.peak_tflops is not None:
         return peak_of(device, flops.dtype, flops.peak_tflops, "dtype from the recorded kernels")
-    unknown = peak.peak_source.endswith(_NOT_IN_TABLE)
+    listed = any(known.device == peak.device for known in DEVICES)
     return peak_of(
-        peak.device, flops.dtype, None, peak.peak_source if unknown else no_rate_for(flops.dtype, peak.device)
+        peak.device, flops.dtype, None, no_rate_for(flops.dtype, peak.device) if listed else peak.peak_source
     )
 
 

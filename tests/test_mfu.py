@@ -15,12 +15,13 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.flops.count import count_flops
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32
 from lightning_forge_profiling.report.run_wording import compute_lines
 from lightning_forge_profiling.run import compute_rate as peak
-from lightning_forge_profiling.run import fit_results, lightning_api
+from lightning_forge_profiling.run import fit_results
 from lightning_forge_profiling.run.compute_rate import peak_of, recorded_compute
 from lightning_forge_profiling.schema import Distribution, Flops, Kind, RunCompute, RunTiming
 from lightning_forge_profiling.timing.run_totals import RunTotals

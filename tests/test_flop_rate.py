@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_forge_profiling.diagnosis.findings import rules_of_thumb
+from lightning_forge_profiling.diagnosis.hints import rules_of_thumb
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.report.wording import efficiency
 from tests.synthetic import ADD, Synthetic

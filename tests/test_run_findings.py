@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.combine import combine
-from lightning_forge_profiling.diagnosis.findings import run_findings, run_hints
+from lightning_forge_profiling.diagnosis.findings import run_findings
+from lightning_forge_profiling.diagnosis.hints import run_hints
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.diagnosis.verdict import decide, is_certain
 from lightning_forge_profiling.names import REGIONS

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ThroughputCallback
-from lightning_forge_profiling.diagnosis.findings import switch_hints, switched_on
+from lightning_forge_profiling.diagnosis.hints import switch_hints, switched_on
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.schema import Switches
 from tests.models import Classifier, Samples, loader

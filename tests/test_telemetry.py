@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from lightning_forge_profiling.diagnosis.findings import telemetry_hints
+from lightning_forge_profiling.diagnosis.hints import telemetry_hints
 from lightning_forge_profiling.gpu.memory import AllocatorReading
 from lightning_forge_profiling.gpu.nvml import (
     GpuReader,

@@ -14,12 +14,9 @@ from lightning_forge_profiling.diagnosis.compute import CPU_WORK, computing_is_k
 from lightning_forge_profiling.diagnosis.findings import (
     find_causes,
     rank_causes,
-    rules_of_thumb,
     run_findings,
-    run_hints,
-    switch_hints,
-    switched_on,
 )
+from lightning_forge_profiling.diagnosis.hints import rules_of_thumb, run_hints, switch_hints, switched_on
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts, hooks_ms, in_steps_pct
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_findings
 from lightning_forge_profiling.diagnosis.live_step import LiveRun, RecordedSteps, cpu_findings, gpu_findings

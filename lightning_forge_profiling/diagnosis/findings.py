@@ -1,21 +1,23 @@
-"""The rules, applied to every rank of a trace and to a whole run; and hints, which are less than a cause.
+"""The rules, applied to every rank of a trace and to a whole run.
 
 The regions of a run show neither what the GPU does while it works nor what the host does between launches. So its rules
 name fewer causes than those of a trace, and say which ones they cannot distinguish.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.diagnosis import compute, host_rules, loader
+from lightning_forge_profiling.diagnosis import compute, host_rules, loader, optimizer
 from lightning_forge_profiling.diagnosis.ledger_costs import self_times
 from lightning_forge_profiling.diagnosis.ranks import part_of, trace_straggler
 from lightning_forge_profiling.diagnosis.rule import (
     MIN_SHARE_PCT,
     MIN_STEPS,
     REGION_OF,
+    Case,
+    Explanation,
     Rule,
     RuleContext,
     RunTimes,
@@ -26,25 +28,11 @@ from lightning_forge_profiling.diagnosis.rule import (
     saving,
 )
 from lightning_forge_profiling.diagnosis.verdict import located
-from lightning_forge_profiling.schema import (
-    Finding,
-    Hint,
-    RankSummary,
-    RankWait,
-    RunEvidence,
-    Saving,
-    Switches,
-    TelemetrySummary,
-)
+from lightning_forge_profiling.schema import Finding, RankSummary, RankWait, RunEvidence, Saving
 
-_GPU_RULES: Final = (*loader.GPU_RULES, *host_rules.GPU_RULES, *compute.GPU_RULES)
-# for a rank with GPU work. A straggler takes all ranks together: `ranks.py`.
-TRACE_RULES: Final = (*_GPU_RULES, host_rules.largest_idle(_GPU_RULES))
-
-# for a rank without GPU work, beside `INPUT_IN_TRACE`: each part of its step belongs to one of them
-CPU_RULES: Final = (*compute.CPU_RULES, *host_rules.CPU_RULES)
-
-RUN_RULES: Final = (*loader.RUN_RULES, *host_rules.RUN_RULES, *compute.RUN_RULES)
+_RULES: Final = (*loader.RULES, *host_rules.RULES, *optimizer.RULES, *compute.RULES)
+# by cause; a straggler takes all ranks together (`ranks.py`), and others are outside the step (`ledger_rules.py`)
+RULES: Final = (*_RULES, host_rules.largest_idle(_RULES))
 
 # from here on a finding's sentence says the share of both, the rank that it is of and the mean
 _RANKS_DIFFER_PCT: Final = 1.0
@@ -65,8 +53,7 @@ def rank_causes(ranks: Sequence[RankSummary], waits: Sequence[RankWait] = ()) ->
     """`find_causes` without a straggler."""
     contexts = _contexts(ranks, waits)
     on_gpu = any(context.on_gpu for context in contexts)
-    rules = TRACE_RULES if on_gpu else (*CPU_RULES, loader.INPUT_IN_TRACE)
-    return [finding for rule in rules if (finding := _worst(rule, contexts, on_gpu=on_gpu)) is not None]
+    return [finding for rule in RULES if (finding := _worst(rule, contexts, on_gpu=on_gpu)) is not None]
 
 
 def _contexts(ranks: Sequence[RankSummary], waits: Sequence[RankWait]) -> list[RuleContext]:
@@ -75,24 +62,29 @@ def _contexts(ranks: Sequence[RankSummary], waits: Sequence[RankWait]) -> list[R
     return [RuleContext(rank, wait_ms.get(rank.rank), least_ms) for rank in ranks]
 
 
-def _worst(rule: Rule[RuleContext], contexts: Sequence[RuleContext], *, on_gpu: bool) -> Finding | None:
+def _worst(rule: Rule, contexts: Sequence[RuleContext], *, on_gpu: bool) -> Finding | None:
     """A rule's finding, in the words of the rank that it costs most."""
+    case, on_both = rule.gpu if on_gpu else rule.cpu, rule.gpu is rule.cpu
+    if case is None:
+        return None
     # beside ranks that use a GPU, one without has nothing that waits, except for data
-    costs = [
-        context.pct(rule.cost(context)) if context.on_gpu == on_gpu or rule is loader.INPUT_IN_TRACE else 0.0
-        for context in contexts
-    ]
+    costs = [context.pct(case.cost(context)) if context.on_gpu == on_gpu or on_both else 0.0 for context in contexts]
     over = sum(cost >= MIN_SHARE_PCT for cost in costs)
     if not over:
         return None
     worst_pct, mean_pct = max(costs), sum(costs) / len(costs)
     context = contexts[costs.index(worst_pct)]
     rank, alone = context.rank, over == 1 < len(contexts)
-    finding = as_finding(
-        rule, context, step_ms=rank.step_ms.mean, share_pct=mean_pct, source="trace", rank=rank.rank if alone else None
+    saves = replayed_saving(rank.replay, rule.code) or case.saving(context, rank.step_ms.mean)
+    others = [other for other in contexts if other is not context]
+    if saves is not None and others and all(other.wait_ms is not None for other in contexts):
+        saves = _at_the_others_pace(saves, rule.code, case, context, others)
+    finding = located(
+        as_finding(
+            rule.code, case.explain(context), share_pct=mean_pct, saves=saves, rank=rank.rank if alone else None
+        ),
+        rank,
     )
-    saves = replayed_saving(rank.replay, rule.code) or finding.saves
-    finding = replace(located(finding, rank), saves=_at_the_others_pace(saves, rule, context, contexts))
     where = "" if alone or len(contexts) == 1 else f"on rank {rank.rank} "
     differ = ""
     if worst_pct - mean_pct > _RANKS_DIFFER_PCT:  # the sentence is of one rank, the share is not
@@ -101,330 +93,39 @@ def _worst(rule: Rule[RuleContext], contexts: Sequence[RuleContext], *, on_gpu: 
 
 
 def _at_the_others_pace(
-    saves: Saving | None, rule: Rule[RuleContext], context: RuleContext, contexts: Sequence[RuleContext]
+    saves: Saving, code: str, case: Case[RuleContext], context: RuleContext, others: Sequence[RuleContext]
 ) -> Saving | None:
     """A rank's saving, but no more than each other rank saves, by the same fix and of its waits for others."""
-    if saves is None or len(contexts) == 1 or any(other.wait_ms is None for other in contexts):
-        return saves
-    others = (other for other in contexts if other is not context)
-    own = ((other, replayed_saving(other.rank.replay, rule.code)) for other in others)
-    most_ms = min((saved.ms_per_step if saved else rule.cost(other)) + other.exposed_wait_ms for other, saved in own)
+    own = ((other, replayed_saving(other.rank.replay, code)) for other in others)
+    most_ms = min((saved.ms_per_step if saved else case.cost(other)) + other.exposed_wait_ms for other, saved in own)
     if saves.ms_per_step <= _SAME * most_ms:
         return saves
     return saving(most_ms, context.rank.step_ms.mean, at_most=True)
 
 
-def run_findings(run: RunEvidence, rules: Sequence[Rule[RunTimes]] = RUN_RULES) -> tuple[Finding, ...]:
+def run_findings(run: RunEvidence, rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
     """What costs at least `MIN_SHARE_PCT` of a step. No two findings count the same time, those of hooks included."""
     step_ms = run.timing.step_ms.mean
     if run.timing.steps < MIN_STEPS or step_ms <= 0:
         return ()
     times = self_times(run)
-    costs = [(rule, 100 * rule.cost(times) / step_ms) for rule in rules]
-    return tuple(_run_finding(rule, times, share_pct) for rule, share_pct in costs if share_pct >= MIN_SHARE_PCT)
+    costs = [(rule, case, 100 * case.cost(times) / step_ms) for rule in rules if (case := rule.run) is not None]
+    return tuple(_run_finding(rule.code, case, times, pct) for rule, case, pct in costs if pct >= MIN_SHARE_PCT)
 
 
-def _run_finding(rule: Rule[RunTimes], of_run: RunTimes, share_pct: float) -> Finding:
-    run = of_run.evidence
-    step, rank = run.timing.step_ms, run.ranks.rank if run.ranks.world_size > 1 else None
-    finding = as_finding(rule, of_run, step_ms=step.mean, share_pct=share_pct, source="run", rank=rank)
-    numbers = {**finding.evidence, "step_ms": step.mean, "median_step_ms": step.p50, "steps": run.timing.steps}
-    if run.timing.gpu_starved_pct is not None:
-        numbers["gpu_starved_pct"] = run.timing.gpu_starved_pct
-    if rule is loader.WORKER_RESTARTS and finding.saves is not None:  # which do not come in each step
-        saved, steps = (in_s(ms * run.timing.steps / 1e3) for ms in (finding.saves.ms_per_step, step.mean))
-        text = f"That saves about {saved} of the {steps} that the steps take ({finding.saves.pct:.0f} %)."
-        finding = replace(finding, saves=replace(finding.saves, text=text))
-    times = of_run.regions.get(REGION_OF.get(finding.code, ""))
-    if times is not None and times.p50_ms is not None and times.p50_ms < times.device_ms / 2:
-        finding = replace(finding, title=f"{finding.title}; {in_ms(times.p50_ms)} in the median step")
+def _run_finding(code: str, case: Case[RunTimes], times: RunTimes, share_pct: float) -> Finding:
+    timing, explained = times.evidence.timing, case.explain(times)
+    step, saves, title = timing.step_ms, case.saving(times, timing.step_ms.mean), explained.title
+    numbers = {**explained.evidence, "step_ms": step.mean, "median_step_ms": step.p50, "steps": timing.steps}
+    if timing.gpu_starved_pct is not None:
+        numbers["gpu_starved_pct"] = timing.gpu_starved_pct
+    if code == "worker-restarts" and saves is not None:  # which do not come in each step
+        saved, steps = (in_s(ms * timing.steps / 1e3) for ms in (saves.ms_per_step, step.mean))
+        text = f"That saves about {saved} of the {steps} that the steps take ({saves.pct:.0f} %)."
+        saves = replace(saves, text=text)
+    region = times.regions.get(REGION_OF.get(code, ""))
+    if region is not None and region.p50_ms is not None and region.p50_ms < region.device_ms / 2:
+        title += f"; {in_ms(region.p50_ms)} in the median step"
     rounded = {name: value if isinstance(value, str) else round(value, 3) for name, value in numbers.items()}
-    return replace(finding, evidence=rounded)
-
-
-# -- hints on a recorded rank ------------------------------------------------------------------------------------------
-
-_MANY_ITEMS: Final = 20  # Lightning and its progress bar read a few a step
-
-
-def _copy_pct(rank: RankSummary) -> float:
-    """Share of the step that `aten::copy_` spends in kernels, so not in copies to the GPU."""
-    spent_ms = sum(operator.self_device_ms_per_step for operator in rank.operators if operator.name == "aten::copy_")
-    return RuleContext(rank).pct(max(spent_ms - sum(copy.ms_per_step for copy in rank.copies), 0.0))
-
-
-def _other_pct(rank: RankSummary) -> float:
-    """What could be fused: convolutions and attention count to `other`, but are as good as matrix products."""
-    math = sum(kind.pct for name, kind in rank.kinds.items() if name in {"convolution", "attention"})
-    return rank.categories["other"].pct - math
-
-
-def _item_pct(rank: RankSummary) -> float:
-    context = RuleContext(rank)
-    return context.pct(context.cpu.item_ms_per_step) if context.cpu.item_calls_per_step >= _MANY_ITEMS else 0.0
-
-
-class _Thumb(NamedTuple):
-    """A rule of thumb: the figure of a rank, above which it is worth a look, and the words for it."""
-
-    code: str
-    figure: Callable[[RankSummary], float]
-    above: float
-    text: str
-
-
-# from KempnerForge's summary and common teaching
-_OF_RANKS: Final = (
-    _Thumb(
-        "matmul-heavy",
-        lambda rank: rank.categories["matmul"].pct,
-        50,
-        "matrix products take {:.0f} % of the step, the work that a GPU does best; a lower precision or larger tiles "
-        "remain",
-    ),
-    _Thumb(
-        "comm-heavy",
-        lambda rank: RuleContext(rank).pct(rank.comm.ms_per_step),
-        20,
-        "communication runs for {:.0f} % of the step, hidden or not",
-    ),
-    _Thumb(
-        "other-heavy",
-        _other_pct,
-        40,
-        "kernels other than matrix products, convolutions and attention take {:.0f} % of the step: torch.compile can "
-        "fuse many of them",
-    ),
-    _Thumb(
-        "copy-heavy",
-        _copy_pct,
-        10,
-        "aten::copy_ takes {:.0f} % of the step: casts between types and layouts; keep one precision (bf16-true), make "
-        "tensors contiguous once",
-    ),
-    _Thumb(
-        "cuda-malloc",
-        lambda rank: rank.host.cuda_mallocs_per_step,
-        0,
-        "cudaMalloc is called {:.1f} times a step: in a steady state PyTorch's allocator needs none",
-    ),
-    _Thumb(
-        "item-calls",
-        _item_pct,
-        1,
-        "a tensor's value is read {rank.cpu.item_calls_per_step:.0f} times a step, as by .item(), float() or "
-        "`if tensor:`; the operators alone take {:.0f} % of the recorded step: read many at once with .tolist(), or "
-        "every n steps",
-    ),
-    _Thumb(
-        "recomputation",
-        lambda rank: 0.0 if rank.flops is None else rank.flops.recomputed_pct,
-        5,
-        "{:.0f} % of the operations recompute activations (checkpointing) or belong to the optimizer: if memory is "
-        "left, checkpoint fewer layers",
-    ),
-)
-
-
-def rules_of_thumb(ranks: Iterable[RankSummary]) -> tuple[Hint, ...]:
-    """The rules that apply, once each: on the rank where their figure is greatest."""
-    ranks, hints = tuple(ranks), []
-    for code, figure, above, text in _OF_RANKS:
-        rank = max(ranks, key=figure, default=None)
-        if rank is not None and figure(rank) > above:
-            hints.append(Hint(code=code, rank=rank.rank, text=text.format(figure(rank), rank=rank)))
-    return tuple(hints)
-
-
-# -- switches ----------------------------------------------------------------------------------------------------------
-
-
-def _slowing(switches: Switches) -> Iterator[tuple[str, str, str]]:
-    """Code, name and words of each switch that is on, if the run without it would have other times."""
-    if switches.anomaly_detection:
-        on = "anomaly detection is on: a stack for each operator, a check of each gradient"
-        off = "Remove Trainer(detect_anomaly=True) or torch.autograd.set_detect_anomaly(True)"
-        yield "anomaly-detection", "anomaly detection", _unmeasured(on, off)
-    if switches.launch_blocking:
-        on = "CUDA_LAUNCH_BLOCKING=1 is set: the host waits for each kernel"
-        yield "launch-blocking", "CUDA_LAUNCH_BLOCKING", _unmeasured(on, "Unset the environment variable")
-    if switches.tracer:
-        on = f"{switches.tracer} traces the training thread: it runs at each call or line of Python"
-        off = "Run without the debugger, coverage tool or profiler"
-        yield "tracer", "a tracer of Python code", _unmeasured(on, off)
-    if switches.profiler:
-        on = "another torch profiler is running: it records each operator"
-        off = "Remove it, or limit it to a few steps with a schedule"
-        yield "other-profiler", "another torch profiler", _unmeasured(on, off)
-
-
-def _other_switches(switches: Switches) -> Iterator[tuple[str, str]]:
-    if switches.deterministic:
-        names = {"algorithms": "torch.use_deterministic_algorithms", "cudnn": "cudnn.deterministic"}
-        on = f"{names[switches.deterministic]} is on: slower kernels may be chosen"
-        off = "Remove Trainer(deterministic=True) or the call, if the run need not repeat bit for bit"
-        yield "deterministic", _unmeasured(on, off)
-    if level := switches.distributed_debug:
-        does = {"INFO": "DDP logs what it does", "DETAIL": "each collective is first compared over all ranks"}
-        on = f"TORCH_DISTRIBUTED_DEBUG={level} is set: {does.get(level, 'PyTorch checks more')}"
-        yield "distributed-debug", _unmeasured(on, "Unset the environment variable")
-    if pct := switches.float64_pct:
-        share = "all" if pct >= 99.5 else f"{pct:.1g} %" if pct < 1 else f"{pct:.0f} %"  # noqa: PLR2004  (rounds to all)
-        on = f"{share} of the trainable parameters are float64: twice the memory of float32"
-        off = 'Leave out Trainer(precision="64-true") and torch.set_default_dtype(torch.float64), or call model.float()'
-        yield "float64", _unmeasured(on, off)
-    if switches.tf32_off:
-        on = "float32 matrix products do not use the GPU's TF32 tensor cores, which keep 10 bits of mantissa"
-        off = 'Use them with torch.set_float32_matmul_precision("high"), if the loss allows it'
-        yield "tf32-off", _unmeasured(on, off)
-    if switches.pin_memory_unused:
-        on = "the DataLoader has pin_memory=True, and there is no GPU"
-        yield "pin-memory", f"{on}; PyTorch ignores it, so it costs nothing. Remove it."
-
-
-def _unmeasured(on: str, off: str) -> str:
-    return f"{on}; what it costs here was not measured. {off}."
-
-
-def switch_hints(switches: Switches | None) -> tuple[Hint, ...]:
-    """One hint for each switch that is on."""
-    if switches is None:
-        return ()
-    slowing = [(code, text) for code, _, text in _slowing(switches)]
-    return tuple(_hint(code, text) for code, text in (*slowing, *_other_switches(switches)))
-
-
-def switched_on(switches: Switches | None) -> str:
-    """The end of the verdict if the times are not those of the run without a switch; "" otherwise."""
-    names = [] if switches is None else [name for _, name, _ in _slowing(switches)]
-    if not names:
-        return ""
-    *others, last = names
-    listed = f"{', '.join(others)} and {last}" if others else last
-    return f"All times include {listed}, which {'were' if others else 'was'} on."
-
-
-# -- hints by the GPU's sensors ----------------------------------------------------------------------------------------
-
-_MIN_SAMPLES: Final = 10  # two seconds at the default period: NVML's utilization is over up to one
-
-_WELL_USED_PCT: Final = 90.0
-_UNDERUSED_PCT: Final = 50.0  # the limits commonly taught for `nvidia-smi`'s GPU-Util
-
-_THROTTLED_PCT: Final = 5.0
-_NEARLY_FULL_PCT: Final = 95.0
-# in a steady state the caching allocator needs none; batches of many sizes make it grow occasionally
-_MALLOCS_PER_STEP: Final = 0.1
-
-_FEW_MALLOCS: Final = 5  # so many may still be from the warm-up, however many per step they are in a short run
-
-_MEANS: Final = {
-    "power cap": "it draws what its power limit allows, as is normal under dense compute",
-    "temperature": "it is too hot; look at the cooling and at its neighbours",
-    "temperature (hardware)": "it is far too hot; look at the cooling",
-    "power brake": "the server's power supply asks it to draw less",
-    "hardware slowdown": "its hardware protects itself from heat or a spike in power",
-    "board limit": "the board limits it",
-}
-
-
-def telemetry_hints(summary: TelemetrySummary, *, steps: int | None = None) -> tuple[Hint, ...]:
-    """The hints that apply: none from few samples, or about a few calls of `cudaMalloc` in all."""
-    return (*(_sensors(summary) if summary.samples >= _MIN_SAMPLES else ()), *_memory(summary, steps))
-
-
-def _sensors(summary: TelemetrySummary) -> Iterator[Hint]:
-    used_pct = summary.utilization_pct
-    if used_pct is not None and used_pct > _WELL_USED_PCT:
-        yield _hint(
-            "gpu-well-used",
-            f"GPU utilization is {used_pct:.0f} %: nearly always a kernel was running. How much of the GPU those "
-            "kernels use is another question, which the MFU answers.",
-        )
-    if used_pct is not None and used_pct < _UNDERUSED_PCT:
-        yield _hint(
-            "gpu-underused",
-            f"GPU utilization is {used_pct:.0f} %: most of the time no kernel was running. It waits for data, for the "
-            "host's launches or for other ranks; the verdict says for which.",
-        )
-    if summary.throttled_pct is not None and summary.throttled_pct >= _THROTTLED_PCT:
-        yield _hint("gpu-throttled", _throttled(summary))
-
-
-def _memory(summary: TelemetrySummary, steps: int | None) -> Iterator[Hint]:
-    if summary.memory_peak_gib and summary.memory_total_gib:
-        full_pct = 100 * summary.memory_peak_gib / summary.memory_total_gib
-        if full_pct >= _NEARLY_FULL_PCT:
-            yield _hint("gpu-memory-full", _full(summary, full_pct))
-    mallocs = summary.device_allocs_per_step
-    if mallocs is not None and mallocs > _MALLOCS_PER_STEP and (steps is None or mallocs * steps > _FEW_MALLOCS):
-        yield _hint(
-            "cuda-malloc-steady",
-            f"PyTorch's allocator asked the device for memory {mallocs:.1f} times a step after the warm-up, where it "
-            "needs no more once it has run a step: batches of varying sizes (pad them to a few), "
-            "torch.cuda.empty_cache() in the loop, or memory near full. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:"
-            "True reduces this. A recorded window (ForgeProfilerCallback) shows what it costs.",
-        )
-
-
-def _throttled(summary: TelemetrySummary) -> str:
-    reasons = sorted(summary.throttled_by_pct.items(), key=lambda item: -item[1])
-    text = f"The GPU's clock was held down {summary.throttled_pct:.0f} % of the time"
-    if reasons:
-        text += f" ({', '.join(f'{reason} {pct:.0f} %' for reason, pct in reasons)})"
-    if summary.sm_mhz is not None and summary.sm_peak_mhz is not None:
-        text += f", at {summary.sm_mhz:.0f} MHz on average ({summary.sm_peak_mhz:.0f} MHz at most)"
-    if summary.power_w is not None and summary.power_limit_w is not None:
-        text += f" and {summary.power_w:.0f} W of the {summary.power_limit_w:.0f} W allowed"
-    return f"{text}: {_MEANS.get(reasons[0][0] if reasons else '', 'its driver does not say why')}."
-
-
-def _full(summary: TelemetrySummary, full_pct: float) -> str:
-    peak_gib, total_gib = summary.memory_peak_gib, summary.memory_total_gib
-    text = f"The GPU's memory was {full_pct:.0f} % full: {peak_gib:.1f} of {total_gib:.1f} GiB"
-    if summary.allocated_peak_gib is not None:
-        text += f", {summary.allocated_peak_gib:.1f} GiB of it tensors"
-    if not summary.alloc_retries:
-        return f"{text}. That costs no time, but a larger batch may not fit."
-    return (
-        f"{text}. PyTorch's allocator ran out {summary.alloc_retries} times and released its free blocks, for "
-        "which it waits for the GPU: a smaller batch, activation checkpointing or "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
-    )
-
-
-def _hint(code: str, text: str) -> Hint:
-    return Hint(code=code, rank=0, text=text)
-
-
-# -- hints on the steps of a run ---------------------------------------------------------------------------------------
-
-_UNEVEN: Final = 1.2  # a mean so much above the median says that few steps take a good part of the time
-
-
-def run_hints(run: RunEvidence) -> tuple[Hint, ...]:
-    """The hints on a run; none where there are fewer than `MIN_STEPS` steps."""
-    if run.timing.steps < MIN_STEPS or run.timing.step_ms.mean <= 0:
-        return ()
-    sensors = () if run.machine.telemetry is None else telemetry_hints(run.machine.telemetry, steps=run.timing.steps)
-    return (*_of_steps(run), *sensors)
-
-
-def _of_steps(run: RunEvidence) -> Iterator[Hint]:
-    step = run.timing.step_ms
-    restarts_ms = 0.0 if run.timing.worker_restarts is None else run.timing.worker_restarts.device_ms
-    if step.mean - restarts_ms > _UNEVEN * (
-        step.p50 if run.timing.typical_mean_ms is None else run.timing.typical_mean_ms
-    ):
-        yield _hint(
-            "uneven-steps",
-            f"Steps are uneven: mean {in_ms(step.mean)}, median {in_ms(step.p50)}, longest {in_ms(step.max)}.",
-        )
-    if (measured := RunTimes.of(run)).backward_is_heavy:
-        times = measured.region("backward").device_ms / max(measured.region("forward").device_ms, 1e-3)
-        yield _hint(
-            "backward-heavy",
-            f"Backward takes {times:.1f} times as long as forward, where twice is usual. With {run.ranks.world_size} "
-            "processes the rest is likely the exchange of gradients or waiting for a slower rank; a recorded window "
-            "of all ranks shows which.",
-        )
+    explained = Explanation(title, rounded, explained.advice, explained.fix)
+    return as_finding(code, explained, share_pct=share_pct, saves=saves, run=times.evidence)

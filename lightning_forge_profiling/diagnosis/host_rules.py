@@ -10,12 +10,13 @@ from types import MappingProxyType
 from typing import Final
 
 from lightning_forge_profiling.analysis.kernels import base_name
-from lightning_forge_profiling.diagnosis.compute import slow_update_ms, update_is_slow
+from lightning_forge_profiling.diagnosis.optimizer import slow_update_ms, update_is_slow
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
     MIN_SHARE_PCT,
     NAMED_FROM,
     WAITS,
+    Case,
     Evidence,
     Explanation,
     Rule,
@@ -172,17 +173,17 @@ _EXPLAINED_BY: Final = MappingProxyType(
 )
 
 
-def largest_idle(rules: Sequence[Rule[RuleContext]]) -> Rule[RuleContext]:
+def largest_idle(rules: Sequence[Rule]) -> Rule:
     """The rule for the largest part of the idle time, where none of the others explains it."""
 
     def cost(context: RuleContext) -> float:
         cause = _largest(context)
-        explaining = [rule for rule in rules if rule.code in _EXPLAINED_BY[cause]]
-        if any(context.pct(rule.cost(context)) >= MIN_SHARE_PCT for rule in explaining):
+        explaining = [rule.gpu for rule in rules if rule.gpu is not None and rule.code in _EXPLAINED_BY[cause]]
+        if any(context.pct(case.cost(context)) >= MIN_SHARE_PCT for case in explaining):
             return 0.0
         return context.rank.idle[cause].ms_per_step
 
-    return Rule("gpu-idle", cost, _explain_idle, unpredicted)
+    return Rule("gpu-idle", gpu=Case(cost, _explain_idle, unpredicted))
 
 
 def _largest(context: RuleContext) -> str:
@@ -334,7 +335,7 @@ def _explain_between_regions(run: RunTimes) -> Explanation:
 # -- the module's code waits in a run --------------------------------------------------------------------------------
 
 
-def _blocked(name: str) -> Rule[RunTimes]:
+def _blocked(name: str) -> Rule:
     def explain(run: RunTimes) -> Explanation:
         waits_ms = run.blocked_ms(name)
         return Explanation(
@@ -343,18 +344,22 @@ def _blocked(name: str) -> Rule[RunTimes]:
             WAITS,
         )
 
-    return Rule(f"blocked-{name}", lambda run: run.blocked_ms(name), explain)
+    return Rule(f"blocked-{name}", run=Case(lambda run: run.blocked_ms(name), explain))
 
 
-GPU_RULES: Final = (
-    Rule("sync-bound", _sync_ms, _explain_sync, partial(_held_up, _sync_ms)),
-    Rule("allocator-churn", _allocator_ms, _explain_allocator, partial(_held_up, _allocator_ms)),
-    Rule("slow-launches", lambda context: context.rank.idle["launch"].ms_per_step, _explain_slow_launches),
-    Rule("launch-bound", _launching_ms, _explain_launching),
-)
-CPU_RULES: Final = (Rule("python-bound", lambda context: context.cpu.python_ms_per_step, _explain_python),)
-RUN_RULES: Final = (
-    Rule("between-regions", _between_regions_ms, _explain_between_regions),  # of which a trace has no mark
+RULES: Final = (
+    Rule("sync-bound", gpu=Case(_sync_ms, _explain_sync, partial(_held_up, _sync_ms))),
+    Rule("allocator-churn", gpu=Case(_allocator_ms, _explain_allocator, partial(_held_up, _allocator_ms))),
+    Rule(
+        "slow-launches",
+        gpu=Case(lambda context: context.rank.idle["launch"].ms_per_step, _explain_slow_launches),
+    ),
+    Rule("between-regions", run=Case(_between_regions_ms, _explain_between_regions)),  # of which a trace has no mark
     *map(_blocked, COMPUTE),
-    Rule("launch-bound", _launching_in_run_ms, _explain_launching_in_run, _host_paced_ms),
+    Rule(
+        "launch-bound",
+        gpu=Case(_launching_ms, _explain_launching),
+        run=Case(_launching_in_run_ms, _explain_launching_in_run, _host_paced_ms),
+    ),
+    Rule("python-bound", cpu=Case(lambda context: context.cpu.python_ms_per_step, _explain_python)),
 )

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import PurePath
 from typing import Final
 
+from msgspec.structs import replace
+
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
 from lightning_forge_profiling.diagnosis.rule import (
     MEASURE,
@@ -12,6 +14,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     PERSISTENT,
     Evidence,
     Explanation,
+    as_finding,
     in_s,
     saving,
     saving_of_fit,
@@ -311,18 +314,8 @@ def _finding(code: str, explain: Explain, run: LedgerCosts, part: str) -> Findin
     else:
         numbers = {"seconds": round(seconds, 3), f"{whole}_s": round(whole_s, 3)}
         saves = saving_of_fit(seconds, whole_s, run.steps, at_most=at_most, whole=whole)
-    return Finding(
-        code=code,
-        share_pct=100 * seconds / whole_s,
-        of=run.of,
-        rank=evidence.ranks.rank if evidence.ranks.world_size > 1 else None,
-        source="run",
-        title=explained.title,
-        evidence={**numbers, **explained.evidence},
-        advice=explained.advice,
-        fix=explained.fix,
-        saves=saves,
-    )
+    finding = as_finding(code, explained, share_pct=100 * seconds / whole_s, saves=saves, run=evidence, of=run.of)
+    return replace(finding, evidence={**numbers, **finding.evidence})
 
 
 # -- what torch.compile compiled again, in words -----------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.diagnosis.findings import CPU_RULES
+from lightning_forge_profiling.diagnosis.findings import RULES
 from lightning_forge_profiling.diagnosis.ledger_costs import hooks_ms, self_times
 from lightning_forge_profiling.diagnosis.loader import with_advice_of
 from lightning_forge_profiling.diagnosis.machine_rules import machine_findings
@@ -35,6 +35,9 @@ SLOWED_FROM: Final = 1.1
 DIFFER_BY_PCT: Final = 5.0
 
 _WAITS: Final = ("input-bound", "transfer-bound")  # what the run measures by itself
+
+# by code a recorded CPU's work, beside waiting for data
+_CPU_WORK: Final = {rule.code: rule.cpu for rule in RULES if rule.cpu is not None and rule.cpu is not rule.gpu}
 
 _LACKS: Final = "the window lacks what happens only in some steps"
 _QUEUED_PCT: Final = 50.0
@@ -318,7 +321,7 @@ def _operators_and_python(recorded: Sequence[Finding], steps: RecordedSteps) -> 
     rank, run = steps.rank, steps.run
     if rank.cpu is None or run.timing.on_device:
         return [], []
-    mine = {rule.code: finding for rule in CPU_RULES for finding in steps.own(recorded, rule.code)}
+    mine = {code: finding for code in _CPU_WORK for finding in steps.own(recorded, code)}
     update, own, live_ms = mine.get("slow-optimizer"), self_times(run), run.timing.step_ms.mean
     update_differs = (
         update is not None
@@ -333,17 +336,19 @@ def _operators_and_python(recorded: Sequence[Finding], steps: RecordedSteps) -> 
     )
     if not steps.difference and not update_differs and 100 * apart_ms < MIN_SHARE_PCT * live_ms:
         known = RuleContext(rank, run=run)
-        explained = {rule.code: rule.explain(known) for rule in CPU_RULES if rule.code in mine}
+        explained = {code: _CPU_WORK[code].explain(known) for code in mine}
         return [
             replace(finding, advice=explained[code].advice, fix=explained[code].fix) for code, finding in mine.items()
         ], []
     context, findings = _live_cpu(rank, own, apart_ms), []
-    for rule in CPU_RULES:
-        pct = context.pct(rule.cost(context))
-        if rule.code in mine and pct >= MIN_SHARE_PCT:
-            number = rank.rank if run.ranks.world_size > 1 else mine[rule.code].rank
-            finding = as_finding(rule, context, step_ms=live_ms, share_pct=pct, source="trace", rank=number)
-            recorded_pct = round(mine[rule.code].share_pct, 3)
+    for code, before in mine.items():
+        case = _CPU_WORK[code]
+        pct = context.pct(case.cost(context))
+        if pct >= MIN_SHARE_PCT:
+            number = rank.rank if run.ranks.world_size > 1 else before.rank
+            saves = case.saving(context, live_ms)
+            finding = as_finding(code, case.explain(context), share_pct=pct, saves=saves, rank=number)
+            recorded_pct = round(before.share_pct, 3)
             findings.append(replace(finding, evidence={**finding.evidence, "share_of_recorded_step_pct": recorded_pct}))
     if steps.difference or update is None or not update_differs:
         return findings, steps.difference

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from lightning_forge_profiling.diagnosis.rule import (
     MEASURE,
     PERSISTENT,
+    Case,
     Context,
     Evidence,
     Explanation,
@@ -127,6 +128,11 @@ def with_advice_of(finding: Finding, other: Finding) -> Finding:
     return replace(finding, advice=other.advice, fix=other.fix, evidence=evidence)
 
 
+def _restarts_ms(run: RunTimes) -> float:
+    restarts = run.evidence.timing.worker_restarts
+    return 0.0 if restarts is None else restarts.device_ms
+
+
 def _explain_restarts(run: RunTimes) -> Explanation:
     restarts, all_steps = run.evidence.timing.worker_restarts, run.evidence.timing.steps
     if restarts is None:
@@ -203,9 +209,8 @@ def _explain_run_transfer(run: RunTimes) -> Explanation:
     )
 
 
-def _input_bound(wait_of: Callable[[Context], LoaderWait]) -> Rule[Context]:
-    return Rule(
-        "input-bound",
+def _waiting(wait_of: Callable[[Context], LoaderWait]) -> Case[Context]:
+    return Case(
         lambda source: wait_of(source).exposed_ms,
         lambda source: _explain_wait(wait_of(source)),
         lambda source: _workers_save_ms(wait_of(source)),
@@ -213,26 +218,15 @@ def _input_bound(wait_of: Callable[[Context], LoaderWait]) -> Rule[Context]:
     )
 
 
-INPUT_IN_TRACE: Final = _input_bound(_traced_wait)  # with a GPU or without
-GPU_RULES: Final = (
-    INPUT_IN_TRACE,
-    Rule("transfer-bound", _traced_copies_ms, _explain_traced_copies, _pinning_saves_ms),
-)
-
-# only the run shows it: epochs end in few windows, and one restart there would count too much
-WORKER_RESTARTS: Final = Rule(
-    "worker-restarts",
-    lambda run: 0.0 if run.evidence.timing.worker_restarts is None else run.evidence.timing.worker_restarts.device_ms,
-    _explain_restarts,
-    at_most=lambda _: False,
-)
-RUN_RULES: Final = (
-    _input_bound(_run_wait),
-    WORKER_RESTARTS,
+_IN_TRACE: Final = _waiting(_traced_wait)  # with a GPU or without
+RULES: Final = (
+    Rule("input-bound", gpu=_IN_TRACE, cpu=_IN_TRACE, run=_waiting(_run_wait)),
+    # only the run shows it: epochs end in few windows, and one restart there would count too much
+    Rule("worker-restarts", run=Case(_restarts_ms, _explain_restarts, at_most=lambda _: False)),
     Rule(
         "transfer-bound",
-        lambda run: run.region("transfer").device_ms * run.evidence.timing.on_device,
-        _explain_run_transfer,
+        gpu=Case(_traced_copies_ms, _explain_traced_copies, _pinning_saves_ms),
+        run=Case(lambda run: run.region("transfer").device_ms * run.evidence.timing.on_device, _explain_run_transfer),
     ),
 )
 

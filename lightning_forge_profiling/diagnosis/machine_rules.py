@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.diagnosis.rule import MIN_SHARE_PCT, Evidence, Explanation, of_step, saving
+from lightning_forge_profiling.diagnosis.rule import MIN_SHARE_PCT, Evidence, Explanation, as_finding, of_step, saving
 from lightning_forge_profiling.schema import (
     GIB,
     KIB,
@@ -97,16 +97,11 @@ def _finding(
     interval = cpu.gil if code == GIL_HELD else cpu.waits
     step_ms, waits_ms = run.timing.step_ms.mean, pct * run.timing.step_ms.mean / 100
     explained = explain(run, cpu, f"training waits {of_step(waits_ms, step_ms)} for")
-    return Finding(
-        code=code,
-        share_pct=min(pct, 100.0),
-        rank=run.ranks.rank if run.ranks.world_size > 1 else None,
-        source="run",
-        title=explained.title,
-        evidence={"waits_ms_per_step": round(waits_ms, 3), "step_ms": round(step_ms, 3), **explained.evidence},
-        advice=explained.advice,
-        fix=explained.fix,
-        saves=saving(waits_ms, step_ms, at_most=True),
+    saves = saving(waits_ms, step_ms, at_most=True)
+    finding = as_finding(code, explained, share_pct=min(pct, 100.0), saves=saves, run=run)
+    return replace(
+        finding,
+        evidence={"waits_ms_per_step": round(waits_ms, 3), "step_ms": round(step_ms, 3), **finding.evidence},
         low_pct=None if interval is None else interval.low_pct,
         high_pct=None if interval is None else interval.high_pct,
     )

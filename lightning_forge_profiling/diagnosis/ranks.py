@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.diagnosis import compute, loader
+from lightning_forge_profiling.diagnosis import loader, optimizer
 from lightning_forge_profiling.diagnosis.ledger_costs import ONCE, LedgerCosts, self_times
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_advice
 from lightning_forge_profiling.diagnosis.rule import (
@@ -71,7 +71,9 @@ _STARVED_PCT: Final = 50.0  # of the steps
 
 _AS_LATE: Final = 0.5  # ranks with at least this part of the slowest one's excess are late, too
 # by region the words of its rule
-_EXPLAIN: Final = {REGION_OF.get(rule.code, ""): rule.explain for rule in (*loader.RUN_RULES, *compute.RUN_RULES)}
+_EXPLAIN: Final = {
+    REGION_OF.get(rule.code): rule.run.explain for rule in (*loader.RULES, *optimizer.RULES) if rule.run is not None
+}
 
 _MOST_OF_IT: Final = 0.5  # a leaf with a smaller part of a rank's excess is not its cause
 

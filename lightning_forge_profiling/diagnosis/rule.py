@@ -1,7 +1,8 @@
 """What a rule is, and how it becomes a finding: the one model for causes in traces and in runs.
 
 To add one, write a function for its cost and one for its words into the file of its subject (`loader`, `host_rules`,
-`compute`), and add a `Rule` of both to that file's tuple; less than a cause is a hint in `findings.py`.
+`optimizer`, `compute`), and add them as a `Case` of a `Rule` to that file's `RULES`; less than a cause is a hint in
+`hints.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -78,10 +79,9 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule(Generic[Context]):
-    """One cause of lost time; it has to cost `MIN_SHARE_PCT` of a step."""
+class Case(Generic[Context]):
+    """How a cause shows in one source of figures; it has to cost `MIN_SHARE_PCT` of a step."""
 
-    code: str  # of its finding
     cost: Callable[[Context], float]  # milliseconds per step that it costs, 0 where it is not the case
     explain: Callable[[Context], Explanation]  # the words for it, called only where it applies
     # milliseconds per step that its fix saves, None if that cannot be predicted; by default all that it costs
@@ -89,33 +89,51 @@ class Rule(Generic[Context]):
     # whether that is for all of the cause going, and not the expected value; always by default
     at_most: Callable[[Context], bool] = lambda _: True
 
+    def saving(self, context: Context, step_ms: float) -> Saving | None:
+        """What its fix saves of each step."""
+        cost_ms = self.cost(context)
+        saves_ms = cost_ms if self.saves_ms is None else self.saves_ms(context)
+        return saving(saves_ms, step_ms, at_most=self.at_most(context), cost_ms=cost_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One cause of lost time, and how it shows in each source: in recorded steps, and in the regions of a whole run."""
+
+    code: str  # of its finding
+    gpu: "Case[RuleContext] | None" = None  # on a recorded rank with GPU work
+    cpu: "Case[RuleContext] | None" = None  # on one without
+    run: "Case[RunTimes] | None" = None
+
 
 def unpredicted(_: object) -> None:
-    """For `Rule.saves_ms`: there is no fix, or nothing bounds what it saves."""
+    """For `Case.saves_ms`: there is no fix, or nothing bounds what it saves."""
 
 
 def as_finding(
-    rule: Rule[Context],
-    context: Context,
+    code: str,
+    explained: Explanation,
     *,
-    step_ms: float,
     share_pct: float,
-    source: Literal["trace", "run"],
+    saves: Saving | None,
+    run: RunEvidence | None = None,
     rank: int | None = None,
+    of: Literal["step", "run"] = "step",
 ) -> Finding:
-    """The finding of a rule that applies."""
-    cost_ms, explained = rule.cost(context), rule.explain(context)
-    saves_ms = cost_ms if rule.saves_ms is None else rule.saves_ms(context)
+    """A finding in its words: of a run, for its rank if there are several, or else of a trace."""
+    if run is not None and run.ranks.world_size > 1:
+        rank = run.ranks.rank
     return Finding(
-        code=rule.code,
+        code=code,
         share_pct=share_pct,
         rank=rank,
-        source=source,
+        source="trace" if run is None else "run",
         title=explained.title,
         evidence=explained.evidence,
         advice=explained.advice,
+        saves=saves,
+        of=of,
         fix=explained.fix,
-        saves=saving(saves_ms, step_ms, at_most=rule.at_most(context), cost_ms=cost_ms),
     )
 
 

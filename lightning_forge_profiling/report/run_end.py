@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.findings import switched_on
+from lightning_forge_profiling.diagnosis.hints import switched_on
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE, MEMORY, growth_words
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.report import run_table

@@ -112,4 +112,4 @@ def test_a_report_of_an_older_version_has_none():
     old = RunLedger(wall_s=2.0, parts={"steps": 2.0}, unexplained_s=0.0, counts={})
     run = made_evidence(steps=9, on_device=False, step_ms=steps, regions={}, ledger=old)
     analysis = Analysis(source="run", verdict="x", verdict_text="", findings=(), run=run)
-    assert "Wall time of the run: 2.00 s." in markdown(analysis)
+    assert "| **`the run`** | 2.000 | 100.0 % |  |" in markdown(analysis)

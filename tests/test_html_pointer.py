@@ -287,5 +287,5 @@ def test_a_finding_of_one_rank_leads_to_that_ranks_details(show):
     page = show(
         replace(analysis, ranks=ranks, findings=(analysis.findings[0], late)), sample_timeline(0), sample_timeline(1)
     )
-    next(link for link in links(page.one("#finding-sync-bound")) if link.text == "Host and memory").click()
+    next(link for link in links(page.one("#finding-sync-bound")) if link.text == "Calls that wait for the GPU").click()
     assert page.one("select[aria-label='Rank of the details']").get_property("value") == "1"

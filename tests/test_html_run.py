@@ -107,8 +107,8 @@ def test_goodput_is_the_one_of_the_other_reports(show):
 def test_the_slowest_steps_and_the_spans_are_in_tables(show):
     page = show(analysis())
     before = page.column("course", 1)
-    assert before[-2:] == ["step 120", "step 121"]
-    assert page.column("course", 4)[-2:] == ["640 of it callback/EMA.hook", "\N{EN DASH}"]
+    assert before[-2:] == ["120", "121"]
+    assert page.column("course", 4)[-2:] == ["640 of it callback/EMA.hook", ""]
     page.one("#course details:not(.fold) > summary").click()
     page.run_until_done("setTimeout(done)")
     assert len(page.column("course", 1)) == len(before) + len(SPANS)

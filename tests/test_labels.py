@@ -117,7 +117,7 @@ def test_each_report_tells_them_apart():
     lines = []
     print_analysis(analysis, Screen(_Lines(lines), width=80, wrap=True), kernels=len(kernels))
     terminal = "".join(lines).partition("Top kernels")[2]
-    page = report_page(analysis, []).partition('"labels":')[2]
+    page = report_page(analysis, []).partition('"details":')[2]
     table = markdown(analysis).partition("## Top kernels")[2]
     for tile in tiles:
         assert "".join(terminal.split()).count(tile) == 1

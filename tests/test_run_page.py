@@ -51,8 +51,10 @@ def test_the_page_has_the_whole_run(tmp_path):
     assert all(len(curve["values"]) == len(view["seconds"]) == 24 for curve in view["curves"])
     kinds = [event["kind"] for event in view["events"]]
     assert kinds == ["validation", "checkpoint", "validation", "checkpoint"], "once for all ranks"
-    assert view["ranks"]["words"] == ["straggler: data", "", "", ""]
-    assert view["ranks"]["ranks"][0]["rank"] == 2
+    table = view["ranks"]["table"]
+    words = [column["name"] for column in table["columns"]].index("")
+    assert [row["cells"][words] for row in table["rows"]] == ["straggler: data", "", "", ""]
+    assert table["rows"][0]["cells"][0] == "2"
     assert "torch 2.11.0" in {line["name"]: line["text"]["text"] for line in view["setting"]}["Versions"]
     analysis = analysis_in(page)
     assert analysis["verdict"] == "input-bound"

@@ -10,10 +10,10 @@ from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.report import run_status
 from lightning_forge_profiling.report.ranks import (
     hang_line,
-    rank_table,
     ranks_of,
     ranks_title,
     status_lines,
+    worst_ranks,
 )
 from lightning_forge_profiling.report.run_end import print_run
 from lightning_forge_profiling.report.run_status import span
@@ -208,7 +208,7 @@ def _print_ranks(record: RunRecord, status: RanksStatus, now: float, screen: Scr
     """Print all ranks side by side: of many the worst."""
     screen.line(Text(ranks_title(record, status, now), "bold"))
     screen.lines(status_lines(status))
-    table, others = rank_table(status, screen.width)
+    table, others = worst_ranks(status, screen.width)
     screen.table(table)
     if others:
         screen.line(others)

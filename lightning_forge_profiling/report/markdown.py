@@ -7,18 +7,18 @@ from typing import Final
 
 from lightning_forge_profiling.names import docs_url
 from lightning_forge_profiling.plain_text import plain
-from lightning_forge_profiling.report import run_wording, wording
-from lightning_forge_profiling.report.analysis_text import (
-    kernels_table,
-    ledger_table,
-    operators_table,
-    ranks_table,
-    step_table,
-    waits_of_ranks,
-)
+from lightning_forge_profiling.report import wording
 from lightning_forge_profiling.report.evidence import evidence
 from lightning_forge_profiling.report.run_table import evidence_table
-from lightning_forge_profiling.report.screen import Column, Table, Text, table_of
+from lightning_forge_profiling.report.run_wording import ledger_table, slowest_table
+from lightning_forge_profiling.report.screen import Column, Table, Text
+from lightning_forge_profiling.report.trace_tables import (
+    communication_tables,
+    rank_tables,
+    ranks_table,
+    step_table,
+    work_table,
+)
 from lightning_forge_profiling.schema import Analysis, RankSummary
 
 # GitHub makes links, notifications or images of these in text, but not in a code span: mentions, addresses,
@@ -63,7 +63,6 @@ def code_cell(text: str) -> str:
 
 
 _LISTED: Final = 20  # kernels and operators
-_LONGEST_NAME: Final = 120
 
 
 def markdown(analysis: Analysis) -> str:
@@ -79,15 +78,14 @@ def _markdown_lines(analysis: Analysis) -> Iterator[str]:
         yield from ("", f"{prose(note)}.")
     if analysis.ranks:
         yield from _breakdown(analysis.ranks)
-        if any(rank.comm.ms_per_step for rank in analysis.ranks):
-            yield from ("", "## Communication")
-            for block in _communication(analysis):
-                yield from markdown_table(block)
+        for block in communication_tables(analysis):
+            yield from ("", f"## {block.title}", *markdown_table(block))
         yield from _efficiency(analysis.ranks)
     yield from _run(analysis)
     yield from _findings(analysis)
     if analysis.ranks:
-        yield from _details(analysis.ranks)
+        slowest = wording.slowest_rank(analysis.ranks)
+        yield from _details(slowest, f"rank {slowest.rank}{wording.slowest(analysis.ranks)}")
     yield from _remarks(analysis)
     if analysis.ranks:
         yield from _how_to_view(analysis)
@@ -100,7 +98,8 @@ def markdown_table(block: Table) -> Iterator[str]:
     yield f"| {' | '.join(column.name for column in columns)} |"
     yield f"|{'|'.join('---:' if column.kind in {'number', 'share'} else '---' for column in columns)}|"
     for row in block.rows:
-        name, *others = (_cell(text, column) for text, column in zip(row.cells, columns, strict=True))
+        cells = (*row.cells, *([""] * (len(columns) - len(row.cells))))
+        name, *others = (_cell(text, column) for text, column in zip(cells, columns, strict=True))
         first = f"**{name}**" if row.strong else f"{'&emsp;' if row.depth > 1 else ''}{name}"
         yield f"| {' | '.join([first, *others])} |"
 
@@ -114,12 +113,6 @@ def _cell(cell: str | Text, column: Column) -> str:
     return ", ".join(map(code_cell, text.split("\n"))) if column.kind == "codes" else code_cell(text)
 
 
-def _section(title: str, block: Table, note: str = "") -> Iterator[str]:
-    """A table below its title; nothing without rows."""
-    if block.rows:
-        yield from ("", f"## {title}", *(["", note] if note else []), *markdown_table(block))
-
-
 def _breakdown(ranks: Sequence[RankSummary]) -> Iterator[str]:
     yield from ("", "## Time breakdown")
     if len(ranks) > 1:
@@ -130,33 +123,6 @@ def _breakdown(ranks: Sequence[RankSummary]) -> Iterator[str]:
     yield from markdown_table(step_table(rank, kinds=True))
 
 
-def _communication(analysis: Analysis) -> Iterator[Table]:
-    """Communication of each rank, then the collectives."""
-    yield table_of(
-        [rank for rank in analysis.ranks if rank.comm.ms_per_step],
-        {
-            "rank": wording.rank_name,
-            "ms per step": lambda rank: f"{rank.comm.ms_per_step:.3f}",
-            "exposed": lambda rank: f"{rank.comm.exposed_ms_per_step:.3f}",
-            "holds the step up": lambda rank: f"{rank.comm.holds_up_ms_per_step:.3f}",
-            "hidden": lambda rank: f"{rank.comm.hidden_pct:.1f} %",
-            "of it waiting for other ranks": waits_of_ranks(analysis),
-        },
-    )
-    if analysis.collectives:
-        yield table_of(
-            analysis.collectives,
-            {
-                Column("collective", "code"): lambda one: one.name,
-                Column("group", "code"): lambda one: one.group,
-                "calls per step": lambda one: f"{one.calls_per_step:.1f}",
-                "MB per step": lambda one: f"{one.megabytes_per_step:.1f}",
-                "cost, ms per step": lambda one: f"{one.cost_ms_per_step:.3f}",
-                "waiting, ms per step": lambda one: f"{one.wait_ms_per_step:.3f}",
-            },
-        )
-
-
 def _efficiency(ranks: Sequence[RankSummary]) -> Iterator[str]:
     yield from ("", "## Efficiency", "")
     for say in (wording.efficiency, wording.cpu_threads, wording.linked):
@@ -164,78 +130,15 @@ def _efficiency(ranks: Sequence[RankSummary]) -> Iterator[str]:
             (rank.rank, text + " (of a file that is cut off)" * rank.cut_off) for rank in ranks if (text := say(rank))
         )
         yield from (f"- {prose(where + text)}" for where, text in wording.by_text(texts, several=len(ranks) > 1))
-    if any(map(wording.used_gpu, ranks)):
-        per_rank = table_of(
-            filter(wording.used_gpu, ranks),
-            {
-                "rank": wording.rank_name,
-                "GPU busy": lambda rank: f"{rank.gpu.busy_pct:.1f} %",
-                "GFLOP per step": lambda rank: f"{rank.flops.per_step / 1e9:.1f}" if rank.flops else "",
-                "launches per step": lambda rank: f"{rank.host.launches_per_step:.1f}",
-                "device syncs per step": lambda rank: f"{rank.host.device_syncs_per_step:.1f}",
-                "Lightning's own": lambda rank: f"{rank.host.lightning_syncs_per_step:.1f}",
-                "`cudaMalloc` per step": lambda rank: f"{rank.host.cuda_mallocs_per_step:.1f}",
-                "MB to the device per step": lambda rank: f"{rank.host.h2d_bytes_per_step / 1e6:.3f}",
-                "peak MB allocated": lambda rank: (
-                    f"{rank.memory.peak_allocated_bytes / 1e6:.1f}" if rank.memory else ""
-                ),
-            },
-        )
-        yield from markdown_table(per_rank)
+    work = work_table(ranks)
+    if work.rows:
+        yield from markdown_table(work)
 
 
-def _details(ranks: Sequence[RankSummary]) -> Iterator[str]:
-    rank = wording.slowest_rank(ranks)
-    if wording.used_gpu(rank):
-        regions = table_of(
-            rank.regions,
-            {
-                Column("region", "code"): lambda region: region.name,
-                "GPU ms per step": lambda region: f"{region.gpu_ms_per_step:.3f}",
-                "of step": lambda region: f"{region.pct:.1f} %",
-                "host ms per step": lambda region: f"{region.host_ms_per_step:.3f}",
-                "launches per step": lambda region: f"{region.launches_per_step:.1f}",
-            },
-        )
-        yield from _section(f"Regions: rank {rank.rank}", regions)
-    syncs = table_of(
-        rank.host.syncs,
-        {
-            Column("cause", "text"): lambda sync: sync.cause,
-            Column("where", "code"): lambda sync: sync.where,
-            Column("whose", "text"): lambda sync: "Lightning's" if sync.lightning else "yours",
-            "per step": lambda sync: f"{sync.per_step:.1f}",
-            "host ms per step": lambda sync: f"{sync.host_ms_per_step:.3f}",
-        },
-    )
-    yield from _section(f"Calls that wait for the GPU: rank {rank.rank}", syncs)
-    functions = table_of(
-        rank.python.users if rank.python else (),
-        {
-            Column("function", "code"): lambda user: user.where,
-            "own ms per step": lambda user: f"{user.own_ms_per_step:.3f}",
-            "ms per step": lambda user: f"{user.ms_per_step:.3f}",
-            "calls per step": lambda user: wording.calls(user.calls_per_step),
-        },
-    )
-    yield from _section(f"Your functions: rank {rank.rank}", functions, f"{wording.STACKS_NOTE}.")
-    copied = table_of(
-        rank.copies,
-        {
-            Column("direction", "text"): lambda copies: copies.direction,
-            Column("host memory", "text"): lambda copies: copies.memory,
-            "calls per step": lambda copies: f"{copies.calls_per_step:.1f}",
-            "MB per step": lambda copies: f"{copies.bytes_per_step / 1e6:.3f}",
-            "ms per step": lambda copies: f"{copies.ms_per_step:.3f}",
-            "exposed": lambda copies: f"{copies.exposed_ms_per_step:.3f}",
-            "GB/s": lambda copies: f"{copies.gb_per_s:.2f}" if copies.gb_per_s else "",
-        },
-    )
-    yield from _section(f"Copies: rank {rank.rank}", copied)
-    of_rank = f"rank {rank.rank}{wording.slowest(ranks)}"
-    yield from _section(f"Top kernels: {of_rank}", kernels_table(rank.top_kernels[:_LISTED], _LONGEST_NAME, means=True))
-    operators = operators_table(rank.operators[:_LISTED], _LONGEST_NAME, on_gpu=wording.used_gpu(rank), shapes=True)
-    yield from _section(f"Operators: {of_rank}", operators, "Per step, times in milliseconds:")
+def _details(rank: RankSummary, of_rank: str) -> Iterator[str]:
+    for table in rank_tables(rank, _LISTED).values():
+        yield from ("", f"## {table.title}: {of_rank}", *(["", table.note] if table.note else []))
+        yield from markdown_table(table)
 
 
 def _run(analysis: Analysis) -> Iterator[str]:
@@ -248,20 +151,10 @@ def _run(analysis: Analysis) -> Iterator[str]:
         yield from markdown_table(table.table)
     yield ""
     yield from (f"- {line.name}: {prose(line.text.text)}" for line in table.lines)
-    if run.timing.slowest:
-        slow_steps = table_of(
-            list(run_wording.slowest_rows(run)),
-            {
-                "step": lambda slow: str(slow[0]),
-                Column("what took long", "code"): lambda slow: slow[3],
-                "ms": lambda slow: f"{slow[1]:.3f}",
-                "times the median": lambda slow: f"{slow[2]:.1f}",
-            },
-        )
-        yield from ("", "Slowest steps:", *markdown_table(slow_steps))
-    if run.ledger is not None:
-        yield from ("", f"Wall time of the run: {run.ledger.wall_s:.2f} s.")
-        yield from markdown_table(ledger_table(run.ledger))
+    slowest = slowest_table(run)
+    for block in (slowest, *(() if run.ledger is None else (ledger_table(run.ledger),))):
+        if block.rows:
+            yield from ("", f"{block.title}:", *markdown_table(block))
 
 
 def _findings(analysis: Analysis) -> Iterator[str]:

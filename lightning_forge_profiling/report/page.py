@@ -4,9 +4,8 @@ import hashlib
 import os
 import re
 from base64 import b64encode
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, singledispatch
 from importlib.resources import files
 from pathlib import Path
@@ -19,11 +18,16 @@ from lightning_forge_profiling.json_layout import summary_json
 from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN, docs_url
 from lightning_forge_profiling.plain_text import LONGEST_KERNEL, all_plain, plain
 from lightning_forge_profiling.report import run_wording, wording
-from lightning_forge_profiling.report.analysis_text import ledger_table, ranks_table
 from lightning_forge_profiling.report.evidence import evidence
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.run_table import evidence_table, run_table
-from lightning_forge_profiling.report.screen import Row
+from lightning_forge_profiling.report.trace_tables import (
+    communication_tables,
+    rank_tables,
+    ranks_table,
+    step_table,
+    work_table,
+)
 from lightning_forge_profiling.safe_files import read_regular, write_whole
 from lightning_forge_profiling.schema import Analysis, RunLedger, RunMemory, RunReport, Timeline
 
@@ -93,8 +97,6 @@ _SCRIPTS: Final = (
     *("format", "palette", "tips", "links", "table", "lanes", "timeline_canvas", "timeline", "axis", "breakdown"),
     "sections",
 )
-_SHOWN_OF_NAME: Final = 70  # a kernel's name is shown so far at least, in the two lines that it has
-_LABEL: Final = 80
 
 
 def report_page(analysis: Analysis, timelines: Sequence[Timeline], record: object = None) -> str:
@@ -147,21 +149,14 @@ def _memory_words(memory: RunMemory | None) -> dict[str, Any] | None:
 
 
 def _words(analysis: Analysis) -> dict[str, Any]:
-    """The sentences that the other reports have too."""
-    run = analysis.run
+    """The sentences and tables that the other reports have too."""
+    run, ranks = analysis.run, analysis.ranks
     return {
         "note": wording.findings_note(analysis),
         "ranks": wording.ranks_note(analysis),
         "step": evidence_table(run) if run else None,
-        "parts": [
-            {"part": name, "seconds": s, "times": count}
-            for name, s, count in run_wording.ledger_rows(run.ledger if run else None)
-        ],
-        "slowest": [
-            {"step": step, "ms": ms, "times": times, "cause": why}
-            for step, ms, times, why in (run_wording.slowest_rows(run) if run else ())
-        ],
-        "labels": _labels(analysis),
+        "ledger": run_wording.ledger_table(run.ledger) if run and run.ledger else None,
+        "slowest": run_wording.slowest_table(run) if run else None,
         "docs": {finding.code: docs_url(finding.code) for finding in analysis.findings},
         "goodput": run_wording.goodput_words(run.ledger) if run and run.ledger else "",
         "warnings": wording.all_warnings(analysis),
@@ -170,22 +165,16 @@ def _words(analysis: Analysis) -> dict[str, Any]:
         "evidence": [[*evidence(finding)] for finding in analysis.findings],
         "shares": [wording.share_of(analysis, finding) for finding in analysis.findings],
         "memory": _memory_words(run.memory if run else None),
-        "threads": wording.cpu_threads(analysis.ranks[0]) if analysis.ranks else "",
+        "parts": [step_table(rank, kinds=True) for rank in ranks],
+        "of_ranks": ranks_table(ranks),
+        "communication": [*communication_tables(analysis)],
+        "details": [rank_tables(rank) for rank in ranks],
+        "work": [work_table([rank]) for rank in ranks],
+        "said": [
+            [text for text in (wording.efficiency(rank), wording.cpu_threads(rank), wording.linked(rank)) if text]
+            for rank in ranks
+        ],
     }
-
-
-def _labels(analysis: Analysis) -> dict[str, str]:
-    """Labels for kernels whose names begin alike in the two lines that the table shows."""
-    labels: dict[str, str] = {}
-    for rank in analysis.ranks:
-        of_rank = wording.kernel_labels([kernel.name for kernel in rank.top_kernels], _LABEL)
-        alike = Counter(name[:_SHOWN_OF_NAME] for name in of_rank)
-        labels |= {
-            name: label
-            for name, label in of_rank.items()
-            if len(name) > _SHOWN_OF_NAME and alike[name[:_SHOWN_OF_NAME]] > 1
-        }
-    return labels
 
 
 @singledispatch
@@ -222,9 +211,7 @@ def run_html(report: RunReport) -> str:
 @html_of.register
 def ledger_html(ledger: RunLedger) -> str:
     """HTML table of the largest parts of a ledger, with their share of the wall time."""
-    rows = ledger_table(ledger, decimals=2)
-    whole = Row(("the run", f"{ledger.wall_s:.2f}", "", ""))
-    return rendered("notebook_rows.html", rows=replace(rows, rows=(*rows.rows, whole)))
+    return rendered("notebook_rows.html", rows=run_wording.ledger_table(ledger))
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,32 +154,39 @@ def state_words(one: RankStatus, status: RanksStatus) -> str:
     return ", ".join(filter(None, (state, cause, restarts)))
 
 
-def rank_table(status: RanksStatus, width: int) -> tuple[Table, str]:
-    """The eight worst ranks, and a line on the others."""
+def rank_table(status: RanksStatus, width: int | None = None) -> Table:
+    """The ranks, worst first; what there is room for on a terminal so wide."""
     ranks = worst_first(status)
-    shown = ranks[:_SHOWN]
     late = None if status.straggler is None else status.straggler.rank
-    table = table_of(shown, _columns(status, width))
-    styles = ("yellow" if one.state in _BAD or one.rank == late else "" for one in shown)
+    note = (
+        "Own work is the step without waiting for other ranks. The rank with most of it is the one that the others "
+        "wait for."
+    )
+    table = table_of(ranks, _columns(status, width), title="Ranks of the run", note=note)
+    styles = ("yellow" if one.state in _BAD or one.rank == late else "" for one in ranks)
     rows = tuple(replace(row, style=style) for row, style in zip(table.rows, styles, strict=True))
-    return replace(table, rows=rows), _others(ranks[_SHOWN:])
+    return replace(table, rows=rows)
 
 
-def _columns(status: RanksStatus, width: int) -> dict[str | Column, Callable[[RankStatus], str]]:
+def worst_ranks(status: RanksStatus, width: int) -> tuple[Table, str]:
+    """The eight worst ranks, and a line on the others."""
+    table = rank_table(status, width)
+    return replace(table, rows=table.rows[:_SHOWN]), _others(worst_first(status)[_SHOWN:])
+
+
+def _columns(status: RanksStatus, width: int | None) -> dict[str | Column, Callable[[RankStatus], str]]:
     columns: dict[str | Column, Callable[[RankStatus], str]] = {"rank": lambda one: f"{one.rank}"}
-    if width >= _WITH_STEPS:
+    if width is None or width >= _WITH_STEPS:
         if len({one.host for one in status.ranks if one.host}) > 1:
             columns[Column("host", "text")] = lambda one: one.host
-        columns["step".rjust(_STEP)] = lambda one: f"{one.step:,}"
-    if any(one.own_ms is not None for one in status.ranks):
-        columns |= {
-            "own ms".rjust(_MS): lambda one: _ms(one.own_ms),
-            "wait ms".rjust(_MS): lambda one: _ms(one.waits_ms),
-        }
+        columns[Column("step", brief="step".rjust(_STEP))] = lambda one: f"{one.step:,}"
+    columns[Column("own ms", brief="own ms".rjust(_MS))] = lambda one: _ms(one.own_ms)
+    columns[Column("wait ms", brief="wait ms".rjust(_MS))] = lambda one: _ms(one.waits_ms)
     if any(one.state != "finished" for one in status.ranks):
-        columns["age".rjust(_AGE)] = lambda one: "" if one.state == "missing" else duration(one.age_s)
+        age = Column("age", "text", brief="age".rjust(_AGE), means="since it was last heard")
+        columns[age] = lambda one: "" if one.state == "missing" else duration(one.age_s).rjust(_AGE)
     columns[Column("", "text")] = lambda one: state_words(one, status)
-    return columns | (dict(_sensor_columns(status)) if width >= _WITH_SENSORS else {})
+    return columns | (dict(_sensor_columns(status)) if width is None or width >= _WITH_SENSORS else {})
 
 
 def _sensor_columns(status: RanksStatus) -> Iterator[tuple[str, Callable[[RankStatus], str]]]:

@@ -1,6 +1,6 @@
 """The page of a run, from its record and the reports of its recorded window."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,22 +17,20 @@ from lightning_forge_profiling.report import run_status
 from lightning_forge_profiling.report.live_view import latest_regions, setting_words
 from lightning_forge_profiling.report.page import report_page, timelines_of
 from lightning_forge_profiling.report.ranks import (
+    rank_table,
     ranks_of,
     ranks_title,
-    state_words,
     status_lines,
     straggler_words,
-    worst_first,
 )
 from lightning_forge_profiling.report.run_table import RunTable, run_table
-from lightning_forge_profiling.report.screen import Line, Text
+from lightning_forge_profiling.report.screen import Column, Line, Table, Text, table_of
 from lightning_forge_profiling.safe_files import read_regular, write_whole
 from lightning_forge_profiling.schema import (
     Analysis,
     End,
     EventLine,
     IntervalLine,
-    RankStatus,
     RunReport,
     State,
     Timeline,
@@ -79,8 +77,7 @@ class RanksView:
     hang: str  # where they have come to a standstill; "" while they move
     straggler: str  # the rank that the others wait for; "" for none
     lines: tuple[Line, ...]  # what holds for all of them together
-    ranks: tuple[RankStatus, ...]  # worst first
-    words: tuple[str, ...]  # what is special about each; "" for nothing
+    table: Table  # worst first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +97,7 @@ class RunView:
     began: float  # Unix time in seconds
     events: tuple[EventLine, ...]  # the latest events, newest last; one of several ranks once
     problems: frozenset[str]  # kinds of events that are highlighted
-    events_left_out: int
+    event_table: Table  # newest first
     ranks: RanksView | None  # None for a single rank that trains
     setting: tuple[Line, ...]
     throughput: str
@@ -200,25 +197,38 @@ def run_view(record: RunRecord, now: float, *, has_sensors: bool = False) -> Run
         began=began,
         events=events[-_MOST_EVENTS:],
         problems=_PROBLEMS,
-        events_left_out=max(0, len(events) - _MOST_EVENTS),
+        event_table=_event_table(events, began),
         ranks=_ranks(record, now),
         setting=tuple(_setting(first, record.problems)),
         throughput=next((line.text.text for line in step.lines if line.name == "throughput"), ""),
     )
 
 
+def _event_table(events: Sequence[EventLine], began: float) -> Table:
+    columns: dict[str | Column, Callable[[EventLine], str]] = {
+        Column("event", "text"): lambda event: event.kind,
+        "step": lambda event: f"{event.step:,}",
+        Column("after, s", means="since the run began"): lambda event: f"{event.at - began:,.1f}",
+        Column("seconds", means="with what ran inside it"): lambda event: (
+            f"{event.seconds:,.2f}" if event.seconds else ""
+        ),
+        Column("what", "text"): lambda event: event.text,
+    }
+    left_out = len(events) - _MOST_EVENTS
+    note = f"{left_out:,} earlier events are left out." if left_out > 0 else ""
+    return table_of(reversed(events[-_MOST_EVENTS:]), columns, title="Events", note=note)
+
+
 def _ranks(record: RunRecord, now: float) -> RanksView | None:
     status = ranks_of(record, now)
     if len(status.ranks) < 2 and status.hang is None:  # noqa: PLR2004
         return None
-    ranks = tuple(worst_first(status))
     return RanksView(
         title=ranks_title(record, status, now),
         hang="" if status.hang is None else status.hang.where,
         straggler="" if status.straggler is None else straggler_words(status.straggler),
         lines=tuple(status_lines(status)),
-        ranks=ranks,
-        words=tuple(state_words(one, status) for one in ranks),
+        table=rank_table(status),
     )
 
 

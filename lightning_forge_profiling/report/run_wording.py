@@ -18,6 +18,7 @@ from lightning_forge_profiling.diagnosis.machine_rules import (
 )
 from lightning_forge_profiling.diagnosis.ranks import late_rank, not_measured
 from lightning_forge_profiling.diagnosis.rule import MIN_SHARE_PCT, in_ms
+from lightning_forge_profiling.report.screen import Column, Row, Table, table_of
 from lightning_forge_profiling.report.wording import digits
 from lightning_forge_profiling.schema import (
     RankWork,
@@ -95,14 +96,21 @@ def slower_after(effect: WindowEffect) -> bool:
     return effect.low_pct > _SLOWER_PCT
 
 
-def ledger_rows(ledger: RunLedger | None) -> list[tuple[str, float, int | None]]:
-    """Name, seconds and count of each part that is worth a row, then of the other parts and the rest."""
-    if ledger is None:
-        return []
+def ledger_table(ledger: RunLedger) -> Table:
+    """The parts of a run's wall time that are worth a row, the other parts and the rest, then the whole."""
     least_s = _LEAST_PART_PCT / 100 * ledger.wall_s
-    shown = [(name, s, ledger.counts.get(name)) for name, s in ledger.parts.items() if abs(s) >= least_s]
-    small_s = sum(s for s in ledger.parts.values() if abs(s) < least_s)
-    return [*shown, ("other parts", small_s, None), ("unexplained", ledger.unexplained_s, None)]
+    parts = {name: s for name, s in ledger.parts.items() if abs(s) >= least_s}
+    parts["other parts"] = sum(s for name, s in ledger.parts.items() if name not in parts)
+    parts |= {"unexplained": ledger.unexplained_s, "the run": ledger.wall_s}
+
+    def row(name: str, seconds: float) -> Row:
+        pct = 100 * seconds / ledger.wall_s if ledger.wall_s > 0 else None
+        whole, times = name == "the run", ledger.counts.get(name, "") if name in ledger.parts else ""
+        cells = (name, f"{seconds:.3f}", "" if pct is None else f"{pct:.1f} %", str(times))
+        return Row(cells, strong=whole, share=None if whole else pct)
+
+    columns = Column("part", "code"), Column("seconds"), Column("of the run", "share"), Column("times")
+    return Table(columns, tuple(row(*part) for part in parts.items()), title="Wall time of the run")
 
 
 def compute_lines(rates: Sequence[RunCompute], *, sources: bool = True) -> Iterator[str]:
@@ -246,10 +254,19 @@ def recompiled_lines(run: RunEvidence, *, graph_breaks: bool = True) -> Iterator
             yield recompiled(one)
 
 
-def slowest_rows(run: RunEvidence) -> Iterator[tuple[int, float, float, str]]:
-    """Number, milliseconds, multiple of the median and cause of each of the slowest steps."""
-    for slow in run.timing.slowest:
-        yield slow.step, slow.ms, slow.ms / run.timing.step_ms.p50 if run.timing.step_ms.p50 else 0.0, cause(slow, run)
+def slowest_table(run: RunEvidence) -> Table:
+    """The slowest steps, with what took long in each."""
+    median_ms = run.timing.step_ms.p50
+    return table_of(
+        run.timing.slowest,
+        {
+            "step": lambda slow: str(slow.step),
+            Column("what took long", "code"): lambda slow: cause(slow, run),
+            "ms": lambda slow: f"{slow.ms:.3f}",
+            "times the median": lambda slow: f"{slow.ms / median_ms:.1f}" if median_ms else "",
+        },
+        title="Slowest steps",
+    )
 
 
 def cause(slow: SlowStep, run: RunEvidence) -> str:

@@ -45,6 +45,7 @@ class Column:
     name: str  # its heading
     kind: Kind = "number"  # what it has
     brief: str = ""  # its heading where there is little room; "" for the same
+    means: str = ""  # what it has, where its heading does not say so
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class Row:
     depth: int = 0  # 1 for a part of the row above, 2 for a part of that
     style: str = ""  # of its cells
     share: float | None = None  # what a bar shows, in percent; None for no bar
+    key: str = ""  # what it is of, where its first cell says that otherwise: a kernel's whole name
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class Table:
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+    title: str = ""
+    note: str = ""  # what to know of all rows, in a sentence
     ruled: bool = True  # whether a terminal has a rule below the headings, which are bold then
     steady: bool = False  # whether its columns stay where they are from frame to frame
 
@@ -75,13 +79,26 @@ def columns_of(*headings: str, align: str = "<") -> tuple[Column, ...]:
     return tuple(Column(name, kinds[each]) for name, each in aligned)
 
 
-def table_of(items: Iterable[_T], columns: Mapping[str | Column, Callable[[_T], str]]) -> Table:
-    """A row for each item, and a column for each heading with what it says of an item. The first column is text."""
+def table_of(
+    items: Iterable[_T],
+    columns: Mapping[str | Column, Callable[[_T], str]],
+    *,
+    title: str = "",
+    note: str = "",
+    key: Callable[[_T], str] = lambda _: "",
+) -> Table:
+    """A row for each item, and a column for each heading with what it says of an item, "" for nothing.
+
+    The first column is text; one that says nothing of any item is left out.
+    """
     headings = [
         heading if isinstance(heading, Column) else Column(heading, "number" if position else "text")
         for position, heading in enumerate(columns)
     ]
-    return Table(tuple(headings), tuple(Row(tuple(say(item) for say in columns.values())) for item in items))
+    rows = [Row(tuple(say(item) for say in columns.values()), key=key(item)) for item in items]
+    said = [place for place in range(len(headings)) if place == 0 or any(row.cells[place] for row in rows)]
+    kept = (replace(row, cells=tuple(row.cells[place] for place in said)) for row in rows)
+    return Table(tuple(headings[place] for place in said), tuple(kept), title, note)
 
 
 _CODES: Final = MappingProxyType({"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"})
@@ -179,7 +196,7 @@ class _Grid:
         for row, texts in zip(table.rows, cells, strict=True):
             if row.depth:
                 texts[0] = f"  {_plain(texts[0])}"
-        if "share" in kinds and len(cells) > 1:
+        if any(row.share is not None for row in table.rows) and len(cells) > 1:
             place = kinds.index("share")
             taken = sum(max(map(width_of, map(_plain, column))) for column in zip(headings, *cells, strict=True))
             room = min(_BAR_WIDTH, width - taken - _GAP * count)

@@ -137,17 +137,6 @@ def linked(rank: RankSummary) -> str:
     return f"{100 - rank.unlinked_pct:.1f} % of the GPU time is joined to its launch, {rank.unlinked_pct:.1f} % is not"
 
 
-def step_on_host(rank: RankSummary) -> Iterator[tuple[str, float, float, int]]:
-    """Name, ms, percent and depth of the parts of a step without GPU work. The user's regions overlap the others."""
-    step = rank.step_ms.mean
-    parts = [("step", step, 0)]
-    parts += [(f"your {one.name}" if one.user else one.name, one.host_ms_per_step, 1) for one in rank.regions]
-    if rank.cpu is not None:
-        parts.append(("operators, without data and optimizer", rank.cpu.operators_ms_per_step, 0))
-        parts.append(("Python between operators", rank.cpu.python_ms_per_step, 0))
-    yield from ((name, ms, 100 * ms / step if step else 0.0, depth) for name, ms, depth in parts if ms)
-
-
 def cpu_threads(rank: RankSummary) -> str:
     """Threads that ran operators on the CPU, and the usable cores; "" if a GPU did, or nothing ran."""
     cpu = rank.cpu
@@ -165,13 +154,13 @@ def efficiency(rank: RankSummary) -> str:
         return "" if rank.cpu is not None else f"FLOPs unknown: {rank.flops_note}"
     if flops.counted_pct < _MOST_COUNTED_PCT:  # what is known of the rest is no rate over the busy time
         without = f" (not of {', '.join(flops.uncounted)})" if flops.uncounted else ""
-        speed = f"{flops.matmul_tflops:.1f} TFLOP/s in the {flops.counted_pct:.0f} % of matrix products"
+        speed = f"{_tflops(flops.matmul_tflops)} TFLOP/s in the {flops.counted_pct:.0f} % of matrix products"
         speed += f" whose FLOPs are known{without}"
         if flops.peak_tflops is None or flops.matmul_pct_of_peak is None:
             return f"{speed}, in {flops.dtype}"
         peak = f"the dense {flops.dtype} peak of {flops.peak_tflops:.1f} TFLOP/s"
         return f"{speed}: {flops.matmul_pct_of_peak:.1f} % of {peak}"
-    speed = f"{flops.matmul_tflops:.1f} TFLOP/s in matrix products, {flops.busy_tflops:.1f} while busy"
+    speed = f"{_tflops(flops.matmul_tflops)} TFLOP/s in matrix products, {_tflops(flops.busy_tflops)} while busy"
     if flops.recomputed_pct > 100 * _SAME_WORK:
         speed += f" ({flops.recomputed_pct:.0f} % of the operations recompute activations or are the optimizer's)"
     if flops.peak_tflops is None or flops.matmul_pct_of_peak is None or flops.busy_pct_of_peak is None:
@@ -180,6 +169,10 @@ def efficiency(rank: RankSummary) -> str:
         f"{speed}: {flops.matmul_pct_of_peak:.1f} % and {flops.busy_pct_of_peak:.1f} % "
         f"of the dense {flops.dtype} peak of {flops.peak_tflops:.1f} TFLOP/s"
     )
+
+
+def _tflops(rate: float) -> str:
+    return f"{rate:.1f}" if rate >= 10 else digits(rate)  # noqa: PLR2004
 
 
 def users_functions(rank: RankSummary) -> str:

@@ -7,16 +7,9 @@ const rankName = (rank) => (rank.cut_off ? `${rank.rank} (cut off)` : `${rank.ra
 function hostParts(rank) {
   const step = rank.step_ms.mean;
   return rank.regions.filter((region) => !region.user && region.host_ms_per_step > 0).map((region) => ({
-    key: `region ${region.name}`, name: region.name, idle: false, colour: regionColour(region.name),
-    note: "", ms: region.host_ms_per_step, pct: step > 0 ? (100 * region.host_ms_per_step) / step : 0,
-    calls: region.calls_per_step || null,
+    name: region.name, idle: false, colour: regionColour(region.name),
+    ms: region.host_ms_per_step, pct: step > 0 ? (100 * region.host_ms_per_step) / step : 0,
   }));
-}
-
-// Whether the GPUs were idle for longer than they worked.
-function mostlyIdle(ranks) {
-  const gpus = ranks.filter(usedGpu).map((rank) => rank.gpu);
-  return gpus.reduce((sum, gpu) => sum + gpu.idle_pct - gpu.busy_pct, 0) > 0;
 }
 
 // The parts of one rank's step: work by kind and idle time by cause, the larger of both first.
@@ -26,14 +19,11 @@ function partsOf(rank) {
   const work = Object.entries(rank.kinds)
     .sort(([, a], [, b]) => place(a) - place(b) || b.ms_per_step - a.ms_per_step)
     .map(([name, kind]) => ({
-      key: `kind ${name}`, name, idle: false, colour: kindColour(name, kind.category), note: "", ms: kind.ms_per_step,
-      pct: kind.pct, calls: kind.calls_per_step,
+      name, idle: false, colour: kindColour(name, kind.category), ms: kind.ms_per_step, pct: kind.pct,
     }));
-  const idle = Object.entries(rank.idle).map(([cause, share]) => {
-    const [colour, note] = IDLE.get(cause) ?? ["--grey", ""];
-    return { key: `idle ${cause}`, name: `idle: ${cause}`, idle: true, colour, note, ms: share.ms_per_step, pct: share.pct };
-  });
-  return (mostlyIdle([rank]) ? [...idle, ...work] : [...work, ...idle]).filter((part) => part.ms > 0);
+  const idle = Object.entries(rank.idle).map(([cause, share]) => (
+    { name: `idle: ${cause}`, idle: true, colour: idleColour(cause), ms: share.ms_per_step, pct: share.pct }));
+  return (rank.gpu.idle_pct > rank.gpu.busy_pct ? [...idle, ...work] : [...work, ...idle]).filter((part) => part.ms > 0);
 }
 
 function segment(part, pct) {
@@ -61,54 +51,10 @@ function rankBars(ranks) {
     element("span", { class: "barvalue" }, milliseconds(rank.step_ms.mean)))));
 }
 
-// One row a part, two columns a rank.
-function partsTable(ranks) {
-  const parts = new Map();
-  const shares = new Map();
-  for (const rank of ranks) {
-    for (const part of partsOf(rank)) {
-      if (!parts.has(part.key)) parts.set(part.key, part);
-      shares.set(`${rank.rank} ${part.key}`, part);
-    }
-  }
-  const largest = (part) => Math.max(...ranks.map((rank) => shares.get(`${rank.rank} ${part.key}`)?.ms ?? 0));
-  const idleFirst = mostlyIdle(ranks) ? -1 : 1;
-  const rows = [...parts.values()].sort((a, b) => idleFirst * (a.idle - b.idle) || largest(b) - largest(a));
-  const named = {
-    label: "Part of the step", value: (part) => part.name,
-    write: (name, part) => element("span", { class: "part" }, swatch(part.colour, part.idle), name,
-      part.note && element("span", { class: "muted" }, part.note)),
-  };
-  const several = ranks.length > 1;
-  const numbers = ranks.flatMap((rank) => {
-    const share = (part) => shares.get(`${rank.rank} ${part.key}`);
-    return [
-      { label: several ? `rank ${rankName(rank)}: ms` : "ms per step", title: "ms per step", numeric: true, value: (part) => share(part)?.ms ?? 0, write: (ms) => number(ms, 3) },
-      { label: several ? "%" : "% of step", numeric: true, bar: !several, value: (part) => share(part)?.pct ?? 0, write: (pct) => number(pct, 1) },
-      !several && { label: "calls per step", numeric: true, value: (part) => share(part)?.calls, write: count },
-    ].filter(Boolean);
-  });
-  return smallTable("Parts of the step", [named, ...numbers], rows);
-}
-
-function rankTable(ranks) {
-  const numeric = (label, value, write, title) => ({ label, value, write, title, numeric: true });
-  const ms = (value) => number(value, 3);
-  const pct = (value) => number(value, 1);
-  return smallTable("Ranks", [
-    { label: "Rank", value: rankName },
-    numeric("step ms", (rank) => rank.step_ms.mean, ms, "mean"),
-    numeric("p50", (rank) => rank.step_ms.p50, ms),
-    numeric("min", (rank) => rank.step_ms.min, ms),
-    numeric("max", (rank) => rank.step_ms.max, ms),
-    numeric("busy %", (rank) => rank.gpu.busy_pct, pct),
-    numeric("idle %", (rank) => rank.gpu.idle_pct, pct),
-    numeric("comm ms", (rank) => rank.comm.ms_per_step, ms, "communication per step"),
-    numeric("hidden %", (rank) => rank.comm.hidden_pct, pct, "share of the communication during which something else ran"),
-    numeric("exposed ms", (rank) => rank.comm.exposed_ms_per_step, ms, "communication during which no other kernel ran"),
-    numeric("exposed %", (rank) => rank.comm.exposed_pct, pct, "share of the step"),
-    numeric("kernels", (rank) => rank.gpu.kernels_per_step, count, "per step"),
-  ], ranks);
+// The parts of one rank's step in numbers; those that its bar is made of have a key.
+function partsTable(rank, table) {
+  const colour = ({ key }) => key && (key.startsWith("idle: ") ? idleColour : usedGpu(rank) ? kindColour : regionColour)(key);
+  return tableOf(table, { colour });
 }
 
 // The steps one by one, on the scale of the longest.
@@ -133,42 +79,17 @@ function stepBars(rank) {
   }));
 }
 
-function communicationText(rank) {
-  const { ms_per_step: full, exposed_ms_per_step: exposed, hidden_pct: hidden, exposed_pct: share } = rank.comm;
-  if (!(full > 0)) return null;
-  return element("p", null, `Communication, rank ${rank.rank}: ${milliseconds(full)} per step, ${percent(hidden)} of it hidden behind other work; `,
-    `${milliseconds(exposed)} exposed, ${percent(share)} of the step.`);
-}
-
-// Operators and Python in a step on the CPU, which lie across its regions.
-function cpuFacts({ cpu, step_ms: step }, threads) {
-  if (!cpu) return null;
-  const share = (ms) => `${milliseconds(ms)} per step, ${percent(step.mean > 0 ? (100 * ms) / step.mean : 0)}`;
-  return facts([
-    ["Operators without data and optimizer", share(cpu.operators_ms_per_step)],
-    ["Python between operators", share(cpu.python_ms_per_step)],
-    ["Threads", threads],
-  ]);
-}
-
 // Empty where there is neither GPU work nor a region; `ofRun`: whether the page has a table of the regions already.
 function breakdownSection(ranks, words, ofRun) {
   const onGpu = ranks.some(usedGpu);
   const recorded = ranks.filter((rank) => usedGpu(rank) === onGpu && partsOf(rank).length > 0);
   if (!recorded.length) return [];
-  if (!onGpu) {
-    return [
-      rankBars(recorded),
-      element("p", { class: "muted" }, "No GPU activity in the trace: the whole bar is the step on the host, by region."),
-      !ofRun && partsTable(recorded),
-      recorded.length === 1 && cpuFacts(recorded[0], words.threads),
-    ];
-  }
-  const communicates = recorded.some((rank) => rank.comm.ms_per_step > 0);
+  const says = onGpu ? "The whole bar is the step. Hatched: the GPU was idle, by what the host did meanwhile."
+    : "No GPU activity in the trace: the whole bar is the step on the host, by region.";
   return [
     rankBars(recorded),
-    element("p", { class: "muted" }, "The whole bar is the step. Hatched: the GPU was idle, by what the host did meanwhile."),
-    partsTable(recorded),
-    recorded.length === 1 && communicates && communicationText(recorded[0]),
+    element("p", { class: "muted" }, says),
+    ranks.length > 1 ? tableOf(words.of_ranks) : (onGpu || !ofRun) && partsTable(ranks[0], words.parts[0]),
+    !onGpu && ranks.length === 1 && element("p", { class: "muted" }, words.said[0].join("; ")),
   ];
 }

@@ -60,19 +60,11 @@ function flameGraph(tree) {
   return chart;
 }
 
-function pythonSection({ tree, users }, step) {
+function pythonSection({ tree }) {
   const kinds = Object.entries(CALL_COLOURS).filter(([kind]) => tree.some((call) => call.kind === kind));
   return [
     tree.length > 0 && flameGraph(tree),
     tree.length > 0 && element("ul", { class: "legend" }, kinds.map(([, [colour, words]]) => element("li", null, swatch(colour), words))),
-    element("p", { class: "muted help-text" }, "The mean recorded step on the thread that trains. Click a function to widen it. " +
-      "Recording stacks makes each Python call slower, so functions that make many calls look longer than they are."),
-    users.length > 0 && smallTable("Your functions", [
-      column.name("Your functions", (user) => user.where),
-      column.number("own ms", (user) => user.own_ms_per_step, 3, "per step, without your other functions"),
-      column.bar("% of step", (user) => (step > 0 ? (100 * user.own_ms_per_step) / step : 0)),
-      column.number("ms", (user) => user.ms_per_step, 3, "per step, with all that it calls"),
-      column.count("calls", (user) => user.calls_per_step, "per step"),
-    ], users),
+    element("p", { class: "muted help-text" }, "The mean recorded step on the thread that trains. Click a function to widen it."),
   ];
 }

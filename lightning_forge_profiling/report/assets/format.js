@@ -11,7 +11,7 @@ function element(tag, attributes, ...children) {
     if (typeof value === "function") made.addEventListener(name.slice(2), value);
     else made.setAttribute(name, value === true ? "" : value);
   }
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
     made.append(child);
   }
@@ -43,18 +43,6 @@ function count(value) {
   return number(value, Number.isInteger(value) ? 0 : 2);
 }
 
-function scaled(value, base, units) {
-  let power = 0;
-  while (Math.abs(value) >= base && power < units.length - 1) {
-    value /= base;
-    power += 1;
-  }
-  return `${power ? short(value) : number(value)} ${units[power]}`;
-}
-
-const bytes = (value) => scaled(value, 1000, ["B", "kB", "MB", "GB", "TB"]);
-const memoryBytes = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
-const flop = (value) => scaled(value, 1000, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"]);
 const milliseconds = (value) => `${short(value)} ms`;
 const percent = (value) => `${number(value, 1)} %`;
 

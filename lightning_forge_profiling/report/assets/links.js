@@ -14,7 +14,7 @@ const SHOWN_BY = {
   "input-bound": { rows: ["idle: data", "data"], spans: [region("data"), STREAMS] },
   "worker-restarts": { rows: ["data_loader", "idle: data", "data"], spans: [region("data"), STREAMS] },
   "transfer-bound": { rows: ["idle: copy", "transfer"], sections: ["copies"], spans: [COPIES] },
-  "sync-bound": { rows: ["idle: sync"], sections: ["host"], spans: [STREAMS] },
+  "sync-bound": { rows: ["idle: sync"], sections: ["syncs", "host"], spans: [STREAMS] },
   "launch-bound": { rows: ["idle: python"], sections: ["idle"], spans: [STREAMS] },
   "allocator-churn": { rows: ["idle: allocator"], sections: ["host"], spans: [STREAMS] },
   "slow-launches": { rows: ["idle: launch"], sections: ["idle"], spans: [STREAMS] },
@@ -31,7 +31,7 @@ const SHOWN_BY = {
   "python-bound": { sections: ["python", "operators"] },
 };
 const OF_TRACE = ["Parts of the step", "Regions"];
-const OF_RANKS = { run: "Ranks of the run", trace: "Waiting by rank" };
+const OF_RANKS = { run: "Ranks of the run", trace: "Communication" };
 const OF_RUN = ["The step by region", "Wall time of the run"];
 
 const findingId = (findings, finding) => {

@@ -37,22 +37,14 @@ function listenForFolds() {
   window.addEventListener("afterprint", () => { for (const each of opened) each.open = false; });
 }
 
-function rankDetails(rank, words) {
-  const onCpu = rank.cpu !== null && !usedGpu(rank);
-  const regions = onCpu ? rank.regions.filter((region) => region.user) : rank.regions; // the others are the breakdown
-  const idle = usedGpu(rank) && rank.idle_parts.some((part) => 100 * part.ms_per_step >= SHOWN_PCT * rank.step_ms.mean) && folded("idle", "Idle GPU, by what the host was in", idleTable(rank.idle_parts, rank.step_ms.mean));
-  const kernels = rank.top_kernels.length > 0 && folded("kernels", "Top kernels", kernelTable(rank.top_kernels, words.labels).element);
-  const uncounted = !onCpu && !rank.flops && rank.flops_note ? ` FLOPs unknown: ${rank.flops_note}.` : "";
+function rankDetails(rank, words, place) {
+  const [tables, work] = [words.details[place], words.work[place]];
+  const long = { kernels: { search: "Search kernels", limit: 15 }, operators: { search: "Search operators", limit: 15 } };
   return [
-    ...(mostlyIdle([rank]) ? [idle, kernels] : [kernels, idle]),
-    rank.python && folded("python", "Python functions of the step", pythonSection(rank.python, rank.step_ms.mean)),
-    rank.operators.length > 0 && folded("operators", "Operators", [
-      element("p", { class: "muted" }, `Means per step.${uncounted}`), operatorTable(rank.operators, usedGpu(rank)).element,
-    ]),
-    regions.length > 0 && folded("regions", onCpu ? "Your regions" : "Regions", regionTable(regions, !onCpu)),
-    !onCpu && folded("host", "Host and memory", [hostFacts(rank), rank.host.syncs.length > 0 && syncTable(rank.host.syncs)]),
-    rank.copies.length > 0 && folded("copies", "Copies", copyTable(rank.copies)),
-    rank.flops && folded("flops", "FLOPs", flopsSection(rank)),
+    words.parts.length > 1 && folded("parts", words.parts[place].title, partsTable(rank, words.parts[place])),
+    rank.python && folded("python", "Python functions of the step", [pythonSection(rank.python), tables.python && tableOf(tables.python)]),
+    ...Object.entries(tables).filter(([id]) => id !== "python").map(([id, table]) => folded(id, table.title, tableOf(table, long[id]))),
+    work.rows.length > 0 && folded("host", work.title, [element("p", { class: "muted" }, words.said[place].join("; ")), tableOf(work)]),
   ];
 }
 
@@ -81,7 +73,7 @@ function themeButton(onChange) {
 
 // The run before the window that was recorded in it; a page of a trace alone begins with the window.
 function build(summary, record, timelines) {
-  const { ranks, findings, hints, collectives, rank_waits: waits, run } = summary;
+  const { ranks, findings, hints, run } = summary;
   const details = element("div", { id: "details" });
   const detailRanks = rankSelect(ranks.map((rank) => rank.rank), "Rank of the details", (rank) => choose(rank));
   const steps = element("div");
@@ -95,7 +87,7 @@ function build(summary, record, timelines) {
     if (!rank) return;
     const select = detailRanks?.querySelector("select");
     if (select) select.value = String(number);
-    details.replaceChildren(...rankDetails(rank, summary.words).filter(Boolean));
+    details.replaceChildren(...rankDetails(rank, summary.words, ranks.indexOf(rank)).filter(Boolean));
     steps.replaceChildren(...(rank.per_step.length > 1 && usedGpu(rank)
       ? [several && element("h3", null, `Steps of rank ${rankName(rank)}`), stepBars(rank)].filter(Boolean) : []));
   };
@@ -112,12 +104,12 @@ function build(summary, record, timelines) {
     run?.memory?.curve.seconds.length > 0 && folded("memory", "What fills the GPU's memory", memorySection(run, summary.words.memory)),
   ];
   const ofSteps = breakdown.length > 0 && (run || record ? folded : section)("breakdown", "Breakdown of the step", breakdown);
-  const oneByOne = ranks.some(usedGpu) && folded("steps", several ? "Ranks and steps one by one" : "Steps one by one", [several && rankTable(ranks.filter(usedGpu)), steps]);
+  const oneByOne = ranks.some(usedGpu) && folded("steps", several ? "Steps of a rank one by one" : "Steps one by one", [steps]);
   const ofRanks = [
     timeline && folded("timeline", "Step timeline", timeline.element),
     oneByOne,
     ranks.length > 0 && element("div", null, several && element("div", { class: "heading details" }, element("h2", null, "Details of one rank"), detailRanks), details),
-    (collectives.length > 0 || waits.length > 0) && folded("collectives", "Collectives over the ranks", collectivesSection(collectives, waits)),
+    summary.words.communication.length > 0 && folded("collectives", "Communication", communicationSection(summary)),
   ];
   const step = record ? record.step : summary.words.step;
   const ofStep = step && section("step", step.title || "Where a step goes", stepSection(step));

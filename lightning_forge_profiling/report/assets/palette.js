@@ -33,14 +33,13 @@ const REGION_COLOURS = new Map([
   ["other", "--region-other"],
 ]);
 
-const IDLE = new Map([
-  ["data", ["--amber", "in the data loader"]],
-  ["launch", ["--pink", "in a launch of 0.1 ms or more"]],
-  ["sync", ["--vermilion", "host waits for the GPU"]],
-  ["allocator", ["--brown", "in cudaMalloc or cudaFree"]],
-  ["copy", ["--plum", "in a copy call"]],
-  ["python", ["--blue", "in Python between launches"]],
-  ["gpu", ["--grey", "next kernel already launched"]],
+const IDLE_COLOURS = new Map([
+  ["data", "--amber"],
+  ["launch", "--pink"],
+  ["sync", "--vermilion"],
+  ["allocator", "--brown"],
+  ["copy", "--plum"],
+  ["python", "--blue"],
 ]);
 
 const CATEGORY_ORDER = ["matmul", "other", "memory", "comm"];
@@ -57,6 +56,8 @@ function regionName(name) {
 function regionColour(name) {
   return REGION_COLOURS.get(regionName(name)) ?? KIND_COLOURS.get("region");
 }
+
+const idleColour = (name) => IDLE_COLOURS.get(name.replace("idle: ", "")) ?? "--grey";
 
 function swatch(colour, hatched = false) {
   const made = element("span", { class: hatched ? "swatch hatched" : "swatch", "aria-hidden": "true" });

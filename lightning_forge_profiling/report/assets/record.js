@@ -43,51 +43,19 @@ function curvesSection(record) {
   const view = new ChartsView(time, curves.map(curveChart), states);
   const notes = [
     "Each point covers the steps since the previous one. The band reaches from the median to the 95th percentile.",
-    record.ranks?.ranks.length > 1 && `Curves are of rank ${record.curves_of}.`,
+    record.ranks?.table.rows.length > 1 && `Curves are of rank ${record.curves_of}.`,
     record.lost_steps > 0 && `The record keeps only its newest part: intervals before step ${number(record.lost_steps)} were deleted.`,
     states.length > 0 && "Grey and tinted bars are events, as in the lanes below.",
   ];
   return [view.element, element("p", { class: "charts-text muted" }, notes.filter(Boolean).join(" "))];
 }
 
-// All ranks, the worst first; columns that no rank has are left out.
-function ranksSection({ ranks, words, lines }) {
-  const rows = ranks.map((rank, index) => ({ ...rank, words: words[index] }));
-  const has = (value) => rows.some((rank) => value(rank));
-  const odd = (text, rank) => (rank.words ? element("b", null, text) : text);
-  const columns = [
-    column.text("Rank", (rank) => rank.rank, (number, rank) => odd(String(number), rank)),
-    column.text("", (rank) => rank.words, odd),
-    has((rank) => isNumber(rank.own_ms)) && column.number("own work, ms", (rank) => rank.own_ms, 2),
-    has((rank) => isNumber(rank.waits_ms)) && column.number("waits, ms", (rank) => rank.waits_ms, 2),
-    column.number("age, s", (rank) => (rank.state === "missing" ? null : rank.age_s), 0, "since it was last heard"),
-    column.count("step", (rank) => rank.step),
-    has((rank) => rank.host) && column.text("Host", (rank) => rank.host),
-    has((rank) => rank.sensors.sm_mhz) && column.number("MHz", (rank) => rank.sensors.sm_mhz ?? null, 0),
-    has((rank) => rank.sensors.temperature_c) && column.number("\u00b0C", (rank) => rank.sensors.temperature_c ?? null, 0),
-  ].filter(Boolean);
-  const table = new DataTable({ label: "Ranks of the run", rows, columns, limit: RANKS_SHOWN }).element;
-  table.classList.add("small");
-  return [
-    named(lines),
-    table,
-    element("p", { class: "muted" }, "Own work is the step without waiting for other ranks. The rank with most of it is the one that the others wait for."),
-  ];
+function ranksSection({ table, lines }) {
+  return [named(lines), tableOf(table, { limit: RANKS_SHOWN })];
 }
 
-function eventsSection(record) {
-  return [
-    new DataTable({
-      label: "Events", rows: eventsOf(record).reverse(), limit: EVENTS_SHOWN, columns: [
-        column.text("Event", (event) => event.kind),
-        column.count("step", (event) => event.step),
-        column.number("after, s", (event) => event.end_s, 1, "since the run began"),
-        column.number("seconds", (event) => (event.end_s > event.start_s ? event.end_s - event.start_s : null), 2, "with what ran inside it"),
-        column.text("What", (event) => event.text, (text) => element("span", null, breakable(text))),
-      ],
-    }).element,
-    record.events_left_out > 0 && element("p", { class: "muted" }, `${number(record.events_left_out)} earlier events are left out.`),
-  ];
+function eventsSection({ event_table: table }) {
+  return tableOf(table, { limit: EVENTS_SHOWN });
 }
 
 function aboutRun({ facts: ofRun, step, setting }, summary) {

@@ -36,24 +36,23 @@ function partColours(names) {
 const inSeconds = (value) => `${short(value)} s`;
 
 // The bar's parts: the large ones of the ledger, the rest together, and what is in none.
-function barParts(ledger, rows, colours) {
+function barParts(ledger, colours) {
   const pct = (seconds) => (100 * seconds) / ledger.wall_s;
   const made = (name, seconds, colour, idle = false) => ({
     name, seconds, colour, idle, pct: pct(seconds), title: `${name}: ${inSeconds(seconds)}, ${percent(pct(seconds))}`,
   });
-  const parts = rows.filter((row) => row.part !== "unexplained" && row.part !== "other parts");
-  const large = parts.filter((row) => pct(row.seconds) >= FOLDED_PCT);
-  const small = rows.filter((row) => row.part !== "unexplained" && !large.includes(row));
-  const rest = small.reduce((sum, row) => sum + row.seconds, 0);
+  const parts = Object.entries(ledger.parts);
+  const large = parts.filter(([, seconds]) => pct(seconds) >= FOLDED_PCT);
+  const rest = parts.reduce((sum, part) => (large.includes(part) ? sum : sum + part[1]), 0);
   return [
-    ...large.map((row) => made(row.part, row.seconds, colours.get(row.part))),
+    ...large.map(([name, seconds]) => made(name, seconds, colours.get(name))),
     rest > 0 && made("rest", rest, "--region-other"),
     Math.abs(pct(ledger.unexplained_s)) >= VISIBLE_PCT && made("unexplained", ledger.unexplained_s, "--grey", true),
   ].filter(Boolean);
 }
 
-function runBar(ledger, rows, colours) {
-  const parts = barParts(ledger, rows, colours);
+function runBar(ledger, colours) {
+  const parts = barParts(ledger, colours);
   const drawnParts = parts.filter((part) => part.pct > 0); // a negative remainder is in the legend alone
   const whole = drawnParts.reduce((sum, part) => sum + part.pct, 0);
   const text = parts.map((part) => `${part.name} ${percent(part.pct)}`).join(", ");
@@ -144,42 +143,26 @@ function runLanes(run, axis, colours, causes) {
 }
 
 function spanTable(spans) {
-  return new DataTable({
-    label: "Spans", rows: spans, limit: 20, columns: [
-      column.name("Part", (span) => span.part), column.number("from, s", (span) => span.start_s), column.number("to, s", (span) => span.end_s),
-      column.number("seconds", (span) => span.seconds), column.count("times", (span) => span.count), column.count("step", (span) => span.step),
-    ],
-  }).element;
+  const columns = [["part", "code"], ...["from, s", "to, s", "seconds", "times", "step"].map((name) => [name, "number"])];
+  const rows = spans.map(({ part, start_s: start, end_s: end, seconds, count: times, step }) => (
+    { cells: [part, number(start, 3), number(end, 3), number(seconds, 3), number(times), step === null ? "" : number(step)] }));
+  return new DataTable({ title: "Spans", columns: columns.map(([name, kind]) => ({ name, kind })), rows }, { limit: 20 }).element;
 }
 
-function slowestTable(run, rows) {
-  return smallTable("Slowest steps", [
-    column.text("Slowest steps", (row) => row.step, (step) => `step ${number(step)}`),
-    column.number("ms", (row) => row.ms, 1),
-    column.number("\u00d7 median", (row) => row.times, 1, `of ${milliseconds(run.timing.step_ms.p50)}`),
-    column.text("What took long", (row) => row.cause || "\u2013", (text) => element("span", null, breakable(text))),
-  ], rows);
-}
-
-function courseSection(run, words) {
+function courseSection(run, { ledger: parts, slowest }) {
   const { ledger } = run;
   const colours = partColours([...Object.keys(ledger.parts)]);
   const axis = runAxis(run);
-  const causes = new Map(words.slowest.map((row) => [row.step, row.cause]));
+  const causes = new Map(slowest.rows.map(({ cells: [step, cause] }) => [Number(step), cause]));
   const table = element("details", null, element("summary", null, "The spans as a table"));
   table.addEventListener("toggle", () => table.append(spanTable(ledger.spans)), { once: true });
   const before = axis && axis.origin > 0 ? ` The axis begins with the fit, ${inSeconds(axis.origin)} after the process.` : "";
   return [
-    ...runBar(ledger, words.parts, colours),
+    ...runBar(ledger, colours),
     axis && runLanes(run, axis, colours, causes),
     axis && element("p", { class: "muted help-text" }, `A span includes what ran inside it, the seconds of a part do not; paler spans stand for several.${before}`),
-    smallTable("Wall time of the run", [
-      column.name("Part", (row) => row.part),
-      column.number("seconds", (row) => row.seconds),
-      column.bar("% of the run", (row) => (100 * row.seconds) / ledger.wall_s),
-      column.count("times", (row) => row.times),
-    ], words.parts),
-    words.slowest.length > 0 && slowestTable(run, words.slowest),
+    tableOf(parts),
+    slowest.rows.length > 0 && [element("h3", null, slowest.title), tableOf(slowest)],
     axis && table,
   ];
 }

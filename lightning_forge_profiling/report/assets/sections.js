@@ -91,176 +91,25 @@ function findingsSection({ findings, words, verdict, differences }) {
     (index > 0 || finding.code !== verdict) && [element("p", { class: "advice" }, remedy(finding)), fix(finding)])), ...remarks.map((remark) => element("p", { class: "muted" }, remark))];
 }
 
-const column = {
-  text: (label, value, write) => ({ label, value, write }),
-  name: (label, value) => ({ label, value, write: (name) => clampedWhenLong(nameText(name, false), "full name") }),
-  number: (label, value, digits = 3, title = null) => ({
-    label, value, title, numeric: true, write: (figure) => number(figure, digits),
-  }),
-  count: (label, value, title = null) => ({ label, value, title, numeric: true, write: count }),
-  bar: (label, value, title = null) => ({ label, value, title, numeric: true, bar: true, write: (figure) => number(figure, 1) }),
-};
-
-const SHOWN_PCT = 0.05; // less shows as 0.0 %
-
-// The longest parts of the GPU's idle time, by what the thread was in that launched the work after them.
-function idleTable(parts, step) {
-  const shown = parts.filter((part) => 100 * part.ms_per_step >= SHOWN_PCT * step);
-  const threads = new Set(shown.map((part) => part.thread)).size > 1;
-  return smallTable("Idle time", [
-    column.text("The host was in", (part) => part.activity, (activity, part) => element("span", { class: "part" },
-      activity ? element("span", { class: "name" }, activity) : part.launched ? "anything: the work had been launched" : "Python outside of operators",
-      part.operator && element("span", { class: "muted" }, "in ", element("span", { class: "name" }, part.operator)),
-      threads && part.thread && element("span", { class: "muted" }, `thread ${part.thread}`))),
-    column.number("ms per step", (part) => part.ms_per_step),
-    column.bar("% of step", (part) => (step > 0 ? (100 * part.ms_per_step) / step : 0)),
-    column.text("Ended by", (part) => part.following, (name) => element("span", { class: "name" }, shortName(name))),
-  ], shown);
-}
-
-function kernelTable(kernels, labels) {
-  return new DataTable({
-    label: "Top kernels", search: "Search kernels", rows: kernels, sort: 2, limit: 15, empty: "No kernels in the trace.",
-    columns: [
-      column.text("Kernel", (kernel) => kernel.name, (name) => kernelCell(name, labels[name])),
-      column.bar("% of step", (kernel) => kernel.pct),
-      column.number("ms per step", (kernel) => kernel.ms_per_step),
-      column.number("mean \u00b5s", (kernel) => kernel.mean_us, 2, "of one call"),
-      column.count("calls per step", (kernel) => kernel.calls_per_step),
-      column.text("Kind", (kernel) => kernel.kind, (kind, kernel) =>
-        element("span", { class: "kind" }, swatch(kindColour(kind, kernel.category)), kind)),
-    ],
-  });
-}
-
-function operatorTable(operators, onGpu) {
-  const allocated = operators.some((operator) => operator.allocated_bytes_per_step !== null);
-  const shaped = operators.some((operator) => operator.input_shapes.length > 0);
-  return new DataTable({
-    label: "Operators", search: "Search operators", rows: operators, sort: 1, limit: 15, empty: "No operators in the trace.",
-    columns: [
-      column.name("Operator", (operator) => operator.name),
-      ...(onGpu ? [
-        column.number("self GPU ms", (operator) => operator.self_device_ms_per_step, 3, "per step, of what it launched itself"),
-        column.number("GPU ms", (operator) => operator.device_ms_per_step, 3, "per step, with the operators it called"),
-      ] : []),
-      column.number("self host ms", (operator) => operator.self_host_ms_per_step, 3, "per step, without the operators it called"),
-      column.number("host ms", (operator) => operator.host_ms_per_step, 3, "per step, with the operators it called"),
-      column.count("calls", (operator) => operator.calls_per_step, "per step"),
-      ...(allocated ? [{ ...column.count("allocated", (operator) => operator.allocated_bytes_per_step, "per step, net of what it freed"), write: (size) => (size === null ? "\u2013" : memoryBytes(size)) }] : []),
-      ...(shaped ? [column.text("Input shapes", (operator) => operator.input_shapes.join("; "), (shapes) => clampedWhenLong(element("span", { class: "shapes" }, shapes), "all shapes"))] : []),
-    ],
-  });
-}
-
-function regionTable(regions, onGpu) {
-  return smallTable("Regions", [
-    column.text("Region", (region) => region.name, (name, region) => element("span", { class: "part" },
-      element("span", { class: "name" }, name), region.user && element("span", { class: "muted" }, "yours"))),
-    ...(onGpu ? [
-      column.bar("% of step", (region) => region.pct, "GPU work launched in it"),
-      column.number("GPU ms per step", (region) => region.gpu_ms_per_step),
-    ] : []),
-    column.number("host ms per step", (region) => region.host_ms_per_step),
-    ...(onGpu ? [column.count("launches per step", (region) => region.launches_per_step)] : []),
-    column.count("entered per step", (region) => region.calls_per_step || null, "unknown where inferred from operators"),
-  ], regions);
-}
-
-function copyTable(copies) {
-  return smallTable("Copies", [
-    column.text("Direction", (copy) => copy.direction),
-    column.text("Host memory", (copy) => copy.memory || "\u2013"),
-    column.count("calls per step", (copy) => copy.calls_per_step),
-    { ...column.count("copied per step", (copy) => copy.bytes_per_step), write: bytes },
-    column.number("ms per step", (copy) => copy.ms_per_step),
-    column.number("exposed ms", (copy) => copy.exposed_ms_per_step, 3, "the GPU did nothing but such copies"),
-    column.number("GB/s", (copy) => copy.gb_per_s || null, 1),
-  ], copies);
-}
-
-function syncTable(syncs) {
-  return smallTable("Calls that wait for the GPU", [
-    column.text("Cause", (sync) => sync.cause),
-    column.text("Where", (sync) => sync.where || (sync.lightning ? "Lightning's own loop" : "no stacks recorded"),
-      (where) => element("span", { class: "name" }, where)),
-    column.count("per step", (sync) => sync.per_step),
-    column.number("host waits, ms per step", (sync) => sync.host_ms_per_step),
-  ], syncs);
-}
-
-function hostFacts({ host, memory, unlinked_pct: unlinked }) {
-  return facts([
-    ["Launches per step", count(host.launches_per_step)],
-    ["Waits for the GPU per step", count(host.device_syncs_per_step)],
-    host.lightning_syncs_per_step > 0 && ["\u2026 of Lightning's own loop", count(host.lightning_syncs_per_step)],
-    ["GPU idle after such waits", `${milliseconds(host.idle_after_sync_ms_per_step)} per step`],
-    ["In the data loader", `${milliseconds(host.data_wait_ms_per_step)} per step`],
-    ["cudaMalloc / cudaFree per step", `${count(host.cuda_mallocs_per_step)} / ${count(host.cuda_frees_per_step)}`],
-    ["Copied to the GPU", `${bytes(host.h2d_bytes_per_step)} per step`],
-    memory && ["Peak memory allocated", memoryBytes(memory.peak_allocated_bytes)],
-    memory && ["Peak memory reserved", memoryBytes(memory.peak_reserved_bytes)],
-    memory && ["Allocations / frees per step", `${count(memory.allocations_per_step)} / ${count(memory.frees_per_step)}`],
-    unlinked > 0 && ["GPU time without a launch in the trace", percent(unlinked)],
-  ].filter(Boolean));
-}
-
-function flopsSection({ flops }) {
-  const ofPeak = (share) => (share === null ? "" : ` (${percent(share)} of peak)`);
-  return element("div", null, facts([
-    ["Counted per step", flop(flops.per_step)],
-    ["The model's part", flops.model_per_step === null ? "unknown: compiled code may recompute" : flop(flops.model_per_step)],
-    ["Over its kernels", `${short(flops.matmul_tflops)} TFLOP/s${ofPeak(flops.matmul_pct_of_peak)}`],
-    ["Over GPU busy time", `${short(flops.busy_tflops)} TFLOP/s${ofPeak(flops.busy_pct_of_peak)}`],
-    ["Over the step", `${short(flops.step_tflops)} TFLOP/s`],
-    ["Peak", flops.peak_tflops === null ? `unknown device: no ratio (${flops.dtype})` : `${short(flops.peak_tflops)} TFLOP/s, dense ${flops.dtype}`],
-    ["Covers", `${percent(flops.counted_pct)} of matmul, convolution and attention time`],
-  ]), flops.uncounted.length > 0 && element("p", { class: "muted" }, `Not counted: ${flops.uncounted.join(", ")}.`));
-}
-
-function collectivesSection(collectives, waits) {
-  const waiting = smallTable("Waiting by rank", [
-    column.text("Rank", (wait) => wait.rank),
-    column.number("communication, ms per step", (wait) => wait.comm_ms_per_step),
-    column.number("of it waiting, ms per step", (wait) => wait.wait_ms_per_step),
-  ], waits);
-  const costs = smallTable("Collectives", [
-    column.text("Collective", (each) => each.name),
-    column.text("Group", (each) => each.group),
-    column.count("calls per step", (each) => each.calls_per_step),
-    column.number("MB per step", (each) => each.megabytes_per_step || null, 1, "input of one rank"),
-    column.number("cost, ms per step", (each) => each.cost_ms_per_step, 3, "the shortest over the ranks: what it takes itself"),
-    column.number("waiting, ms per step", (each) => each.wait_ms_per_step, 3, "mean over the ranks: for the last to join"),
-  ], collectives);
+function communicationSection({ words, collectives }) {
   return [
-    element("p", { class: "muted" }, "Matched over the ranks: the shortest is the cost, what the others took longer is waiting. The rank that waits least is the one that the others wait for."),
-    waits.length > 0 && waiting, collectives.length > 0 && costs,
+    collectives.length > 0 && element("p", { class: "muted" }, "Matched over the ranks: the shortest is the cost, what the others took longer is waiting. The rank that waits least is the one that the others wait for."),
+    words.communication.map((table) => tableOf(table)),
   ];
 }
-
-// "12.34" as the number that it is, "" as none.
-const figure = (text) => (text === "" || text === undefined ? null : Number(text.replaceAll(",", "")));
 
 const named = (lines) => lines.length > 0 && element("dl", { class: "lines" }, lines.flatMap(({ name, text }) => [element("dt", null, name), element("dd", null, breakable(text.text))]));
 
 function stepSection({ table, lines }) {
   if (!table) return element("p", { class: "empty" }, "No step was timed.");
-  const [first, share, ...others] = table.columns.map((each) => each.name);
-  const rows = table.rows.map(({ cells: [name, , ...times], share: pct }) => ({ name, pct, times }));
-  const parts = rows.filter((row) => row.pct > 0 && REGION_COLOURS.has(row.name)).map((row) => ({
-    name: row.name, pct: row.pct, colour: regionColour(row.name), idle: false,
-    title: `${row.name}: ${[percent(row.pct), ...others.map((heading, index) => `${heading} ${row.times[index]}`)].join(", ")}`,
+  const [, , ...others] = table.columns.map((each) => each.name);
+  const parts = table.rows.filter(({ share, cells: [name] }) => share > 0 && REGION_COLOURS.has(name)).map(({ share, cells: [name, , ...times] }) => ({
+    name, pct: share, colour: regionColour(name), idle: false,
+    title: `${name}: ${[percent(share), ...others.map((heading, index) => `${heading} ${times[index]}`)].join(", ")}`,
   }));
-  const columns = [
-    column.text(first || "Region", (row) => row.name, (name, row) => element(row.pct === null ? "b" : "span", null, name)),
-    { ...column.bar(share, (row) => row.pct), write: (pct) => (pct === null ? "" : percent(pct)) },
-    ...others.map((heading, index) => ({
-      label: heading, numeric: true, value: (row) => figure(row.times[index]), write: (_, row) => row.times[index],
-    })),
-  ];
   return [
     parts.length > 0 && stackedBar(parts, "The step"),
-    smallTable("The step by region", columns, rows),
+    tableOf({ ...table, title: "The step by region" }),
     named(lines.filter(({ name }) => name === "note")),
   ];
 }

@@ -1595,6 +1595,11 @@ class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
     worker_restarts: WorkerRestarts | None = None
 
     @property
+    def is_evidence(self) -> bool:
+        """Whether steps count: else these are of the warm-up, and say nothing about the run."""
+        return self.steps > 0 and not self.only_warmup
+
+    @property
     def total_ms(self) -> float:
         """Device time of the steps."""
         return self.steps * self.step_ms.mean
@@ -1645,11 +1650,13 @@ class RunMachine(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         cpu: use of the cores on rank 0; None if unknown, as after less than half a second of counted steps.
         telemetry: readings of the GPU's sensors; None without any.
+        no_telemetry: why there are none; "" if there are, or if they were not asked for.
         compute: compute rates; empty if unknown.
     """
 
     cpu: CpuUse | None = None
     telemetry: TelemetrySummary | None = None
+    no_telemetry: str = ""
     compute: tuple[RunCompute, ...] = ()
 
 
@@ -1892,26 +1899,22 @@ class RunReport(msgspec.Struct, frozen=True):
     """What is known at the end of a run.
 
     Attributes:
-        run: where its time went on rank 0.
+        run: what was measured on this rank.
         trace: what became of the recorded window, None without one.
         device: what it trained on, in words.
         replicas: data-parallel replicas.
         log_folder: where TensorBoard should look, None without a logger.
         analysis: of the steps that count and of the trace, None where there is neither.
-        compute: how fast a device computed; empty if unknown.
-        gpu: the GPU's sensors, or why they could not be read; None if telemetry is off.
         loops: what the validation runs did.
         model: the class of the module; "" if unknown.
     """
 
-    run: RunTiming
+    run: RunEvidence
     trace: TraceReport | None
     device: str
     replicas: int
     log_folder: Path | None
     analysis: Analysis | None = None
-    compute: tuple[RunCompute, ...] = ()
-    gpu: TelemetrySummary | str | None = None
     loops: tuple[LoopRates, ...] = ()
     model: str = ""
 

@@ -25,7 +25,6 @@ from lightning_forge_profiling.schema import (
     StepGroup,
 )
 from lightning_forge_profiling.timing.counters import bucket
-from lightning_forge_profiling.timing.run_totals import RunTotals
 from tests.evidence import made_evidence
 
 SHARES = {"data": 0.1, "forward": 0.3, "backward": 0.5, "optimizer": 0.1}
@@ -154,5 +153,4 @@ def _report(device, ledger, findings, step_ms, steps):
     )
     verdict = found[0].code if found else "nothing stands out"
     analysis = Analysis(source="run", verdict=verdict, verdict_text="", findings=found, run=evidence)
-    run = RunTotals().timing(steps=steps, before_first_s=0.5, wall_s=sum(ledger.values()))
-    return RunReport(run, None, device, replicas=1, log_folder=None, analysis=analysis)
+    return RunReport(evidence, None, device, replicas=1, log_folder=None, analysis=analysis)

@@ -69,7 +69,7 @@ def excluded_s(folder, part):
     """Seconds of `validation` or `checkpoint` that are no part of a step, of the one run below a folder."""
     [record] = read_run(records_at(folder)[0]).ranks
     assert record.state is not None
-    return record.state.report.run.left_out.excluded_ms[part] / 1e3
+    return record.state.report.run.timing.left_out.excluded_ms[part] / 1e3
 
 
 def tables(text):

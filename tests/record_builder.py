@@ -252,23 +252,23 @@ def _state(  # noqa: PLR0917
         unexplained_s=0.0,
         counts={"validation": 1},
     )
-    evidence = None
-    if summary.steps and not summary.only_warmup:
-        evidence = RunEvidence(timing=summary, ledger=replace(ledger, goodput=goodput(ledger, summary)))
-        machine, ranks = RunMachine(telemetry=gpu), RunRanks(world_size=run.ranks)
-        evidence = replace(evidence, machine=machine, ranks=replace(ranks, rank=rank if run.ranks > 1 else 0))
-    if evidence is not None and run.ranks > 1:
+    evidence = RunEvidence(
+        timing=summary,
+        ledger=replace(ledger, goodput=goodput(ledger, summary)),
+        machine=RunMachine(telemetry=gpu),
+        ranks=RunRanks(world_size=run.ranks, rank=rank if run.ranks > 1 else 0),
+    )
+    if summary.is_evidence and run.ranks > 1:
         waits = Waits({"backward": LATE_MS if run.late not in {None, rank} else 0.0})
         works = (rank_work(evidence, host=f"node{rank // 8}", waits=waits),)
         evidence = replace(evidence, ranks=replace(evidence.ranks, works=works))
     report = RunReport(
-        summary,
+        evidence,
         None,
         device="NVIDIA H200",
         replicas=run.ranks,
         log_folder=None,
         analysis=analysis_of(None, None, evidence),
-        gpu=gpu,
     )
     metrics = summary.metrics(replicas=run.ranks) if summary.steps else {}
     return State(at=clock, step=step, report=report, metrics=metrics, counters=totals.counters())

@@ -111,7 +111,7 @@ def test_a_fit_records_the_energy_of_its_gpu_also_in_warm_up(make_trainer, gpu, 
     energy = energy_json(record)
     assert 0 < energy["joules"] <= used
     assert energy["joules"] == pytest.approx(used, abs=6.0), "but for the first sample and those after the training"
-    summary = read_run(record).ranks[0].state.report.gpu
+    summary = read_run(record).ranks[0].state.report.run.machine.telemetry
     assert energy["joules_per_sample"] == pytest.approx(summary.joules_per_sample)
     assert energy_line(record).endswith("on 1 GPU")
 

@@ -77,8 +77,9 @@ class Planted:
         """The record of the run; returns its folder."""
         totals = self.totals
         run = totals.timing(steps=STEPS, before_first_s=0.1, wall_s=10.0)
+        measured = RunEvidence(timing=run)
         report = RunReport(
-            run, None, "cpu", replicas=1, log_folder=None, analysis=analysis_of(None, None, RunEvidence(timing=run))
+            measured, None, "cpu", replicas=1, log_folder=None, analysis=analysis_of(None, None, measured)
         )
         begin = Begin(
             run="x", rank=0, world_size=1, at=1.0, versions={}, host="h", device="cpu", settings={}, schema_version=2

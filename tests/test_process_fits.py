@@ -9,7 +9,7 @@ import pytest
 
 from lightning_forge_profiling.record.reader import records_at
 from lightning_forge_profiling.run.fit_results import ProcessFits
-from lightning_forge_profiling.schema import RunReport
+from lightning_forge_profiling.schema import RunEvidence, RunReport
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepWork
 from tests.outcomes import HANGS_S, SCRIPTS, tables, traces
@@ -61,7 +61,8 @@ def report_of(analysis, steps):
     for step in range(steps):
         totals.add(StepTimes(step, {"data": 1.0}, {"data": 1.0}), StepWork(8.0, None, 1), None)
     run = totals.timing(steps=steps, before_first_s=0.1, wall_s=0.2)
-    return RunReport(run, None, device="cpu", replicas=1, log_folder=None, analysis=analysis, model="M")
+    measured = RunEvidence(timing=run)
+    return RunReport(measured, None, device="cpu", replicas=1, log_folder=None, analysis=analysis, model="M")
 
 
 def overview_of(*fits):

@@ -32,7 +32,6 @@ from lightning_forge_profiling.schema import (
     RunRegion,
     RunReport,
 )
-from lightning_forge_profiling.timing.run_totals import RunTotals
 from tests.evidence import made_evidence, with_figures
 from tests.outcomes import HANGS_S, script, summary_of, unwrapped
 from tests.ports import free_port
@@ -416,14 +415,8 @@ def test_a_rank_that_is_neither_read_nor_heard_is_said_to_be_missing_first(tmp_p
     steps = 24 * 50
     [work] = read_works(record, mine, 3, "made-up", steps, timeout_s=HANGS_S)
     assert read_works(record, mine, 3, "another run", steps, timeout_s=0.0) == ()
-    report = RunReport(
-        RunTotals().timing(steps=0, before_first_s=0.0, wall_s=0.0),
-        None,
-        device="cpu",
-        replicas=3,
-        log_folder=None,
-        analysis=combine(None, with_figures(evidence_of([mine, work]), world_size=3)),
-    )
+    analysis = combine(None, with_figures(evidence_of([mine, work]), world_size=3))
+    report = RunReport(analysis.run, None, device="cpu", replicas=3, log_folder=None, analysis=analysis)
     first = "Without rank 1 of 3, which is missing and may be the cause: "
     assert report.analysis.verdict_text.startswith(first)
     print_end(report, None, Screen(text := io.StringIO(), width=80))

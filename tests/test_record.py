@@ -130,7 +130,7 @@ def test_a_clock_that_is_set_in_the_middle_changes_no_duration(tmp_path, monkeyp
 def test_its_intervals_add_up_to_its_totals(run):
     folder, throughput = run
     record = the_record(folder)
-    steady = record.state.report.run
+    steady = record.state.report.run.timing
     assert steady.steps == 40 - 4 - 3  # without the warm-up, the profiler's and the recorded; odd: one is the median
     assert sum(interval.counted for interval in record.intervals) == steady.steps
     counters = total(interval.counters for interval in record.intervals)
@@ -145,7 +145,7 @@ def test_its_intervals_add_up_to_its_totals(run):
     assert (counters.steps, counters.samples, counters.tokens) == (steady.steps, steady.samples, steady.tokens)
     assert step_total_ms(counters) == pytest.approx(steady.total_ms)
     assert counters.steps_us == record.state.counters.steps_us
-    p50 = record.state.report.run.step_ms.p50
+    p50 = record.state.report.run.timing.step_ms.p50
     assert percentile_ms(record.state.counters.steps_us, 50) == pytest.approx(p50, rel=0.01 + 1e-9)
     assert record.state.metrics == pytest.approx(throughput.summary())
     spent = sum(sum(interval.ledger_s.values()) for interval in record.intervals)
@@ -229,7 +229,7 @@ def test_accumulated_and_broken_cycles_are_in_its_intervals(tmp_path, make_train
     callback = ThroughputCallback(warmup_steps=3, overhead=overhead)
     make_trainer(ForgeProfilerCallback(13, 15), callback, **options).fit(made, loader(4 * 50))
     record = the_record(tmp_path)
-    steady = record.state.report.run
+    steady = record.state.report.run.timing
     assert sum(interval.counted for interval in record.intervals) == steady.steps == 50 - 3 - 3
     counters = total(interval.counters for interval in record.intervals)
     assert counters.optimizer_steps == steady.optimizer_steps
@@ -253,7 +253,7 @@ def test_a_run_that_logs_no_row_has_its_totals(tmp_path, make_trainer):
     make_trainer(ThroughputCallback(warmup_steps=2, log_every_n_steps=0)).fit(Classifier(), loader(40))
     record = the_record(tmp_path)
     assert [interval.counted for interval in record.intervals] == [8]
-    assert record.state.report.run.steps == 8
+    assert record.state.report.run.timing.steps == 8
 
 
 @pytest.mark.slow
@@ -395,7 +395,7 @@ def test_a_failed_run_says_what_failed(tmp_path, make_trainer):
     record = the_record(tmp_path)
     assert [event.text for event in record.events] == ["RuntimeError: mine"]
     assert (record.end.outcome, record.end.exception, record.end.step) == ("failed", "RuntimeError: mine", 6)
-    assert record.state.report.run.steps == 5
+    assert record.state.report.run.timing.steps == 5
     assert sum(interval.counted for interval in record.intervals) == 5
 
 
@@ -522,7 +522,7 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
     assert 1e6 < sum(path.stat().st_size for path in paths) < 5e6
     assert len(paths) == 4
     read = the_record(tmp_path)
-    steady = read.state.report.run
+    steady = read.state.report.run.timing
     assert (read.end.step, steady.steps, steady.samples) == (100_000, 99_990, 4 * 99_990)
     assert sum(read.state.counters.steps_us.values()) == 99_990
     for path in paths:

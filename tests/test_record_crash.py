@@ -108,7 +108,7 @@ def test_a_killed_training_leaves_its_totals(tmp_path, steps):
             process.communicate()
     assert contents(folder)[0].startswith(before[0][: before[0].rindex(b"\n") + 1])
     [record] = read_run(folder).ranks
-    counted = record.state.report.run.steady.steps
+    counted = record.state.report.run.timing.steps
     assert counted == sum(record.state.counters.steps_us.values()) > 0
     assert record.state.metrics["throughput/steps_per_sec"] > 0
     assert sum(interval.counted for interval in record.intervals) >= counted
@@ -224,4 +224,4 @@ def test_when_one_of_two_ranks_is_killed_the_records_of_both_are_read(tmp_path):
     assert survivor.end.outcome == "failed"
     assert survivor.end.exception
     assert [event.kind for event in survivor.events] == ["exception"]
-    assert survivor.state.report.run.steps == survivor.end.step
+    assert survivor.state.report.run.timing.steps == survivor.end.step

@@ -14,7 +14,16 @@ from lightning_forge_profiling.diagnosis.machine_rules import STARVED
 from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.run.compute_rate import compute_of, peak_of
-from lightning_forge_profiling.schema import Distribution, RunLedger, RunReport, Saving, Switches, TraceReport
+from lightning_forge_profiling.schema import (
+    Distribution,
+    RunEvidence,
+    RunLedger,
+    RunMachine,
+    RunReport,
+    Saving,
+    Switches,
+    TraceReport,
+)
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepWork
 from tests.evidence import made_evidence, with_figures
@@ -38,7 +47,9 @@ def report_of(analysis, *, steps=60, regions=STEP, users=(), **options):
         totals.add(StepTimes(step, times, times), StepWork(32.0, None, 1), "warm-up" if step < 6 else None)
     run = totals.timing(steps=steps, before_first_s=0.5, wall_s=2.4)
     device = {"device": "cuda:0 (NVIDIA H200)", "replicas": 1, "log_folder": None, "model": "GPT"}
-    return RunReport(run, options.pop("trace", None), analysis=analysis, **{**device, **options})
+    measured = replace((analysis and analysis.run) or RunEvidence(timing=run), timing=run)
+    measured = replace(measured, machine=RunMachine(compute=options.pop("compute", ())))
+    return RunReport(measured, options.pop("trace", None), analysis=analysis, **{**device, **options})
 
 
 def evidence(ledger=LEDGER):

@@ -15,10 +15,19 @@ from lightning_forge_profiling.report.run_table import run_table
 from lightning_forge_profiling.report.run_wording import compute_lines
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.run.compute_rate import compute_of, peak_of
-from lightning_forge_profiling.schema import Distribution, Hint, RunLedger, RunReport, TelemetrySummary, TraceReport
+from lightning_forge_profiling.schema import (
+    Distribution,
+    Hint,
+    RunEvidence,
+    RunLedger,
+    RunMachine,
+    RunReport,
+    TelemetrySummary,
+    TraceReport,
+)
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepWork
-from tests.evidence import made_evidence
+from tests.evidence import made_evidence, with_figures
 from tests.outcomes import Tags
 from tests.samples import sample_analysis
 
@@ -33,7 +42,11 @@ def made_totals(*left_out, samples=8.0):
 
 
 def report_of(run, trace=None, log_folder=None, **options):
-    return RunReport(run, trace, **{"device": "cpu", "replicas": 1, **options}, log_folder=log_folder)
+    of_machine = {name: options.pop(name) for name in RunMachine.__struct_fields__ if name in options}
+    analysis = options.get("analysis")
+    measured = (analysis and analysis.run) or RunEvidence(timing=run)
+    measured = with_figures(replace(measured, timing=run), **of_machine)
+    return RunReport(measured, trace, **{"device": "cpu", "replicas": 1, **options}, log_folder=log_folder)
 
 
 def printed(run, trace=None, log_folder=None, *, width=100, **options):
@@ -67,7 +80,7 @@ def test_sentences_wrap_between_words_and_paths_stay_whole(tmp_path):
     path = tmp_path / ("long_name_" * 8) / "rank0.trace.json.gz"
     trace = TraceReport("written", path=path, plugin_path=path, steps=(5, 6))
     run = made_totals("warm-up", "recorded", None)
-    lines = printed(run, trace, tmp_path, width=60, gpu="[red]no[/] driver " + "word " * 30).splitlines()
+    lines = printed(run, trace, tmp_path, width=60, no_telemetry="[red]no[/] driver " + "word " * 30).splitlines()
     assert any(str(path) in line for line in lines)
     [first] = [line for line in lines if line.startswith("gpu ")]
     assert "[red]no[/] driver word" in first
@@ -124,7 +137,7 @@ def test_the_table_of_a_recorded_run_has_some_twenty_lines(tmp_path):
         width=80,
         device="cuda:0 (NVIDIA H200)",
         analysis=replace(sample_analysis(), hints=(), run=evidence),
-        gpu=gpu,
+        telemetry=gpu,
         compute=(compute_of("mfu", 1.47, peak),),
     )
     lines = [line for line in text.splitlines() if line]

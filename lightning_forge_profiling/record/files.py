@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from lightning_forge_profiling.json_layout import decoded
 from lightning_forge_profiling.names import RANKS_JSON, WINDOW_PLAN, WINDOW_REQUEST, pulse_name
 from lightning_forge_profiling.plain_text import LONGEST_FILE, all_plain
 from lightning_forge_profiling.safe_files import read_regular, write_whole
-from lightning_forge_profiling.schema import RECORD_VERSION, LastPulse, Line, Pulse, WindowPlan, WindowRequest
+from lightning_forge_profiling.schema import RECORD_VERSION, LastPulse, Line, Pulse, State, WindowPlan, WindowRequest
 
 _LONG: Final = 1 << 18  # bytes of a line; most have less than a third of it
 _VERSION: Final = 1  # of the layout of pulses, requests and plans
@@ -49,7 +50,16 @@ def encode_line(line: Line) -> bytes:
 
 def decode_line(text: bytes) -> Line:
     """Parse one line."""
-    return decoded(text, _decoder, RECORD_VERSION, untrusted=True)
+    line = decoded(text, _decoder, RECORD_VERSION, untrusted=True)
+    return _with_run(line) if isinstance(line, State) else line
+
+
+def _with_run(state: State) -> State:
+    """The totals as they were made: the run that an analysis is of stands once in a line."""
+    report, analysis = state.report, state.report.analysis
+    if analysis is None or analysis.run is not None or not report.run.timing.is_evidence:
+        return state
+    return replace(state, report=replace(report, analysis=replace(analysis, run=report.run)))
 
 
 def encode_message(message: Pulse | WindowPlan) -> bytes:

@@ -28,7 +28,6 @@ from lightning_forge_profiling.schema import (
     Line,
     RankWork,
     State,
-    TelemetrySummary,
 )
 
 _TOTALS: Final = b'{"line":"state"'  # as the writer begins such a line
@@ -227,17 +226,17 @@ class RankLines:
 
 def work_of(state: State | None, rank: int) -> RankWork | None:
     """What a rank's totals say of its own work."""
-    if state is None or state.report.analysis is None or state.report.analysis.run is None:
+    if state is None:
         return None
-    return next((work for work in state.report.analysis.run.ranks.works if work.rank == rank), None)
+    return next((work for work in state.report.run.ranks.works if work.rank == rank), None)
 
 
 def energy_of(state: State) -> RankEnergy | None:
     """What a rank's totals say of the energy of its GPU."""
-    gpu, report = state.report.gpu, state.report
-    if not isinstance(gpu, TelemetrySummary) or gpu.joules is None:
+    gpu, report = state.report.run.machine.telemetry, state.report
+    if gpu is None or gpu.joules is None:
         return None
-    samples = (report.run.samples or 0.0) * report.replicas
+    samples = (report.run.timing.samples or 0.0) * report.replicas
     return RankEnergy(gpu.joules, gpu.joules_per_sample, samples, report.replicas)
 
 

@@ -156,8 +156,8 @@ def _of_run(record: RunRecord, state: State) -> Iterator[Line]:
     analysis = state.report.analysis
     if analysis is not None:
         yield from _causes(analysis)
-    if state.report.run.steps:
-        yield Line("mean step", Text(f"{digits(state.report.run.step_ms.mean)} ms"))
+    if state.report.run.timing.steps:
+        yield Line("mean step", Text(f"{digits(state.report.run.timing.step_ms.mean)} ms"))
     yield from (line for line in run_table(state.report).lines if line.name in _OF_RUN)
     yield from _energy(record)
 

@@ -36,7 +36,7 @@ def print_end(report: RunReport, files: Path | None, screen: Screen | None = Non
     titles = wrap(_title(report), screen.width)
     above, below = list(_rates(report)), list(_end(report, files, screen.width))
     taken = 1 + len(titles) + sum(_height(line, screen.width) for line in (*above, *below)) + bool(below)
-    timing = report.run
+    timing = report.run.timing
     screen.line()
     for line in titles:
         screen.line(Text(line, "bold"))
@@ -54,25 +54,24 @@ def _height(line: Line, width: int) -> int:
 
 
 def _title(report: RunReport) -> str:
-    run, named = report.run, _NAME.search(report.device)
+    run, named = report.run.timing, _NAME.search(report.device)
     spread = "" if run.step_ms.p95 is None else f" (p95 {digits(run.step_ms.p95)})"
     on = report.device if named is None else named[1]
     return run_table.step_title(report, f"{spread}, {run.steps} of {run.all_steps} steps on {on}")
 
 
 def _rates(report: RunReport) -> Iterator[Line]:
-    if report.run.steps:
-        mfu = next(
-            (one.pct_of_peak for one in report.compute if one.kind == "mfu" and one.pct_of_peak is not None), None
-        )
+    run, timing = report.run, report.run.timing
+    if timing.steps:
+        shares = (one.pct_of_peak for one in run.machine.compute if one.kind == "mfu")
+        mfu = next((pct for pct in shares if pct is not None), None)
         yield Line("throughput", Text(run_table.throughput(report) + ("" if mfu is None else f", MFU {mfu:.1f} %")))
-    run = None if report.analysis is None else report.analysis.run
-    if run is not None and run.ledger is not None and (words := goodput_words(run.ledger)):
+    if timing.is_evidence and run.ledger is not None and (words := goodput_words(run.ledger)):
         yield Line("goodput", Text(words))
-    yield from run_table.figure_notes(report.run)
-    if run is not None and report.analysis is not None:
+    yield from run_table.figure_notes(timing)
+    if timing.is_evidence and report.analysis is not None:
         yield from _beside(report.analysis, run)
-    if run is not None and (distorting := switched_on(run.settings.switches)):
+    if timing.is_evidence and (distorting := switched_on(run.settings.switches)):
         yield Line("note", Text(distorting))
     trace = report.trace
     if trace is not None:
@@ -96,14 +95,14 @@ def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
     """The verdict and what follows from it."""
     analysis, room = report.analysis, width - NAMES_WIDTH - 1
     if analysis is None:
-        yield from run_table.no_verdict(report.run)
+        yield from run_table.no_verdict(report.run.timing)
     else:
         finding, said = run_table.of_verdict(analysis), run_table.conclusion(analysis)
         yield Line("verdict", Text(_cut(said.text, room, _VERDICT_LINES), said.style, said.marked))
         if finding is not None:
             yield from run_table.to_try(finding)
             yield from run_table.saves(finding)
-        if finding is not None and finding.source == "trace" and 0 < (steps := report.run.steps) < MIN_STEPS:
+        if finding is not None and finding.source == "trace" and 0 < (steps := report.run.timing.steps) < MIN_STEPS:
             text = f"the verdict is about the recorded steps: {steps} other steady steps, at least {MIN_STEPS} needed"
             yield Line("note", Text(text))
         if analysis.verdict in MACHINE:

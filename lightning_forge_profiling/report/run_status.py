@@ -226,7 +226,8 @@ def totals(record: RunRecord) -> tuple[RankRecord, State | None]:
         parts = {**ledger.parts, HANG: ledger.parts.get(HANG, 0.0) + hang.seconds}
         ledger = structs.replace(ledger, wall_s=ledger.wall_s + hang.seconds, parts=parts, goodput=None)
         analysis = without_verdict_of_hang(structs.replace(analysis, run=structs.replace(analysis.run, ledger=ledger)))
-    return first, structs.replace(state, report=structs.replace(state.report, analysis=analysis))
+    report = structs.replace(state.report, analysis=analysis, run=analysis.run or state.report.run)
+    return first, structs.replace(state, report=report)
 
 
 _MOST_RUNS: Final = 100

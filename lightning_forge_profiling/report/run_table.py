@@ -20,12 +20,10 @@ from lightning_forge_profiling.schema import (
     Analysis,
     Distribution,
     Finding,
-    RunCompute,
     RunEvidence,
     RunLedger,
     RunReport,
     RunTiming,
-    TelemetrySummary,
     TraceReport,
 )
 
@@ -57,7 +55,7 @@ def run_table(report: RunReport) -> RunTable:
     return RunTable(
         verdict=tuple(_verdict(report)),
         title=_title(report),
-        table=step_table(report.run),
+        table=step_table(report.run.timing),
         lines=(*_rate_lines(report), *_file_lines(report)),
     )
 
@@ -71,7 +69,7 @@ def evidence_table(run: RunEvidence) -> RunTable:
         title=f"Where a step goes: {digits(timing.step_ms.mean)} ms, mean of {of} steps, {_longest(timing.step_ms)}",
         table=step_table(timing),
         lines=(
-            *_evidence_lines(run, run.machine.compute, run.machine.telemetry, short=False),
+            *_evidence_lines(run, short=False),
             *_fit_lines(run, (), short=False),
         ),
     )
@@ -80,7 +78,7 @@ def evidence_table(run: RunEvidence) -> RunTable:
 def _verdict(report: RunReport) -> Iterator[Line]:
     analysis = report.analysis
     if analysis is None:
-        yield from no_verdict(report.run)
+        yield from no_verdict(report.run.timing)
         return
     finding = of_verdict(analysis)
     yield Line("verdict", conclusion(analysis))
@@ -149,15 +147,15 @@ def no_verdict(run: RunTiming) -> Iterator[Line]:
 def step_title(report: RunReport, more: str) -> str:
     """The title of the split of a step: how long one takes, and what else is said of the steps."""
     where = f"Where a step{f' of {report.model}' if report.model else ''} goes"
-    if not report.run.steps:
+    if not report.run.timing.steps:
         return f"{where}: unknown, no step was timed"
-    return f"{where}: {digits(report.run.step_ms.mean)} ms{more}"
+    return f"{where}: {digits(report.run.timing.step_ms.mean)} ms{more}"
 
 
 def _title(report: RunReport) -> str:
-    steps = report.run.steps
-    longest = f", {_longest(report.run.step_ms)}" if steps > 1 else ""
-    return step_title(report, f", mean of {steps} of {report.run.all_steps} steps on {report.device}{longest}")
+    timing = report.run.timing
+    longest = f", {_longest(timing.step_ms)}" if timing.steps > 1 else ""
+    return step_title(report, f", mean of {timing.steps} of {timing.all_steps} steps on {report.device}{longest}")
 
 
 def _longest(step_ms: Distribution) -> str:
@@ -246,46 +244,44 @@ def _host_ms(timing: RunTiming) -> dict[str, float]:
 
 
 def _rate_lines(report: RunReport) -> Iterator[Line]:
-    run = report.run
-    yield from figure_notes(run)
-    if run.steps:
+    run, timing = report.run, report.run.timing
+    yield from figure_notes(timing)
+    if timing.steps:
         yield Line("throughput", Text(throughput(report)))
     for loop in report.loops:
         rates = ", ".join(f"{digits(rate)} {unit}/s" for unit, rate in loop.per_second().items())
         runs = "1 run" if loop.runs == 1 else f"{loop.runs} runs"
         yield Line(loop.loop, Text(f"{rates} in {runs} (wall time, first batches left out)"))
-    evidence = report.analysis.run if report.analysis is not None else None
-    yield from _evidence_lines(evidence, report.compute, report.gpu, short=True)
-    if run.all_steps and run.end_to_end.wall_s > 0:
-        yield Line("end to end", Text(_end_to_end(report)))
-    with_times = evidence is None or not _of_fit(evidence)
-    yield from _fit_lines(evidence, _left_out(run, with_times=with_times), short=True)
+    yield from _evidence_lines(run, short=True)
+    if timing.all_steps and timing.end_to_end.wall_s > 0:
+        yield Line("end to end", Text(_end_to_end(timing, report.replicas)))
+    with_times = not (timing.is_evidence and _of_fit(run))
+    yield from _fit_lines(run, _left_out(timing, with_times=with_times), short=True)
 
 
-def _evidence_lines(
-    run: RunEvidence | None, compute: Sequence[RunCompute], gpu: TelemetrySummary | str | None, *, short: bool
-) -> Iterator[Line]:
+def _evidence_lines(run: RunEvidence, *, short: bool) -> Iterator[Line]:
     """Rates of the devices, then what is special about ranks, steps, memory and compilation."""
-    for line in run_wording.compute_lines(compute, sources=not short):
+    machine = run.machine
+    for line in run_wording.compute_lines(machine.compute, sources=not short):
         yield Line("compute", Text(line))
-    if isinstance(gpu, str):
-        yield Line("gpu", Text(f"no telemetry: {gpu}"))
-    elif gpu is not None:
-        yield Line("gpu", Text(", ".join(run_wording.telemetry_words(gpu, short=short))))
-    if run is not None:
+    if machine.telemetry is not None:
+        yield Line("gpu", Text(", ".join(run_wording.telemetry_words(machine.telemetry, short=short))))
+    elif machine.no_telemetry:
+        yield Line("gpu", Text(f"no telemetry: {machine.no_telemetry}"))
+    if run.timing.is_evidence:
         slow_and_full = ("slowest", run_wording.slowest_line(run)), ("memory", run_wording.memory_line(run))
         compiled = (("compile", line) for line in run_wording.recompiled_lines(run))
         named = (*run_wording.rank_lines(run), *slow_and_full, *compiled)
         yield from (Line(name, Text(line)) for name, line in named if line)
 
 
-def _fit_lines(run: RunEvidence | None, left_out: Sequence[str], *, short: bool) -> Iterator[Line]:
+def _fit_lines(run: RunEvidence, left_out: Sequence[str], *, short: bool) -> Iterator[Line]:
     """Where the wall time of the fit went, and what to know of the steps."""
-    named = {} if run is None else _of_fit(run)
+    named = _of_fit(run) if run.timing.is_evidence else {}
     for name, text in {**named, "left out": ", ".join(left_out)}.items():
         if text:
             yield Line(name, Text(text))
-    if run is not None:
+    if run.timing.is_evidence:
         effect = run.timing.window_effect
         if effect is not None and (not short or run_wording.slower_after(effect)):
             yield Line("window", Text(run_wording.window_effect_words(effect)))
@@ -315,14 +311,12 @@ def figure_notes(run: RunTiming) -> Iterator[Line]:
 def throughput(report: RunReport) -> str:
     """The rates over the steps that count, in words."""
     over = f" over {report.replicas} replicas" if report.replicas > 1 else ""
-    return ", ".join(run_wording.rate_words(report.run, report.replicas)) + over
+    return ", ".join(run_wording.rate_words(report.run.timing, report.replicas)) + over
 
 
-def _end_to_end(report: RunReport) -> str:
-    whole = report.run.end_to_end
-    unit, amount = (
-        ("samples", whole.samples * report.replicas) if whole.samples else ("steps", report.run.all_steps or 0)
-    )
+def _end_to_end(timing: RunTiming, replicas: int) -> str:
+    whole = timing.end_to_end
+    unit, amount = ("samples", whole.samples * replicas) if whole.samples else ("steps", timing.all_steps or 0)
     first = "" if whole.first_step_s is None else f", first step after {whole.first_step_s:.2f} s"
     return f"{digits(amount / whole.wall_s)} {unit}/s over {whole.wall_s:.2f} s of training{first}"
 

@@ -209,12 +209,14 @@ class FitLog(Guarded):
                 limit_s=exit_timeout_s(self._training.facts.world_size) if interrupted else PUBLISH_S,
             )
 
-    def telemetry(self, run: RunTiming) -> TelemetrySummary | str | None:
-        """What the GPU's sensors said over the steps that count, or why nothing; None if not asked for."""
+    def telemetry(self, run: RunTiming) -> tuple[TelemetrySummary | None, str]:
+        """What the GPU's sensors said over the steps that count, and why nothing; "" if not asked for."""
         if self._telemetry is None:
-            return self._no_telemetry or None
+            return None, self._no_telemetry
         summary = self._telemetry.summary(run.per_second(run.samples), 0 if run.only_warmup else run.steps)
-        return summary or self._telemetry.sampler.problem or "the run was over before the first sample"
+        if summary is not None:
+            return summary, ""
+        return None, self._telemetry.sampler.problem or "the run was over before the first sample"
 
     def compute(self, run: RunTiming, trace: TraceReport | None, recorded: Analysis | None) -> tuple[RunCompute, ...]:
         """How fast the run computed, by what its batches asked for and by what its recorded steps carried out."""

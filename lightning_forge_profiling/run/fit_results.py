@@ -81,7 +81,7 @@ class ProcessFits:
         fit = _Fit(report.model, shapes, perf_counter() - began_s, self._verdict(report, timing_only=timing_only))
         self._done.append(fit)
         number = sum(fit.model == done.model for done in self._done)
-        run = report.run
+        run = report.run.timing
         steps = f"{run.all_steps} step{'s' * (run.all_steps != 1)}"
         pace = f" of {in_ms(run.step_ms.mean)}" if run.steps else ""
         return f"forge-profiling: fit {number} of {fit.model}: {in_s(fit.seconds)}, {steps}{pace}, {fit.verdict}"
@@ -94,7 +94,7 @@ class ProcessFits:
         if not timing_only:
             return analysis.verdict
         first = next((fit.verdict for fit in self._done if fit.model == report.model), "")
-        if report.run.steps < _TELLS:
+        if report.run.timing.steps < _TELLS:
             return _SHORT
         return first if any(finding.code == first for finding in analysis.findings) else analysis.verdict
 

@@ -42,7 +42,6 @@ from lightning_forge_profiling.schema import (
     StepCounters,
     StepGroup,
     TelemetrySeries,
-    TelemetrySummary,
     TraceReport,
 )
 
@@ -354,19 +353,14 @@ def _rounded(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _slim(report: RunReport, *, final: bool) -> RunReport:
-    """The report without figures of each rank's trace, times of single steps, and, before the end, sensors' curves."""
-    analysis = report.analysis
+    """The report without figures of each rank's trace, the run once, and, before the end, without sensors' curves."""
+    run, analysis = report.run, report.analysis
     if analysis is not None:
-        evidence = analysis.run
-        if evidence is not None and not final:
-            machine = replace(evidence.machine, telemetry=_without_curves(evidence.machine.telemetry))
-            evidence = replace(evidence, machine=machine)
-        analysis = replace(analysis, ranks=(), run=evidence)
-    return replace(report, analysis=analysis, gpu=_without_curves(report.gpu))
-
-
-def _without_curves(gpu: Any) -> Any:
-    return replace(gpu, series=TelemetrySeries()) if isinstance(gpu, TelemetrySummary) else gpu
+        analysis = replace(analysis, ranks=(), run=None)
+    telemetry = run.machine.telemetry
+    if telemetry is not None and not final:
+        run = replace(run, machine=replace(run.machine, telemetry=replace(telemetry, series=TelemetrySeries())))
+    return replace(report, run=run, analysis=analysis)
 
 
 def _words(exception: BaseException) -> str:

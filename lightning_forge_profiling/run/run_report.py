@@ -25,7 +25,6 @@ from lightning_forge_profiling.schema import (
     RunReport,
     RunSettings,
     RunTiming,
-    TelemetrySummary,
     TraceReport,
     TrackedRun,
 )
@@ -56,13 +55,13 @@ def recorded_analysis(trace: TraceReport | None) -> Analysis | None:
 def analysis_of(
     trace: TraceReport | None,
     recorded: Analysis | None,
-    evidence: RunEvidence | None,
+    run: RunEvidence,
     tracked: tuple[TrackedRun, ...] = (),
 ) -> Analysis | None:
     """The analysis of run and trace together; the reports beside the trace are rewritten with both."""
-    if recorded is None and evidence is None:
+    if recorded is None and not run.timing.is_evidence:
         return None
-    analysis = replace(combine(recorded, evidence), tracked=tracked)
+    analysis = replace(combine(recorded, run if run.timing.is_evidence else None), tracked=tracked)
     if recorded is not None and trace is not None and trace.summary_path is not None:
         try:
             write_reports(analysis, None, trace.summary_path.parent)
@@ -84,51 +83,48 @@ def run_report(
     """The report on a fit up to now. With the analysis of its trace, the reports beside the trace are rewritten."""
     training, step_timer, log, trace = fit.training, fit.step_timer, fit.log, fit.trace()
     facts = training.facts
-    run = step_timer.timing(restarted_workers(training))
-    gpu = None if log is None else log.telemetry(run)
-    compute = () if log is None else log.compute(run, trace, recorded)
-    evidence = None
-    if run.steps and not run.only_warmup:
-        evidence = RunEvidence(
-            timing=run,
-            ledger=_with_goodput(step_timer.ledger.read(), run),
-            machine=RunMachine(
-                cpu=fit.readings.cpu_use(facts.ranks_on_host),
-                telemetry=gpu if isinstance(gpu, TelemetrySummary) else None,
-                compute=compute,
-            ),
-            ranks=RunRanks(rank=facts.rank, world_size=facts.world_size),
-            settings=RunSettings(
-                loader=loader_settings(training),
-                validation_loader=loader_settings(training, validation=True),
-                optimizer=optimizer_settings(training),
-                switches=fit.readings.switches,
-            ),
-            continues_from=continues_from,
-            lines=fit.readings.lines(),
-            recompilations=fit.recompilations(),
-            memory=None
-            if fit.memory is None
-            else fit.memory.memory(
-                samples_per_step=_per_step(run.samples, run.steps),
-                tokens_per_step=_per_step(run.tokens, run.steps),
-            ),
-        )
-        if facts.world_size > 1:
-            waits = None if fit.waits is None else fit.waits.measured(run)
-            mine = rank_work(evidence, host=gethostname(), waits=waits)
-            works = (mine, *(() if others is None else others(mine)))
-            evidence = replace(evidence, ranks=replace(evidence.ranks, works=works))
+    timing = step_timer.timing(restarted_workers(training))
+    telemetry, no_telemetry = (None, "") if log is None else log.telemetry(timing)
+    run = RunEvidence(
+        timing=timing,
+        ledger=_with_goodput(step_timer.ledger.read(), timing),
+        machine=RunMachine(
+            cpu=fit.readings.cpu_use(facts.ranks_on_host),
+            telemetry=telemetry,
+            no_telemetry=no_telemetry,
+            compute=() if log is None else log.compute(timing, trace, recorded),
+        ),
+        ranks=RunRanks(rank=facts.rank, world_size=facts.world_size),
+        settings=RunSettings(
+            loader=loader_settings(training),
+            validation_loader=loader_settings(training, validation=True),
+            optimizer=optimizer_settings(training),
+            switches=fit.readings.switches,
+        ),
+        continues_from=continues_from,
+        lines=fit.readings.lines(),
+        recompilations=fit.recompilations(),
+        memory=None
+        if fit.memory is None
+        else fit.memory.memory(
+            samples_per_step=_per_step(timing.samples, timing.steps),
+            tokens_per_step=_per_step(timing.tokens, timing.steps),
+        ),
+    )
+    if facts.world_size > 1 and timing.is_evidence:
+        waits = None if fit.waits is None else fit.waits.measured(timing)
+        mine = rank_work(run, host=gethostname(), waits=waits)
+        works = (mine, *(() if others is None else others(mine)))
+        run = replace(run, ranks=replace(run.ranks, works=works))
     folder = logger_folder(training) if facts.is_zero else None
+    analysis = analysis_of(trace, recorded, run, tracked_runs(training))
     return RunReport(
-        run,
+        run if analysis is None or analysis.run is None else analysis.run,
         trace,
         device=facts.device_name,
         replicas=facts.replicas,
         log_folder=None if folder is None else folder.path,
-        analysis=analysis_of(trace, recorded, evidence, tracked_runs(training)),
-        compute=compute,
-        gpu=gpu,
+        analysis=analysis,
         loops=() if log is None else log.loops,
         model=training.model_name,
     )
@@ -141,9 +137,9 @@ def with_ledger(report: RunReport, recorded: Analysis | None, ledger: RunLedger)
         return report
     if _own_s(ledger) - _own_s(analysis.run.ledger) < NOTICED_S:  # could be no finding
         return report
-    read = _with_goodput(ledger, report.run)
+    run = replace(analysis.run, ledger=_with_goodput(ledger, report.run.timing))
     trace = None if report.trace is None or report.trace.url else report.trace
-    return replace(report, analysis=analysis_of(trace, recorded, replace(analysis.run, ledger=read), analysis.tracked))
+    return replace(report, run=run, analysis=analysis_of(trace, recorded, run, analysis.tracked))
 
 
 def _own_s(ledger: RunLedger) -> float:

@@ -94,7 +94,7 @@ _RUN_GROUPS: Final[dict[str, type[Struct]]] = {
 def in_groups(line: dict[str, Any]) -> dict[str, Any]:
     """A line with the figures of the run's evidence in groups."""
     analysis = line.get("report", {}).get("analysis")
-    if analysis is None or not analysis["run"] or "timing" in analysis["run"]:
+    if analysis is None or not analysis.get("run") or "timing" in analysis["run"]:
         return line
     flat = {"works" if name == "ranks" else name: value for name, value in analysis["run"].items()}
     grouped = {
@@ -153,12 +153,32 @@ _OF_SUMMARY: Final = ("step_ms", "regions", "only_warmup", "typical_mean_ms", "g
 _OF_EVIDENCE: Final = ("intervals", "slowest", "drift", "window_effect", "worker_restarts")
 
 
+def with_run_once(line: dict[str, Any]) -> dict[str, Any]:
+    """A line in which the run that an analysis is of stands once, with what the report had beside it."""
+    report = line.get("report", {})
+    if "timing" in report.get("run", {"timing": None}):
+        return line
+    analysis, gpu, compute = report.get("analysis"), report.pop("gpu", None), report.pop("compute", ())
+    evidence = (analysis or {}).get("run") or {}
+    run = {
+        **evidence,
+        "timing": report["run"],
+        "machine": {
+            **evidence.get("machine", {}),
+            "compute": compute,
+            **({"no_telemetry": gpu} if isinstance(gpu, str) else {"telemetry": gpu}),
+        },
+    }
+    told = {} if analysis is None else {"analysis": {name: part for name, part in analysis.items() if name != "run"}}
+    return {**line, "report": {**report, **told, "run": run}}
+
+
 def main() -> None:
     """Convert all files that have another layout."""
     for path in RUNS.rglob("*.jsonl"):
         lines = [json.loads(text) for text in path.read_text().splitlines()]
         old = lines[0].get("schema_version") == 1
-        today = [with_one_timing(in_groups(converted(line) if old else line)) for line in lines]
+        today = [with_run_once(with_one_timing(in_groups(converted(line) if old else line))) for line in lines]
         if old or today != lines:
             path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in today))
 

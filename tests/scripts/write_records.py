@@ -8,8 +8,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from lightning_forge_profiling.record.writer import RecordWriter, Segments
-from lightning_forge_profiling.schema import Begin, IntervalLine, RunReport, State, StepCounters, StepGroup
-from lightning_forge_profiling.timing.run_totals import RunTotals
+from lightning_forge_profiling.schema import (
+    Begin,
+    IntervalLine,
+    RunEvidence,
+    RunReport,
+    RunTiming,
+    State,
+    StepCounters,
+    StepGroup,
+)
 
 BEGIN = Begin(run="a1", rank=0, world_size=1, at=0.0, versions={"torch": "2"}, host="h", device="cpu", settings={})
 TIMES = {"forward": [12.3456, 152.4138, 443.49], "backward": [23.4567, 550.2167, 842.64], "data": [0.123, 0.0151, 4.42]}
@@ -20,7 +28,7 @@ COUNTERS = StepCounters(steps=1, optimizer_steps=1, no_samples=1, groups={"chang
 def write(folder):
     """Lines with their numbers as steps, in segments of 20 kB, as fast as they are taken."""
     writer = RecordWriter(lambda: Segments(folder, BEGIN, segment_bytes=20_000), flush_s=0.001)
-    report = RunReport(RunTotals().timing(steps=0, before_first_s=0, wall_s=0), None, "cpu", 1, None)
+    report = RunReport(RunEvidence(timing=RunTiming()), None, "cpu", 1, None)
     for step in itertools.count(1):
         interval = IntervalLine(at=0.5, step=step, logger_step=step, counters=COUNTERS)
         line = interval if step % 40 else State(at=0.5, step=step, report=report, metrics={"time/step_ms": 4.5})

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from lightning_forge_profiling.diagnosis.rule import MIN_STEPS, RuleContext, RunTimes, in_ms
+from lightning_forge_profiling.diagnosis.rule import MIN_STEPS, RuleContext, RunTimes, in_ms, listed
 from lightning_forge_profiling.schema import Hint, RankSummary, RunEvidence, Switches, TelemetrySummary
 
 # -- hints on a recorded rank ------------------------------------------------------------------------------------------
@@ -163,9 +163,7 @@ def switched_on(switches: Switches | None) -> str:
     names = [] if switches is None else [name for _, name, _ in _slowing(switches)]
     if not names:
         return ""
-    *others, last = names
-    listed = f"{', '.join(others)} and {last}" if others else last
-    return f"All times include {listed}, which {'were' if others else 'was'} on."
+    return f"All times include {listed(names)}, which {'were' if len(names) > 1 else 'was'} on."
 
 
 # -- hints by the GPU's sensors ----------------------------------------------------------------------------------------

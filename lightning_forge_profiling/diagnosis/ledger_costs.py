@@ -79,10 +79,16 @@ class LedgerCosts:
 
     def exposed_ms(self, part: str) -> float:
         """Milliseconds of a part in the mean step, on a GPU no more than the GPU waits in its region."""
-        ms, region = self.per_step_ms(part), self.evidence.timing.regions.get(hook_region(part))
+        ms = self.per_step_ms(part)
+        return ms * self._exposed(part, ms)
+
+    def _exposed(self, part: str, ms: float) -> float:
+        """How much of a part that takes so long a step the GPU waits for. All hooks of a region share what it takes."""
+        name = hook_region(part)
+        region = self.evidence.timing.regions.get(name)
         if region is None or not self.evidence.timing.on_device or not ms:
-            return ms
-        return ms * min(1.0, region.device_ms / max(self.inside_ms(hook_region(part)), ms))
+            return 1.0
+        return min(1.0, region.device_ms / max(self.inside_ms(name), ms))
 
     @property
     def is_trial(self) -> bool:
@@ -130,10 +136,7 @@ class LedgerCosts:
         gpu_starved_pct = self.evidence.timing.gpu_starved_pct
         if part_kind(part) == "gc" and self.evidence.timing.on_device and gpu_starved_pct is not None:
             return max(seconds * gpu_starved_pct / 100, seconds - count * self.evidence.timing.step_ms.mean / 1e3)
-        region = self.evidence.timing.regions.get(name := hook_region(part))
-        if region is None or not self.evidence.timing.on_device or not seconds:
-            return seconds
-        return seconds * min(1.0, region.device_ms / max(self.inside_ms(name), 1e3 * seconds / self.steps))
+        return seconds * self._exposed(part, 1e3 * seconds / self.steps)
 
     def per_batch(self, part: str) -> bool:
         """Whether a part is a hook or a logger that runs in most steps."""

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import PurePath
 from typing import Final
 
-from msgspec.structs import replace
-
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
 from lightning_forge_profiling.diagnosis.rule import (
     MEASURE,
@@ -302,7 +300,7 @@ def _whole(run: LedgerCosts, part: str) -> tuple[str, float]:
 
 
 def _finding(code: str, explain: Explain, run: LedgerCosts, part: str) -> Finding:
-    seconds, explained, evidence = run.seconds(part), explain(run, part), run.evidence
+    seconds, evidence = run.seconds(part), run.evidence
     whole, whole_s = _whole(run, part)
     at_most = code != "slow-logger"  # a log entry less also saves Lightning's and the callbacks' work for it
     numbers: Evidence
@@ -314,8 +312,8 @@ def _finding(code: str, explain: Explain, run: LedgerCosts, part: str) -> Findin
     else:
         numbers = {"seconds": round(seconds, 3), f"{whole}_s": round(whole_s, 3)}
         saves = saving_of_fit(seconds, whole_s, run.steps, at_most=at_most, whole=whole)
-    finding = as_finding(code, explained, share_pct=100 * seconds / whole_s, saves=saves, run=evidence, of=run.of)
-    return replace(finding, evidence={**numbers, **finding.evidence})
+    explained = explain(run, part).after(numbers)
+    return as_finding(code, explained, share_pct=100 * seconds / whole_s, saves=saves, run=evidence, of=run.of)
 
 
 # -- what torch.compile compiled again, in words -----------------------------------------------------------------------

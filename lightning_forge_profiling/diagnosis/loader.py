@@ -19,6 +19,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     RunTimes,
     in_ms,
     in_s,
+    listed,
     of_step,
 )
 from lightning_forge_profiling.flops.peaks import bus_gb_per_s
@@ -347,9 +348,9 @@ def _without_settings(wait: LoaderWait) -> tuple[str, str]:
     also = ["persistent_workers=True", *([] if wait.pinned or not wait.on_gpu else ["pin_memory=True"])]
     if wait.in_process:
         settings = [f"num_workers={wait.suggest_workers()}", *also]
-        tried, fix = f"The DataLoader loads in the training process: measure {_listed(settings)}", _loader_fix(settings)
+        tried, fix = f"The DataLoader loads in the training process: measure {listed(settings)}", _loader_fix(settings)
     else:
-        tried, fix = f"Measure the DataLoader with more num_workers than now, with {_listed(also)}", ""
+        tried, fix = f"Measure the DataLoader with more num_workers than now, with {listed(also)}", ""
     return (
         f"{tried} ({MEASURE}), or {wait.cheaper}. Workers that compute gain up to one for each core that training "
         "leaves free, all ranks on the host counted; those that wait for a disk or a network may be more."
@@ -369,7 +370,7 @@ def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> tuple[str,
     if cpu is None or cpu.idle is None or cpu.loader_busy_pct is None or _affordable(cpu, now) is None:
         return (
             f"{state} on {_cores(settings)}. Workers gain where a core is free, or where they wait for a disk or a "
-            f"network: measure {_listed([f'num_workers={tried}', *also])} ({MEASURE}), or {cheaper}.{splits}"
+            f"network: measure {listed([f'num_workers={tried}', *also])} ({MEASURE}), or {cheaper}.{splits}"
         ), _loader_fix([f"num_workers={tried}", *also])
     busy = f"{'A worker' if now else 'Loading'} keeps a core busy for {cpu.loader_busy_pct:.0f} % of the time"
     free = f"and {cpu.idle:.1f} of {_cores(settings)} are free"
@@ -380,7 +381,7 @@ def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> tuple[str,
         ), _loader_fix(["pin_memory=True"]) if pin else ""
     why = "and waits for the rest, as for a disk or a network, so there may be more workers than cores"
     advice = f"{state}. {busy} {why}" if _waits(cpu) else f"{state}. {busy}, {free}"
-    advice += f": try {_listed([f'num_workers={tried}', *also])}."
+    advice += f": try {listed([f'num_workers={tried}', *also])}."
     if now:
         advice += f" Uneven batches need a larger prefetch_factor than {settings.prefetch_factor} instead."
     keeps_up = wait.workers_to_keep_up(now)
@@ -417,7 +418,3 @@ def _state(settings: LoaderSettings, now: int) -> str:
     else:
         what, loads, has = f"The {settings.loaders} loaders", "work", "together have"
     return f"{what} {has} num_workers={now}" if now else f"{what} {loads} in the training process (num_workers=0)"
-
-
-def _listed(items: list[str]) -> str:
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

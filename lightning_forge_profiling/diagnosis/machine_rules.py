@@ -96,15 +96,11 @@ def _finding(
 ) -> Finding:
     interval = cpu.gil if code == GIL_HELD else cpu.waits
     step_ms, waits_ms = run.timing.step_ms.mean, pct * run.timing.step_ms.mean / 100
-    explained = explain(run, cpu, f"training waits {of_step(waits_ms, step_ms)} for")
+    numbers: Evidence = {"waits_ms_per_step": round(waits_ms, 3), "step_ms": round(step_ms, 3)}
+    explained = explain(run, cpu, f"training waits {of_step(waits_ms, step_ms)} for").after(numbers)
+    between_pct = None if interval is None else (interval.low_pct, interval.high_pct)
     saves = saving(waits_ms, step_ms, at_most=True)
-    finding = as_finding(code, explained, share_pct=min(pct, 100.0), saves=saves, run=run)
-    return replace(
-        finding,
-        evidence={"waits_ms_per_step": round(waits_ms, 3), "step_ms": round(step_ms, 3), **finding.evidence},
-        low_pct=None if interval is None else interval.low_pct,
-        high_pct=None if interval is None else interval.high_pct,
-    )
+    return as_finding(code, explained, share_pct=pct, saves=saves, run=run, between_pct=between_pct)
 
 
 def _waiting(cpu: CpuUse) -> Evidence:
@@ -222,24 +218,18 @@ def memory_findings(run: RunEvidence) -> tuple[Finding, ...]:
     if memory is None or memory.growth is None or not memory.curve.peak_gib or memory.limit_gib <= 0:
         return ()
     growth, peak = memory.growth, memory.curve.peak_gib[-1]
-    return (
-        Finding(
-            code=MEMORY,
-            share_pct=min(100 * peak / memory.limit_gib, 100.0),
-            rank=run.ranks.rank if run.ranks.world_size > 1 else None,
-            source="run",
-            title=growth_words(growth),
-            evidence={
-                "grows": growth.category,
-                "mib_per_step": round(growth.bytes_per_step / MIB, 3),
-                "full_step": growth.full_step,
-                "peak_gib": peak,
-                "limit_gib": round(memory.limit_gib, 3),
-            },
-            advice=_ADVICE.get(growth.category, _OF_MODEL),
-            of="memory",
-        ),
+    explained = Explanation(
+        growth_words(growth),
+        {
+            "grows": growth.category,
+            "mib_per_step": round(growth.bytes_per_step / MIB, 3),
+            "full_step": growth.full_step,
+            "peak_gib": peak,
+            "limit_gib": round(memory.limit_gib, 3),
+        },
+        _ADVICE.get(growth.category, _OF_MODEL),
     )
+    return (as_finding(MEMORY, explained, share_pct=100 * peak / memory.limit_gib, run=run, of="memory"),)
 
 
 def memory_layers(memory: RunMemory, *, least_gib: float = _LEAST_GIB) -> dict[str, list[float]]:

@@ -21,8 +21,10 @@ from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
     MIN_SHARE_PCT,
     REGION_OF,
+    Explanation,
     RuleContext,
     RunTimes,
+    as_finding,
     in_ms,
     in_s,
     of_step,
@@ -255,14 +257,9 @@ def straggler(run: RunEvidence) -> Finding | None:
     else:
         saves = saving(waits_ms, whole_ms, at_most=bool(also))
     host = {"host": last.host} if len({work.host for work in run.ranks.works}) > 1 else {}
-    return Finding(
-        code=STRAGGLER,
-        share_pct=min(100 * waits_ms / whole_ms, 100.0),
-        of=found.of,
-        rank=last.rank,
-        source="run",
-        title=_title(found, also, host.get("host", "")),
-        evidence={
+    explained = Explanation(
+        _title(found, also, host.get("host", "")),
+        {
             "leaf": found.leaf,
             "cause": found.cause,
             "leaf_ms_per_step": round(found.leaf_ms, 3),
@@ -273,10 +270,18 @@ def straggler(run: RunEvidence) -> Finding | None:
             "step_ms": round(fmean(work.step_ms for work in run.ranks.works), 3),
             **host,
         },
-        advice=_advice(found.leaf, last, run),
-        low_pct=max(100 * (waits_ms - error_ms) / whole_ms, 0.0) if error_ms else None,
-        high_pct=min(100 * (waits_ms + error_ms) / whole_ms, 100.0) if error_ms else None,
+        _advice(found.leaf, last, run),
+    )
+    low_pct, pct, high_pct = (100 * (waits_ms + ms) / whole_ms for ms in (-error_ms, 0.0, error_ms))
+    return as_finding(
+        STRAGGLER,
+        explained,
+        share_pct=pct,
         saves=saves,
+        run=run,
+        rank=last.rank,
+        of=found.of,
+        between_pct=(max(low_pct, 0.0), min(high_pct, 100.0)) if error_ms else None,
     )
 
 
@@ -407,14 +412,10 @@ def trace_straggler(contexts: Sequence[RuleContext]) -> Finding | None:
         return None
     rank, others_compute_ms = last.rank.rank, fmean(context.compute_ms for context in others)
     host_is_late = last.compute_ms - others_compute_ms <= cost_ms / 2
-    return Finding(
-        code=STRAGGLER,
-        share_pct=100 * cost_ms / step_ms,
-        rank=rank,
-        source="trace",
-        title=f"the other ranks' GPUs do nothing but wait for rank {rank} for {of_step(cost_ms, step_ms)}: "
+    explained = Explanation(
+        f"the other ranks' GPUs do nothing but wait for rank {rank} for {of_step(cost_ms, step_ms)}: "
         f"{'its host is late' if host_is_late else 'its GPU computes longer'}",
-        evidence={
+        {
             "late": "host" if host_is_late else "gpu",
             "others_wait_exposed_ms_per_step": cost_ms,
             "others_wait_ms_per_step": waits_ms,
@@ -422,9 +423,10 @@ def trace_straggler(contexts: Sequence[RuleContext]) -> Finding | None:
             "own_compute_ms_per_step": last.compute_ms,
             "others_compute_ms_per_step": others_compute_ms,
         },
-        advice=compare_advice(rank),
-        saves=saving(cost_ms, step_ms, at_most=False),
+        compare_advice(rank),
     )
+    saves = saving(cost_ms, step_ms, at_most=False)
+    return as_finding(STRAGGLER, explained, share_pct=100 * cost_ms / step_ms, saves=saves, rank=rank)
 
 
 def part_of(straggler: Finding, finding: Finding) -> Finding:

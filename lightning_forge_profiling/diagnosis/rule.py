@@ -6,13 +6,13 @@ To add one, write a function for its cost and one for its words into the file of
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean
 from types import MappingProxyType
 from typing import Final, Generic, Literal, TypeVar
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from lightning_forge_profiling.schema import (
     CpuTime,
@@ -77,6 +77,10 @@ class Explanation:
     advice: str = ""
     fix: str = ""
 
+    def after(self, numbers: Evidence) -> "Explanation":
+        """The same with some numbers first."""
+        return replace(self, evidence={**numbers, **self.evidence})
+
 
 @dataclass(frozen=True, slots=True)
 class Case(Generic[Context]):
@@ -115,17 +119,19 @@ def as_finding(
     explained: Explanation,
     *,
     share_pct: float,
-    saves: Saving | None,
+    saves: Saving | None = None,
     run: RunEvidence | None = None,
     rank: int | None = None,
-    of: Literal["step", "run"] = "step",
+    of: Literal["step", "run", "memory"] = "step",
+    between_pct: tuple[float, float] | None = None,
 ) -> Finding:
-    """A finding in its words: of a run, for its rank if there are several, or else of a trace."""
-    if run is not None and run.ranks.world_size > 1:
+    """A finding in its words, of a trace or of a run; by default a run's is on its own rank, if there are several."""
+    if run is not None and rank is None and run.ranks.world_size > 1:
         rank = run.ranks.rank
+    low_pct, high_pct = between_pct or (None, None)
     return Finding(
         code=code,
-        share_pct=share_pct,
+        share_pct=min(share_pct, 100.0),
         rank=rank,
         source="trace" if run is None else "run",
         title=explained.title,
@@ -133,6 +139,8 @@ def as_finding(
         advice=explained.advice,
         saves=saves,
         of=of,
+        low_pct=low_pct,
+        high_pct=high_pct,
         fix=explained.fix,
     )
 
@@ -215,6 +223,11 @@ def in_s(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.1f} s"  # noqa: PLR2004
     return f"{1e3 * seconds:.0f} ms" if seconds >= 0.01 else in_ms(1e3 * seconds)  # noqa: PLR2004
+
+
+def listed(items: Sequence[str]) -> str:
+    """Some items as `one`, `one and another`, `one, another and a third`."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def of_step(ms: float, step_ms: float) -> str:
@@ -309,7 +322,7 @@ _BACKWARD_TO_FORWARD: Final = 3.0
 
 def subtract(times: RunRegion, device_ms: float, host_ms: float, p50_ms: float = 0.0) -> RunRegion:
     """A region without a part of its times."""
-    return replace(
+    return structs.replace(
         times,
         device_ms=max(times.device_ms - device_ms, 0.0),
         host_ms=max(times.host_ms - host_ms, 0.0),

@@ -102,7 +102,7 @@ def watched(record: RunRecord, folder: str) -> None:
 
 def demo() -> None:
     """Run the demo, and draw the table of its first training."""
-    from lightning_forge_profiling.report.run_end import print_end  # noqa: PLC0415
+    from lightning_forge_profiling.report.terminal import print_end  # noqa: PLC0415
     from lightning_forge_profiling.run import fit_results  # noqa: PLC0415  (torch, which reports need not)
     from lightning_forge_profiling.schema import RunReport  # noqa: PLC0415
 
@@ -126,7 +126,7 @@ def demo() -> None:
 def console_report(case: str) -> None:
     """Draw what `show` prints of a trace."""
     from lightning_forge_profiling.pipeline import analyze  # noqa: PLC0415
-    from lightning_forge_profiling.report.analysis_text import print_analysis  # noqa: PLC0415
+    from lightning_forge_profiling.report.terminal import print_analysis  # noqa: PLC0415
 
     analysis = analyze(TRACES / case).analysis
     save(lambda screen: print_analysis(analysis, screen, kernels=5), "show", f"forge-profiling show {case}/")

@@ -13,9 +13,9 @@ from selenium.webdriver.support.ui import Select
 
 from lightning_forge_profiling.names import docs_url
 from lightning_forge_profiling.pipeline import analyze
+from lightning_forge_profiling.report.labels import short_kernel_name
 from lightning_forge_profiling.report.page import report_page, write_reports
 from lightning_forge_profiling.report.run_wording import compute_lines
-from lightning_forge_profiling.report.wording import short_kernel_name
 from lightning_forge_profiling.schema import (
     Analysis,
     Communication,

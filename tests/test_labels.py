@@ -5,11 +5,11 @@ from itertools import combinations
 import pytest
 from msgspec.structs import replace
 
-from lightning_forge_profiling.report.analysis_text import print_analysis
+from lightning_forge_profiling.report.labels import kernel_labels, operator_labels
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.page import report_page
 from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.report.wording import kernel_labels, operator_labels
+from lightning_forge_profiling.report.terminal import print_analysis
 from tests.samples import sample_analysis
 
 # as CUPTI demangles a kernel of CUTLASS 3.x

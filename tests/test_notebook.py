@@ -9,8 +9,8 @@ from nbclient import NotebookClient
 
 import lightning_forge_profiling as forge
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
-from lightning_forge_profiling.report.evidence import evidence
 from lightning_forge_profiling.report.page import analysis_html, ledger_html
+from lightning_forge_profiling.report.wording import evidence
 from lightning_forge_profiling.schema import Analysis, Hint, RunLedger
 from tests.outcomes import Tags
 from tests.samples import sample_analysis

@@ -10,8 +10,8 @@ import pytest
 
 from lightning_forge_profiling.json_layout import read_summary
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.report.analysis_text import print_analysis
 from lightning_forge_profiling.report.markdown import markdown
+from lightning_forge_profiling.report.terminal import print_analysis
 from tests.outcomes import HANGS_S, SCRIPTS
 from tests.synthetic import Synthetic
 

@@ -18,10 +18,10 @@ from lightning_forge_profiling.diagnosis.ranks import rank_work, straggler, with
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.record.files import write_heard
 from lightning_forge_profiling.record.reader import read_run, read_works
-from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.report.run_table import run_table
 from lightning_forge_profiling.report.run_wording import rank_notes
 from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.report.terminal import print_end
 from lightning_forge_profiling.schema import (
     CpuUse,
     Distribution,

@@ -22,7 +22,7 @@ from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.cli.show import schema_json
 from lightning_forge_profiling.record.reader import read_rank, read_run
 from lightning_forge_profiling.record.writer import RecordWriter, Segments, command_line, git_commit
-from lightning_forge_profiling.report.run_end import print_end
+from lightning_forge_profiling.report.terminal import print_end
 from lightning_forge_profiling.run import run_record
 from lightning_forge_profiling.run.host_readings import HostReadings
 from lightning_forge_profiling.run.run_record import RecordFolder, RunRecorder

@@ -19,11 +19,11 @@ from lightning_forge_profiling.json_layout import summary_json
 from lightning_forge_profiling.names import docs_url
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.plain_text import plain
-from lightning_forge_profiling.report.analysis_text import print_analysis
+from lightning_forge_profiling.report.labels import short, short_kernel_name
 from lightning_forge_profiling.report.markdown import code_cell, markdown, prose
 from lightning_forge_profiling.report.page import report_page, write_reports
 from lightning_forge_profiling.report.screen import Screen
-from lightning_forge_profiling.report.wording import short, short_kernel_name
+from lightning_forge_profiling.report.terminal import print_analysis
 from lightning_forge_profiling.safe_files import write_whole
 from lightning_forge_profiling.schema import Analysis, Distribution, RunRegion
 from tests.evidence import made_evidence

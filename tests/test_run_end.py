@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.cli.main import main
 from lightning_forge_profiling.diagnosis.machine_rules import STARVED
-from lightning_forge_profiling.report.run_end import print_end
 from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.report.terminal import print_end
 from lightning_forge_profiling.run.compute_rate import compute_of, peak_of
 from lightning_forge_profiling.schema import (
     Distribution,

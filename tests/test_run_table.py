@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from lightning_forge_profiling.report.run_end import print_run, print_table
 from lightning_forge_profiling.report.run_table import run_table
 from lightning_forge_profiling.report.run_wording import compute_lines
 from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.report.terminal import print_run, print_table
 from lightning_forge_profiling.run.compute_rate import compute_of, peak_of
 from lightning_forge_profiling.schema import (
     Distribution,

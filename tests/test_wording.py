@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from lightning_forge_profiling.report.evidence import evidence
+from lightning_forge_profiling.report.labels import short, short_kernel_name
 from lightning_forge_profiling.report.live_view import sparkline
 from lightning_forge_profiling.report.markdown import code, code_cell, prose
 from lightning_forge_profiling.report.run_status import duration
@@ -13,8 +13,16 @@ from lightning_forge_profiling.report.run_wording import (
     telemetry_words,
     window_effect_words,
 )
-from lightning_forge_profiling.report.wording import by_text, calls, digits, short, short_kernel_name
-from lightning_forge_profiling.schema import Distribution, Finding, RunLedger, SlowStep, TelemetrySummary, WindowEffect
+from lightning_forge_profiling.report.wording import by_text, calls, digits, evidence
+from lightning_forge_profiling.schema import (
+    Distribution,
+    Finding,
+    RunLedger,
+    RunTiming,
+    SlowStep,
+    TelemetrySummary,
+    WindowEffect,
+)
 from lightning_forge_profiling.timing.ledger import goodput
 from tests.evidence import made_evidence
 
@@ -77,7 +85,7 @@ def test_goodput_is_of_the_fit_without_profiling():
     parts = {"startup/imports": 2.5, "steps": 7.2, "validation": 0.3}
     ledger = RunLedger(wall_s=10.0, parts=parts, unexplained_s=0.0, counts={})
     with_ours = replace(ledger, wall_s=12.8, parts={**parts, "profiler": 2.8})
-    assert [goodput(ledger), goodput(with_ours)] == pytest.approx([0.96, 0.96])
+    assert [goodput(each, RunTiming()) for each in (ledger, with_ours)] == pytest.approx([0.96, 0.96])
     assert goodput_words(replace(ledger, goodput=0.96)) == "96 % of the fit was training"
     assert goodput_words(ledger) == ""
 

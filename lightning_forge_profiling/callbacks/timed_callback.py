@@ -14,7 +14,7 @@ from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import SWITCHED_OFF, switched_off
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.page import run_html
-from lightning_forge_profiling.report.run_end import run_text
+from lightning_forge_profiling.report.terminal import run_text
 from lightning_forge_profiling.run.fit_results import FITS, FitResults, NewestResults
 from lightning_forge_profiling.run.fit_settings import FitSettings, TimingSettings
 from lightning_forge_profiling.run.ledger_parts import begin_ledger

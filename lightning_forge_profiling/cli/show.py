@@ -55,7 +55,7 @@ def _show_traces(args: argparse.Namespace, options: dict[str, Any]) -> int:
     elif args.markdown:
         sys.stdout.write(markdown(analysis))
     else:
-        from lightning_forge_profiling.report.analysis_text import print_analysis  # noqa: PLC0415  (only for traces)
+        from lightning_forge_profiling.report.terminal import print_analysis  # noqa: PLC0415  (only for traces)
 
         if Path(args.path).is_dir() and window != Path(args.path):
             say(f"window     {window}")  # of perhaps several below the folder

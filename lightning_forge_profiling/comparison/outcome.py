@@ -9,8 +9,9 @@ from lightning_forge_profiling.comparison.compare import REPEATS, change_words, 
 from lightning_forge_profiling.comparison.ratio import SAME_WITHIN_PCT, runs_needed, steps_needed
 from lightning_forge_profiling.comparison.source import FIT
 from lightning_forge_profiling.errors import ConfigurationError
+from lightning_forge_profiling.report.labels import kernel_labels
 from lightning_forge_profiling.report.screen import Row, Screen, Table, Text, columns_of
-from lightning_forge_profiling.report.wording import IDLE_WORDS, digits, kernel_labels
+from lightning_forge_profiling.report.wording import IDLE_WORDS, digits
 from lightning_forge_profiling.schema import (
     ComparedAmount,
     ComparedMetric,

@@ -6,9 +6,9 @@ from typing import Protocol
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.profiler.config import required_local_folder, trace_path
-from lightning_forge_profiling.report.analysis_text import print_analysis
 from lightning_forge_profiling.report.page import write_reports
 from lightning_forge_profiling.report.screen import Screen
+from lightning_forge_profiling.report.terminal import print_analysis
 from lightning_forge_profiling.safe_files import name_for_kineto, whole_file_by_name
 from lightning_forge_profiling.schema import Analysis
 

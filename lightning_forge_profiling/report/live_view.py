@@ -15,11 +15,11 @@ from lightning_forge_profiling.report.ranks import (
     status_lines,
     worst_ranks,
 )
-from lightning_forge_profiling.report.run_end import print_run
 from lightning_forge_profiling.report.run_status import span
 from lightning_forge_profiling.report.run_table import of_step_ms, run_table, step_table, to_try
 from lightning_forge_profiling.report.run_wording import rate_words
 from lightning_forge_profiling.report.screen import NAMES_WIDTH, Line, Screen, Table, Text
+from lightning_forge_profiling.report.terminal import print_run
 from lightning_forge_profiling.report.wording import digits
 from lightning_forge_profiling.schema import (
     Analysis,

@@ -8,7 +8,6 @@ from typing import Final
 from lightning_forge_profiling.names import docs_url
 from lightning_forge_profiling.plain_text import plain
 from lightning_forge_profiling.report import wording
-from lightning_forge_profiling.report.evidence import evidence
 from lightning_forge_profiling.report.run_table import evidence_table
 from lightning_forge_profiling.report.run_wording import ledger_table, slowest_table
 from lightning_forge_profiling.report.screen import Column, Table, Text
@@ -19,6 +18,7 @@ from lightning_forge_profiling.report.trace_tables import (
     step_table,
     work_table,
 )
+from lightning_forge_profiling.report.wording import evidence
 from lightning_forge_profiling.schema import Analysis, RankSummary
 
 # GitHub makes links, notifications or images of these in text, but not in a code span: mentions, addresses,

@@ -18,7 +18,6 @@ from lightning_forge_profiling.json_layout import summary_json
 from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON, SUMMARY_MARKDOWN, docs_url
 from lightning_forge_profiling.plain_text import LONGEST_KERNEL, all_plain, plain
 from lightning_forge_profiling.report import run_wording, wording
-from lightning_forge_profiling.report.evidence import evidence
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.run_table import evidence_table, run_table
 from lightning_forge_profiling.report.trace_tables import (
@@ -28,6 +27,7 @@ from lightning_forge_profiling.report.trace_tables import (
     step_table,
     work_table,
 )
+from lightning_forge_profiling.report.wording import evidence
 from lightning_forge_profiling.safe_files import read_regular, write_whole
 from lightning_forge_profiling.schema import Analysis, RunLedger, RunMemory, RunReport, Timeline
 
@@ -49,17 +49,6 @@ def asset(name: str) -> str:
 def rendered(template: str, **values: Any) -> str:
     """Render a template of `assets/`; values are escaped."""
     return _environment().get_template(template).render(values)
-
-
-def web_page(template: str, *, styles: tuple[str, ...] = (), scripts: tuple[str, ...] = (), **values: Any) -> str:
-    """Render a template that extends `page.html`; its policy blocks all requests, and styles and scripts of others."""
-    style = "".join(asset(f"{name}.css") for name in ("report", *styles))
-    script = "\n".join(["'use strict';", *(_FOR_READERS.sub("", asset(f"{name}.js")) for name in scripts)])
-    sources = f"script-src {_source(script)}; " if scripts else ""
-    policy = (
-        f"default-src 'none'; {sources}style-src {_source(style)}; img-src data:; base-uri 'none'; form-action 'none'"
-    )
-    return rendered(template, style=style, script=script, policy=policy, **values)
 
 
 def embedded(content: Any) -> str:
@@ -120,7 +109,14 @@ def report_page(analysis: Analysis, timelines: Sequence[Timeline], record: objec
         *(("record",) if record is not None else ()),
         "main",
     )
-    return web_page("report.html", scripts=scripts, blocks=blocks)
+    style = asset("report.css")
+    script = "\n".join(["'use strict';", *(_FOR_READERS.sub("", asset(f"{name}.js")) for name in scripts)])
+    # blocks all requests, and styles and scripts of others
+    policy = (
+        f"default-src 'none'; script-src {_source(script)}; style-src {_source(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return rendered("page.html", style=style, script=script, policy=policy, blocks=blocks)
 
 
 def block_of(page: str, name: str) -> bytes:

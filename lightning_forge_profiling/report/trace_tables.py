@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lightning_forge_profiling.report import wording
+from lightning_forge_profiling.report.labels import kernel_labels, operator_labels, short, short_kernel_name
 from lightning_forge_profiling.report.screen import Column, Row, Table, table_of
 from lightning_forge_profiling.schema import CATEGORIES, IDLE_CAUSES, Analysis, Kernel, Operator, RankSummary, Share
 
@@ -219,7 +220,7 @@ def _idle_parts_table(rank: RankSummary) -> Table:
             ),
             _MS: lambda part: _ms(part.ms_per_step),
             _OF_STEP: lambda part: f"{100 * part.ms_per_step / step:.1f} %" if step else "",
-            Column("ended by", "code"): lambda part: wording.short_kernel_name(part.following, _LONGEST_NAME),
+            Column("ended by", "code"): lambda part: short_kernel_name(part.following, _LONGEST_NAME),
         },
         title="Idle time",
     )
@@ -227,7 +228,7 @@ def _idle_parts_table(rank: RankSummary) -> Table:
 
 def kernels_table(kernels: Sequence[Kernel], name_width: int, *, means: bool = False) -> Table:
     """Kernels, with the mean time of a call if asked for."""
-    labels = wording.kernel_labels([kernel.name for kernel in kernels], name_width)
+    labels = kernel_labels([kernel.name for kernel in kernels], name_width)
     mean: dict[str | Column, Callable[[Kernel], str]] = {"mean µs": lambda kernel: f"{kernel.mean_us:.1f}"}
     return table_of(
         kernels,
@@ -246,13 +247,13 @@ def kernels_table(kernels: Sequence[Kernel], name_width: int, *, means: bool = F
 
 def operators_table(operators: Sequence[Operator], name_width: int, *, on_gpu: bool, shapes: bool = False) -> Table:
     """Operators, without columns that would be empty; with the shapes of their inputs if asked for."""
-    labels = wording.operator_labels([operator.name for operator in operators], name_width)
+    labels = operator_labels([operator.name for operator in operators], name_width)
     columns: dict[str | Column, Callable[[Operator], str]] = {
         Column("operator", "code"): lambda operator: labels[operator.name]
     }
     if shapes:
         columns[Column("input shapes", "codes")] = lambda operator: "\n".join(
-            wording.short(shape, name_width) for shape in operator.input_shapes
+            short(shape, name_width) for shape in operator.input_shapes
         )
     alone, all_of_it = "without the operators it called", "with the operators it called"
     columns["calls"] = lambda operator: wording.calls(operator.calls_per_step)

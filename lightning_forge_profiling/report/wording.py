@@ -1,9 +1,9 @@
-"""Phrases that the reports share, and names from a trace, shortened."""
+"""Phrases that the reports share, and the evidence of findings: figures with their names, units and meanings."""
 
+import inspect
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile, zip_longest
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from math import floor, log10
 from types import MappingProxyType
 from typing import Final
@@ -12,9 +12,23 @@ from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.diagnosis.ranks import rank_list
 from lightning_forge_profiling.diagnosis.rule import in_ms
 from lightning_forge_profiling.diagnosis.verdict import order_note
-from lightning_forge_profiling.plain_text import LONGEST_KERNEL, plain
+from lightning_forge_profiling.json_layout import field_texts
 from lightning_forge_profiling.report.screen import Text
-from lightning_forge_profiling.schema import NOTHING_STANDS_OUT, Analysis, Distribution, Finding, RankSummary
+from lightning_forge_profiling.schema import (
+    NOTHING_STANDS_OUT,
+    Analysis,
+    Communication,
+    CpuTime,
+    CpuUse,
+    Distribution,
+    Finding,
+    Flops,
+    Host,
+    LoaderSettings,
+    MemoryGrowth,
+    RankSummary,
+    RunTiming,
+)
 
 # host activity while the GPU was idle, by `IDLE_CAUSES`
 IDLE_WORDS: Final = MappingProxyType(
@@ -202,147 +216,139 @@ def all_warnings(analysis: Analysis) -> list[str]:
     return [*warnings, *(where + text for where, text in by_text(of_ranks, several=len(analysis.ranks) > 1))]
 
 
-_LAMBDA = re.compile(r"\([^()]*\)(?:::\{lambda\([^()]*\)#\d+\}|::operator\(\)\([^()]*\)(?: const)?)+")
-_NAMESPACES = re.compile(r"\b(?:\w+::)+")
-_RETURN_TYPE = re.compile(r"^(?:void|int|bool|float|double) ")
-_CAST = re.compile(r"\([\w:]+(?: [\w:]+)*\)(?=-?\d)")  # as in (int)4
-_CONSTANT = re.compile(r"\b(?:C<|constant<int, )(-?\d+)>")  # CuTe's, as its shapes: tuple<C<128>, C<64>>
-_SHAPE = re.compile(r"\btuple<(\d+(?:, ?\d+)+)>")
-
-
-def short_kernel_name(name: str, width: int = LONGEST_KERNEL) -> str:
-    """A kernel's short name: without return type, namespaces and arguments, its template kept.
-
-    The template names what an elementwise or reduction kernel computes, so a long name is cut at its end.
-    """
-    name = plain(name)[:LONGEST_KERNEL]
-    bare = _RETURN_TYPE.sub("", name).replace("(anonymous namespace)::", "")
-    bare = _LAMBDA.sub("", _without_arguments(bare))
-    bare = _CONSTANT.sub(r"\1", _CAST.sub("", _NAMESPACES.sub("", bare)).replace(" >", ">"))
-    return short(_SHAPE.sub(lambda shape: re.sub(", ?", "x", shape[1]), bare) or name, width)
-
-
-def short(text: str, width: int) -> str:
-    """Plain text of at most `width` characters, an ellipsis for what is cut off; a number in it is cut off whole."""
-    text = plain(text)
-    if len(text) <= width:
-        return text
-    kept, lost = text[: max(0, width - 1)], text[max(0, width - 1) :]
-    return (kept.rstrip("0123456789") if lost[0].isalnum() else kept).rstrip() + "…"
-
-
-def _without_arguments(name: str) -> str:
-    """The name without its argument list; parentheses after a space are a remark, as in a copy's name."""
-    if not name.endswith(")"):
-        return name
-    depth = 0
-    for position in range(len(name) - 1, 0, -1):
-        depth += {")": 1, "(": -1}.get(name[position], 0)
-        if depth == 0:
-            return name if name[position - 1] == " " else name[:position]
-    return name
-
-
 def digits(rate: float) -> str:
     """At least three digits of a rate, never an exponent."""
     return f"{rate:,.{max(0, 2 - floor(log10(rate)))}f}" if rate > 0 else "0"
 
 
-_TOKEN: Final = re.compile(r"[^\W_]+|.", re.DOTALL)
-_RETURN_TYPE_OR_NAMESPACE: Final = re.compile(r"^void |\(anonymous namespace\)::|\b(?:\w+::)+")
-_TAIL: Final = 2 / 3  # the share of a label for the part that differs; the rest is the beginning of the name
-_ROUNDS: Final = 3  # a label that separates two names may equal that of a third; then those two are separated
-_FILLERS: Final = 2  # this many equal tokens between two that differ are shown: they take no more room than an ellipsis
-_Shorten = Callable[[str, int], str]
+# units that names end in, the longer ones first, and how a figure is written with one
+_UNITS: Final[Mapping[str, tuple[float, str]]] = MappingProxyType(
+    {
+        "ms per step": (1, "{} ms per step"),
+        "us per step": (1, "{} µs per step"),
+        "megabytes per step": (1, "{} MB per step"),
+        "mb per step": (1, "{} MB per step"),
+        "mib per step": (1, "{} MiB per step"),
+        "bytes per step": (1e6, "{} MB per step"),
+        "per step": (1, "{} per step"),
+        "gb per s": (1, "{} GB/s"),
+        "per s": (1, "{} per second"),
+        "pct of peak": (1, "{} % of the peak"),
+        "pct": (1, "{} %"),
+        "tflops": (1, "{} TFLOP/s"),
+        "gib": (1, "{} GiB"),
+        "seconds": (1, "{} s"),
+        "ms": (1, "{} ms"),
+        "us": (1, "{} µs"),
+        "s": (1, "{} s"),
+    }
+)
+# what is called otherwise than by its name: without its unit it would read as another, or as nothing
+_CALLED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "line_pct": "of it in that line",
+        "loader": "class of the loader",
+        "part": "part of the run",
+        "leaf": "part of the step",
+        "full_step": "memory is full at step",
+        "fit_s": "the fit",
+        "restart_ms": "one restart takes",
+        "seconds": "takes",
+        "mib_per_step": "grows by",
+        "leaf_ms_per_step": "that part",
+        "others_leaf_ms_per_step": "that part elsewhere",
+        "own_ms_per_step": "own step",
+        "others_own_ms_per_step": "own step elsewhere",
+        "step_ms": "mean step",
+    }
+)
+# what no field of the schema says
+_MEANS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "exposed_wait_ms_per_step": "idle time of the GPU for want of a batch; without a GPU, the whole wait",
+        "host_wait_ms_per_step": "time for which the training thread waited for a batch, also while the GPU was still "
+        "busy with earlier steps",
+        "step_ms": "the mean over the counted steps, which shares are relative to",
+        "median_step_ms": "half of the counted steps are shorter",
+        "steps": "counted steps: without warm-up, recorded steps, and those that could not be timed",
+        "line": "where most of the samples of the training thread's stack were taken meanwhile",
+        "line_pct": "share of those samples in that line",
+        "where": "the function that most of the time was spent in",
+        "loader": "class of the training DataLoader",
+        "usable_cores": "cores that this rank's process may use",
+        "try_num_workers": "what is advised: loading and training together fit on the cores",
+        "share_of_recorded_step_pct": "the same in the recorded steps, which recording makes longer",
+        "recorded_there_ms_per_step": "time in that function in the recorded steps",
+        "blocked_ms_per_step": "time for which the training thread neither ran Python nor computed",
+        "gpu_paced_ms_per_step": "time in which the GPU, not the host, sets the pace",
+        "host_paced_ms_per_step": "time in which the GPU had caught up and waited for the next launch",
+        "idle_in_launches_ms_per_step": "idle time of the GPU during launches of 0.1 ms or more",
+        "mean_kernel_us": "mean time of a kernel: short ones end before the next is launched",
+        "transfer_ms_per_step": "time on the GPU from the fetch of the batch until it has been copied",
+        "transfer_host_ms_per_step": "time on the host until the copy of the batch has been issued",
+        "exposed_copy_ms_per_step": "time in which the GPU does nothing but copy from the host",
+        "optimizer_host_ms_per_step": "time on the host in the update",
+        "others_wait_ms_per_step": "time for which the other ranks wait for this one in collectives",
+        "own_wait_ms_per_step": "time for which this rank waits for others",
+        "own_ms_per_step": "the step of this rank without waiting for others",
+        "others_own_ms_per_step": "the same of the other ranks, in the median",
+        "leaf": "the part of its step that is longer than the others'",
+        "leaf_ms_per_step": "time in that part",
+        "others_leaf_ms_per_step": "time of the other ranks in that part, in the median",
+        "waiting_for_ranks_ms_per_step": "communication time that is waiting for the last rank to join",
+        "part": "part of the ledger of the fit's wall time",
+        "seconds": "time in it over the fit, without what is a part itself",
+        "fit_s": "wall time of the fit",
+        "times": "how often it ran",
+        "cpu_pressure_pct": "share of the time in which some task waited for a core",
+        "waits_ms_per_step": "time for which the training thread could run and had no core or no interpreter lock",
+        "used_cores": "cores that all threads of this process used, on average",
+        "compute_ms_per_step": "time of the GPU's kernels but communication",
+        "workers": "processes started anew each time",
+        "idle_after_allocator_ms_per_step": "idle time of the GPU that cudaMalloc, cudaFree and the like cause",
+        "hidden_pct": "share of the communication during which another kernel runs",
+        "holds_up_ms_per_step": "exposed communication that the next kernel or the host waits for",
+        "exposed_ms_per_step": "communication during which no other kernel runs",
+        "idle_ms_per_step": "idle time of the GPU that no other finding explains",
+        "longest_ms_per_step": "the longest part of it",
+        "optimizer_ms_per_step": "time in the optimizer's update, with clipping and `zero_grad`",
+        "math_ms_per_step": "time in matrix products, convolutions and attention",
+    }
+)  # fmt: skip
+_DESCRIBED: Final = (LoaderSettings, CpuUse, CpuTime, Communication, Flops, MemoryGrowth, RunTiming, Host)
 
 
-def kernel_labels(names: Sequence[str], width: int) -> dict[str, str]:
-    """Short names of kernels; those that would read alike show what they differ in."""
-    return _labels(names, width, short_kernel_name)
+def evidence(finding: Finding) -> Iterator[tuple[str, str, str]]:
+    """What each figure is called, the figure, and what it means, "" if its name says so.
+
+    A time on the host that is the device's, as without a GPU, shows once.
+    """
+    shown: set[str] = set()
+    for name, value in finding.evidence.items():
+        words = name.replace("_", " ")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            ending = next((each for each in _UNITS if words.removesuffix(each)[-1:] in {"", " ", ","}), "")
+            words = words.removesuffix(ending).rstrip(" ,") if ending else words
+            divisor, form = _UNITS.get(ending, (1, "{}"))
+            text = form.format(_figure(value / divisor))
+        else:
+            text = str(value)
+        if not text.strip() or ("host" in words and text in shown):
+            continue
+        shown.add(text)
+        yield _CALLED.get(name, words), text, _MEANS.get(name) or _field_texts().get(name, "")
 
 
-def operator_labels(names: Sequence[str], width: int) -> dict[str, str]:
-    """Names of operators, long ones without their middle; those that would read alike show what they differ in."""
-    return _labels(names, width, _without_middle)
+def _figure(value: float) -> str:
+    """Whole numbers as they are, others with three digits."""
+    whole = float(value).is_integer()
+    return f"{value:,.0f}" if whole else f"{'-' if value < 0 else ''}{digits(abs(value))}"
 
 
-def _labels(names: Sequence[str], width: int, shorten: _Shorten) -> dict[str, str]:
-    labels = {name: shorten(name, width) for name in names}
-    for _ in range(_ROUNDS):
-        for alike in _alike(labels):
-            labels.update(_apart(alike, width, shorten))
-    taken: Counter[str] = Counter()
-    for name, label in labels.items():  # names that differ in what is never shown, or too far behind
-        taken[label] += 1
-        if taken[label] > 1:
-            number = f" #{taken[label]}"
-            labels[name] = short(label, width - len(number)) + number
-    return labels
-
-
-def _alike(labels: Mapping[str, str]) -> list[list[str]]:
-    sharing = defaultdict(list)
-    for name, label in labels.items():
-        sharing[label].append(name)
-    return [names for names in sharing.values() if len(names) > 1]
-
-
-def _apart(names: Sequence[str], width: int, shorten: _Shorten) -> dict[str, str]:
-    """Labels that show the tokens in which these names differ."""
-    texts: list[str] = []
-    for form in (shorten, _with_arguments, short):
-        texts = [form(name, LONGEST_KERNEL) for name in names]
-        if len(set(texts)) == len(texts):
-            break
-    tokens = [_TOKEN.findall(text) for text in texts]
-    differs = _differing(tokens)
-    labels = {name: _label(own, differs, width) for name, own in zip(names, tokens, strict=True)}
-    for alike in _alike(labels):
-        if len(alike) < len(names):
-            labels.update(_apart(alike, width, shorten))
-    return labels
-
-
-def _with_arguments(name: str, width: int) -> str:
-    """A kernel's name without namespaces, but with the arguments and lambda numbers that `short_kernel_name` drops."""
-    return _RETURN_TYPE_OR_NAMESPACE.sub("", short(name, width))
-
-
-def _without_middle(name: str, width: int) -> str:
-    """An operator's name. The end of a long one matters: the function whose backward autograd runs."""
-    name = short(name, LONGEST_KERNEL)
-    head = width // 3
-    return name if len(name) <= width else f"{name[:head]}…{name[head + 1 - width :]}"
-
-
-def _differing(tokens: Sequence[Sequence[str]]) -> list[bool]:
-    """For each token, whether the names differ there; for different lengths, everything between the equal ends does."""
-    differs = [len(set(column)) > 1 for column in zip_longest(*tokens)]
-    if len({len(own) for own in tokens}) == 1 or True not in differs:
-        return differs
-    first = differs.index(True)
-    columns = zip(*(reversed(own[first:]) for own in tokens), strict=False)
-    same_end = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
-    return [False] * first + [True] * (len(differs) - first - same_end)
-
-
-def _label(tokens: Sequence[str], differs: Sequence[bool], width: int) -> str:
-    positions = [position for position in range(len(tokens)) if position < len(differs) and differs[position]]
-    if not positions:
-        return short("".join(tokens), width)
-    tail, before = "", positions[0] - 1
-    for position in positions:
-        between = tokens[before + 1 : position]
-        tail += ("".join(between) if len(between) <= _FILLERS else "…") + tokens[position]
-        before = position
-    head, rest = "".join(tokens[: positions[0]]), "…" if positions[-1] + 1 < len(tokens) else ""
-    tail = short(tail + rest, max(int(_TAIL * width), width - len(head)))
-    room = width - len(tail)
-    if len(head) > room:
-        kept = ""
-        for token in tokens:
-            if len(kept + token) >= room:
-                break
-            kept += token
-        head = f"{kept.rstrip()}…"
-    return head + tail
+@cache
+def _field_texts() -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for kind in _DESCRIBED:
+        for name, text in field_texts(inspect.getdoc(kind) or "").items():
+            texts[name] = text.partition("; None ")[0].partition('; ""')[0].rstrip(".")
+    return texts

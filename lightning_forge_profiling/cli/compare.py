@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_forge_profiling.bench.result import BenchmarkResult
-from lightning_forge_profiling.cli.shared import Progress, any_at, write_as_json
-from lightning_forge_profiling.cli.sources import record_or_traces
+from lightning_forge_profiling.cli.shared import Progress, write_as_json
+from lightning_forge_profiling.cli.sources import any_at, record_or_traces
 from lightning_forge_profiling.comparison import compare as comparing
 from lightning_forge_profiling.comparison.outcome import gates, github_benchmark, print_comparison
 from lightning_forge_profiling.comparison.source import Source, record_source, trace_source

@@ -6,7 +6,8 @@ from itertools import product
 from pathlib import Path
 from shlex import quote
 
-from lightning_forge_profiling.cli.shared import Progress, same_file, say, warn
+from lightning_forge_profiling.cli.shared import Progress, say, warn
+from lightning_forge_profiling.cli.sources import same_file
 from lightning_forge_profiling.errors import ConfigurationError, TraceError
 from lightning_forge_profiling.kineto.copies import write_anonymous_copy, write_plugin_copy
 from lightning_forge_profiling.kineto.files import find_traces, rank_in_name, windows_by_rank

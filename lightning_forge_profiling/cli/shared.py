@@ -1,4 +1,4 @@
-"""What the commands share: what goes to the terminal, files that the user names, the values of arguments."""
+"""What the commands share: what goes to the terminal, and the values of arguments."""
 
 import argparse
 import json
@@ -6,17 +6,13 @@ import math
 import os
 import re
 import shutil
-import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Self, TextIO, TypeVar
 
-from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError
 from lightning_forge_profiling.plain_text import plain
-from lightning_forge_profiling.safe_files import write_whole
 
 _T = TypeVar("_T")
 
@@ -79,66 +75,6 @@ def write_as_json(result: object) -> None:
 
 def _escaped(character: re.Match[str]) -> str:
     return character[0] if plain(character[0]) == character[0] else json.dumps(character[0])[1:-1]
-
-
-def refuse_bad_output(output: Path | None, sources: Iterable[Path]) -> None:
-    """Refuse a file that could not be written once the work is done, or that would replace what it is made of."""
-    if output is None:
-        return
-    if not output.parent.is_dir():
-        raise ConfigurationError(f"{output}: there is no folder {output.parent}")
-    if _may_be_planted(output):
-        raise ConfigurationError(f"{output}: is a link or a pipe of another user in a world-writable folder")
-    if output.is_dir():
-        raise ConfigurationError(f"{output}: is a folder")
-    if not _is_replaced(output):
-        return
-    folder = _target(output).parent
-    if not os.access(folder, os.W_OK):
-        raise ConfigurationError(f"{output}: cannot create a file in {folder}")
-    for path in sources:
-        if same_file(path, output):
-            raise ConfigurationError(f"PATH and --save both name {path}: one would overwrite the other")
-
-
-def same_file(path: Path, other: Path) -> bool:
-    """Whether two paths lead to the same file, which need not exist."""
-    return _target(path) == _target(other) or (path.exists() and other.exists() and path.samefile(other))
-
-
-def write_output(path: Path, content: bytes) -> None:
-    """Write a file that the user named, whole or not at all; through a link, and straight to a pipe or a device."""
-    if _is_replaced(path):
-        write_whole(_target(path), content)
-    else:
-        path.write_bytes(content)
-
-
-def _may_be_planted(path: Path) -> bool:
-    """Whether it is a link or a pipe that belongs neither to this user nor to the folder's owner."""
-    if not os.path.lexists(path):
-        return False
-    status, folder = path.lstat(), path.parent.stat()
-    public = folder.st_mode & stat.S_IWOTH and not stat.S_ISREG(status.st_mode)
-    return bool(public) and status.st_uid not in {os.geteuid(), folder.st_uid}
-
-
-def _target(path: Path) -> Path:
-    """The path with links resolved; unlike `Path.resolve`, it accepts circular links."""
-    return Path(os.path.realpath(path))
-
-
-def _is_replaced(path: Path) -> bool:
-    """Whether a new file takes this path; False for a pipe or a device, which is written to."""
-    return path.is_file() or not path.exists()
-
-
-def any_at(find: Callable[[Path], Sequence[_T]], path: Path) -> Sequence[_T]:
-    """What there is at a path; nothing if it cannot be read."""
-    try:
-        return find(path)
-    except ForgeProfilingError:
-        return ()
 
 
 _MOST_DIGITS = 15

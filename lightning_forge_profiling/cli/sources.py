@@ -1,22 +1,26 @@
-"""What a path on the command line leads to: the record of a run, or traces, also where fsspec reads."""
+"""What a path on the command line leads to: a record, or traces, also where fsspec reads; or a file to write."""
 
-from collections.abc import Callable
+import os
+import stat
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import structs
 
-from lightning_forge_profiling.cli.shared import Progress, refuse_bad_output, warn
-from lightning_forge_profiling.errors import TraceError
+from lightning_forge_profiling.cli.shared import Progress, warn
+from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingError, TraceError
 from lightning_forge_profiling.json_layout import PACKAGE, read_rank_result
 from lightning_forge_profiling.kineto.files import find_ranks, rank_summaries_among, ranks_among, traces_among
 from lightning_forge_profiling.record.reader import RecordError, RunRecord, records_at
 
 if TYPE_CHECKING:
     from lightning_forge_profiling.pipeline import AnalysisResult
+
+_T = TypeVar("_T")
 
 
 def find_record(path: Path) -> tuple[Path, str]:
@@ -40,6 +44,14 @@ def record_or_traces(place: str) -> tuple[Path, str] | None:
         except TraceError as no_trace:
             raise (TraceError(f"{no_record}; {no_trace}") if path.is_dir() else no_trace) from None
     return None
+
+
+def any_at(find: Callable[[Path], Sequence[_T]], path: Path) -> Sequence[_T]:
+    """What there is at a path; nothing if it cannot be read."""
+    try:
+        return find(path)
+    except ForgeProfilingError:
+        return ()
 
 
 def warn_of_problems(record: RunRecord) -> None:
@@ -106,3 +118,39 @@ def _traces_of(result: Path) -> set[tuple[str, int]]:
     except ValueError:
         return set()
     return {(trace.name, trace.bytes) for trace in stored.traces} if stored.package == PACKAGE else set()
+
+
+def refuse_bad_output(output: Path | None, sources: Iterable[Path]) -> None:
+    """Refuse a file that could not be written once the work is done, or that would replace what it is made of."""
+    if output is None:
+        return
+    if not output.parent.is_dir():
+        raise ConfigurationError(f"{output}: there is no folder {output.parent}")
+    if _may_be_planted(output):
+        raise ConfigurationError(f"{output}: is a link or a pipe of another user in a world-writable folder")
+    if output.is_dir():
+        raise ConfigurationError(f"{output}: is a folder")
+    if output.exists() and not output.is_file():
+        return  # a pipe or a device
+    folder = Path(os.path.realpath(output)).parent
+    if not os.access(folder, os.W_OK):
+        raise ConfigurationError(f"{output}: cannot create a file in {folder}")
+    for path in sources:
+        if same_file(path, output):
+            raise ConfigurationError(f"PATH and --save both name {path}: one would overwrite the other")
+
+
+def same_file(path: Path, other: Path) -> bool:
+    """Whether two paths lead to the same file, which need not exist."""
+    if path.exists() and other.exists():
+        return path.samefile(other)
+    return os.path.realpath(path) == os.path.realpath(other)  # unlike `Path.resolve`, it accepts circular links
+
+
+def _may_be_planted(path: Path) -> bool:
+    """Whether it is a link or a pipe that belongs neither to this user nor to the folder's owner."""
+    if not os.path.lexists(path):
+        return False
+    status, folder = path.lstat(), path.parent.stat()
+    public = folder.st_mode & stat.S_IWOTH and not stat.S_ISREG(status.st_mode)
+    return bool(public) and status.st_uid not in {os.geteuid(), folder.st_uid}

@@ -8,14 +8,19 @@ import sys
 import tempfile
 import time
 import webbrowser
-from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from secrets import token_urlsafe
 from typing import Any, cast
 
-from lightning_forge_profiling.cli.shared import CUT_OFF, any_at, refuse_bad_output, say, warn, write_output
-from lightning_forge_profiling.cli.sources import analyze_place, record_or_traces, warn_of_problems
+from lightning_forge_profiling.cli.shared import CUT_OFF, say, warn
+from lightning_forge_profiling.cli.sources import (
+    analyze_place,
+    any_at,
+    record_or_traces,
+    refuse_bad_output,
+    warn_of_problems,
+)
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.kineto.files import find_traces
 from lightning_forge_profiling.names import REPORT_HTML
@@ -37,15 +42,15 @@ def view(args: argparse.Namespace) -> int:
     for where in cut_off:
         warn(where)
     if args.save:
-        write_output(args.save, page)
+        if args.save.exists() and not args.save.is_file():  # a pipe or a device
+            args.save.write_bytes(page)
+        else:
+            write_whole(Path(os.path.realpath(args.save)), page)  # through a link
         say(f"{args.save}: {name}")
     else:
         report = Path(tempfile.mkdtemp(prefix="forge-profiling-")) / REPORT_HTML
-        with ExitStack() as undo:
-            undo.callback(shutil.rmtree, report.parent, ignore_errors=True)
-            write_whole(report, page)
-            _point_to(report, f"the page is of {name}", browser=not args.no_browser)
-            undo.pop_all()  # the user now knows where it is
+        write_whole(report, page)
+        _point_to(report, f"the page is of {name}", browser=not args.no_browser)
     return CUT_OFF if cut_off else 0
 
 

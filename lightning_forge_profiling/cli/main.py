@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, NoReturn, TextIO
 
 from lightning_forge_profiling.cli.commands import COMMANDS
@@ -107,16 +108,12 @@ def _fail(*messages: str) -> int:
     return _BAD_INPUT
 
 
-class _Help(argparse.HelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=26)
-
-
 class _Parser(argparse.ArgumentParser):
     """The parser of the command line, and that of each command, whose help has no blank lines and no headings."""
 
     def __init__(self, *, usage: str, lines: Iterable[str], **options: Any) -> None:
-        super().__init__(add_help=False, formatter_class=_Help, **options)
+        layout = partial(argparse.HelpFormatter, max_help_position=26)
+        super().__init__(add_help=False, formatter_class=layout, **options)
         self.usage = f"{self.prog} {usage}"
         self._lines = lines
         self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)

@@ -49,8 +49,12 @@ def view(args: argparse.Namespace) -> int:
         say(f"{args.save}: {name}")
     else:
         report = Path(tempfile.mkdtemp(prefix="forge-profiling-")) / REPORT_HTML
-        write_whole(report, page)
-        _point_to(report, f"the page is of {name}", browser=not args.no_browser)
+        try:
+            write_whole(report, page)
+            _point_to(report, f"the page is of {name}", browser=not args.no_browser)
+        except BaseException:  # the user does not know where it is
+            shutil.rmtree(report.parent, ignore_errors=True)
+            raise
     return CUT_OFF if cut_off else 0
 
 

@@ -117,7 +117,7 @@ def without_verdict_of_hang(analysis: Analysis) -> Analysis:
     run = analysis.run
     if run is None or run.ledger is None:
         return analysis
-    stood_s, whole_s = run.ledger.parts.get(HANG, 0.0), LedgerCosts(run, run.ledger).whole_s
+    stood_s, whole_s = run.ledger.parts.get(HANG, 0.0), LedgerCosts(run).whole_s
     if 100 * stood_s <= _MOSTLY_PCT * whole_s:
         return analysis
     text = f"No verdict: training stood still for {in_s(stood_s)} of the fit's {in_s(whole_s)}."

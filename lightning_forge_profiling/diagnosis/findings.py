@@ -64,11 +64,12 @@ def _contexts(ranks: Sequence[RankSummary], waits: Sequence[RankWait]) -> list[R
 
 def _worst(rule: Rule, contexts: Sequence[RuleContext], *, on_gpu: bool) -> Finding | None:
     """A rule's finding, in the words of the rank that it costs most."""
-    case, on_both = rule.gpu if on_gpu else rule.cpu, rule.gpu is rule.cpu
+    case = rule.gpu if on_gpu else rule.cpu
     if case is None:
         return None
     # beside ranks that use a GPU, one without has nothing that waits, except for data
-    costs = [context.pct(case.cost(context)) if context.on_gpu == on_gpu or on_both else 0.0 for context in contexts]
+    shows = [rule.gpu is rule.cpu or (each.on_gpu if on_gpu else each.rank.cpu is not None) for each in contexts]
+    costs = [context.pct(case.cost(context)) if here else 0.0 for context, here in zip(contexts, shows, strict=True)]
     over = sum(cost >= MIN_SHARE_PCT for cost in costs)
     if not over:
         return None

@@ -24,8 +24,9 @@ def _other_pct(rank: RankSummary) -> float:
 
 
 def _item_pct(rank: RankSummary) -> float:
-    context = RuleContext(rank)
-    return context.pct(context.cpu.item_ms_per_step) if context.cpu.item_calls_per_step >= _MANY_ITEMS else 0.0
+    if rank.cpu is None or rank.cpu.item_calls_per_step < _MANY_ITEMS:
+        return 0.0
+    return RuleContext(rank).pct(rank.cpu.item_ms_per_step)
 
 
 class _Thumb(NamedTuple):

@@ -55,15 +55,22 @@ _MATTERS: Final = 0.1  # a first time that is a smaller share of its part is not
 _HIDDEN: Final = 0.9
 
 
+_NO_LEDGER: Final = RunLedger(wall_s=0.0, parts={}, unexplained_s=0.0, counts={})
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerCosts:
     """Costs of the parts of a ledger, on one of two bases."""
 
     evidence: RunEvidence
-    ledger: RunLedger
     # the basis. `run` is the fit's wall time. `step` is the mean step, on which only hooks and loggers that run in most
     # steps have a cost; it shows them also in a run that spends most of its time elsewhere.
     of: Literal["run", "step"] = "run"
+
+    @property
+    def ledger(self) -> RunLedger:
+        """The ledger; an empty one if the run has none."""
+        return self.evidence.ledger or _NO_LEDGER
 
     @property
     def steps(self) -> int:
@@ -200,9 +207,7 @@ class LedgerCosts:
 
 def in_steps_pct(evidence: RunEvidence) -> float:
     """Share of the fit that its steps take, in percent, to convert shares of the step; 100 if unknown."""
-    if evidence.ledger is None:
-        return 100.0
-    run, step_ms = LedgerCosts(evidence, evidence.ledger), evidence.timing.step_ms.mean
+    run, step_ms = LedgerCosts(evidence), evidence.timing.step_ms.mean
     if run.whole_s <= 0:
         return 100.0
     steps_s, own_ms = step_ms * run.steps / 1e3, step_ms - run.apart_ms
@@ -221,7 +226,7 @@ def self_times(evidence: RunEvidence) -> RunTimes:
     measured = RunTimes.of(evidence)
     if evidence.ledger is None:
         return measured
-    costs = LedgerCosts(evidence, evidence.ledger)
+    costs = LedgerCosts(evidence)
     hooks_ms = {name: costs.inside_ms(name) for name in REGIONS}
     own = {
         name: subtract(times, hooks_ms[name], hooks_ms[name])
@@ -258,4 +263,4 @@ def _own_waits(
 
 def hooks_ms(evidence: RunEvidence, *regions: str) -> float:
     """Milliseconds per step of hooks and loggers in some regions."""
-    return 0.0 if evidence.ledger is None else sum(map(LedgerCosts(evidence, evidence.ledger).inside_ms, regions))
+    return sum(map(LedgerCosts(evidence).inside_ms, regions))

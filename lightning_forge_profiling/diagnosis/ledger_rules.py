@@ -271,7 +271,7 @@ def ledger_findings(evidence: RunEvidence) -> tuple[Finding, ...]:
     """Findings that cost at least `MIN_SHARE_PCT` of the fit: outside the steps, or in a hook inside them."""
     if evidence.ledger is None:
         return ()
-    of_fit, of_step = (LedgerCosts(evidence, evidence.ledger, of) for of in ("run", "step"))
+    of_fit, of_step = LedgerCosts(evidence), LedgerCosts(evidence, "step")
     parts = ["startup", *(part for part in of_fit.leaves() if part_kind(part) != "startup")]
     named = ((_rule_of(part), _first_named(part, of_fit, of_step), part) for part in parts)
     return tuple(_finding(*rule, costs, part) for rule, costs, part in named if rule and costs)
@@ -282,7 +282,7 @@ def ledger_advice(part: str, evidence: RunEvidence) -> str:
     rule = _rule_of(part)
     if rule is None or evidence.ledger is None:
         return ""
-    return rule[1](LedgerCosts(evidence, evidence.ledger), part).advice
+    return rule[1](LedgerCosts(evidence), part).advice
 
 
 def _rule_of(part: str) -> tuple[str, Explain] | None:

@@ -92,18 +92,16 @@ def rank_work(evidence: RunEvidence, *, host: str, waits: Waits | None = None) -
     """What a rank reports of itself to be compared with the others."""
     waits, own = waits or Waits(), self_times(evidence)
     exposed_ms = waits.exposed_ms
-    outside: dict[str, float] = {}
     leaves = {name: region.device_ms for name, region in own.regions.items() if name in REGIONS}
     if exposed_ms and SIGTERM_LEAF in exposed_ms and "other" in leaves:
         leaves[SIGTERM_LEAF] = min(exposed_ms[SIGTERM_LEAF], leaves["other"])
         leaves["other"] -= leaves[SIGTERM_LEAF]
-    if evidence.ledger is not None:
-        run = LedgerCosts(evidence, evidence.ledger)
-        parts = [part for part in run.leaves() if part_kind(part) not in {*ONCE, STEPS, HANG}]
-        inside = {part for part in parts if run.region(part) or part_kind(part) == "gc"}
-        leaves |= {part: run.exposed_ms(part) for part in parts if part in inside}
-        leaves = _without_garbage(leaves, evidence.timing.step_ms.mean)
-        outside = {part: 1e3 * run.seconds(part) / run.steps for part in parts if part not in inside}
+    run = LedgerCosts(evidence)
+    parts = [part for part in run.leaves() if part_kind(part) not in {*ONCE, STEPS, HANG}]
+    inside = {part for part in parts if run.region(part) or part_kind(part) == "gc"}
+    leaves |= {part: run.exposed_ms(part) for part in parts if part in inside}
+    leaves = _without_garbage(leaves, evidence.timing.step_ms.mean)
+    outside = {part: 1e3 * run.seconds(part) / run.steps for part in parts if part not in inside}
     error = evidence.timing.intervals.get(OWN_WORK)
     return RankWork(
         rank=evidence.ranks.rank,
@@ -227,9 +225,10 @@ def _late(works: Sequence[RankWork], run: RunEvidence | None = None) -> _Late | 
     of: Literal["step", "run"] = "step"
     whole_ms, steps = fmean(work.step_ms for work in works), last.steps
     if run is not None:
-        steps = max(run.timing.all_steps or run.timing.steps, 1)
+        costs = LedgerCosts(run)
+        steps = costs.steps
         if leaf in last.outside and run.ledger is not None:
-            of, whole_ms = "run", 1e3 * LedgerCosts(run, run.ledger).whole_s / steps
+            of, whole_ms = "run", 1e3 * costs.whole_s / steps
     if whole_ms <= 0 or 100 * waits_ms < MIN_SHARE_PCT * whole_ms or waits_ms <= error_ms:
         return None
     return _Late(

@@ -237,20 +237,6 @@ def of_step(ms: float, step_ms: float) -> str:
 
 # -- the figures of a rank -------------------------------------------------------------------------------------------
 
-_NO_CPU_TIME: Final = CpuTime(
-    data_ms_per_step=0.0,
-    optimizer_ms_per_step=0.0,
-    operators_ms_per_step=0.0,
-    python_ms_per_step=0.0,
-    costliest_ms_per_step={},
-    optimizer="",
-    update="",
-    update_calls_per_step=0.0,
-    operator_threads=0,
-    intra_op_threads=None,
-    usable_cores=None,
-)
-
 
 @dataclass(frozen=True, slots=True)
 class RuleContext:
@@ -264,8 +250,10 @@ class RuleContext:
 
     @property
     def cpu(self) -> CpuTime:
-        """Where the step goes on the CPU; nowhere on a rank that uses a GPU."""
-        return self.rank.cpu or _NO_CPU_TIME
+        """Where the step goes on the CPU."""
+        if self.rank.cpu is None:
+            raise ValueError("a rank that uses a GPU")
+        return self.rank.cpu
 
     @property
     def on_gpu(self) -> bool:

@@ -174,7 +174,7 @@ def rank_notes(run: RunEvidence) -> Iterator[str]:
         yield f"the ranks differ, and which of them is late is not measured: {because}"
     if run.ledger is None or len(run.ranks.works) < 2:  # noqa: PLR2004
         return
-    costs = LedgerCosts(run, run.ledger)
+    costs = LedgerCosts(run)
     notes = []
     for part in dict.fromkeys(part for work in run.ranks.works for part in work.outside):
         seconds = {work.rank: work.own_ms(part) * costs.steps / 1e3 for work in run.ranks.works}

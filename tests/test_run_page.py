@@ -36,7 +36,7 @@ def analysis_in(page):
 def test_the_page_has_the_whole_run(tmp_path):
     page = page_of(MadeRun(ranks=4, late=2, began=LONG_AGO, outcome="finished"), tmp_path)
     view = record_of(page)
-    assert (view["outcome"], view["status"]) == ("finished", "finished after 1 min, 1,200 steps")
+    assert (view["outcome"], view["status"]) == ("finished", "finished 1,200 steps in 1 min")
     assert dict(view["facts"]) == {
         "Device": "NVIDIA H200", "Host": "node0", "Ranks": "4", "Steps": "1,200", "Time": "1 min",
     }  # fmt: skip
@@ -195,7 +195,7 @@ def test_the_end_of_a_fit_writes_the_page_that_the_record_gives_later(tmp_path):
     assert [analysis_in(page) for page in (at_end, later)] == [analysis_in(later)] * 2
     assert record_of(at_end) == record_of(later)
     assert timelines_of(at_end) == timelines_of(later)
-    assert record_of(at_end)["status"] == "finished after 1 min, 1,200 steps"
+    assert record_of(at_end)["status"] == "finished 1,200 steps in 1 min"
     write_reports(merged, None, window)
     assert (window / "report.html").read_text(encoding="utf-8") == at_end, "kept where the reports are written again"
 

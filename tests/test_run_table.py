@@ -71,7 +71,7 @@ def test_rates_are_over_the_steps_that_count_and_end_to_end_over_all():
     text = printed(run)
     assert "Where a step goes: 4.50 ms, mean of 2 of 5 steps on cpu" in text
     assert "1,778 samples/s, 222 steps/s" in text, "16 samples and 2 steps in 9 ms"
-    assert "20.0 samples/s over 2.00 s of training, first step after 0.50 s" in text
+    assert "20.0 samples/s over the 2.00 s of the fit, first step after 0.50 s" in text
     assert "2 warm-up steps, 1 step with the profiler on, 5.00 s validation" in text
     assert "your mine" in text
 

@@ -39,7 +39,7 @@ def summary_json(path):
     ("run", "says"),
     [
         (MadeRun(), "running: step 1,200, last written "),
-        (MadeRun(began=LONG_AGO, outcome="finished"), "finished after 1 min, 1,200 steps"),
+        (MadeRun(began=LONG_AGO, outcome="finished"), "finished 1,200 steps in 1 min"),
         (MadeRun(began=LONG_AGO, outcome="failed"), "failed after 1 min, step 1,200: ValueError: the loss is nan"),
         (MadeRun(began=LONG_AGO), "silent for "),
     ],
@@ -135,7 +135,7 @@ def test_of_a_folder_with_several_records_the_newest_is_taken_and_said(tmp_path)
         record = MadeRun(began=LONG_AGO + age, outcome="finished", run=name).write(tmp_path / name)
         os.utime(record / "rank0.jsonl", (LONG_AGO + age, LONG_AGO + age))
     assert summary_json(tmp_path)["run"] == "version_1"
-    assert summary(tmp_path).stdout.startswith(f"{record} (newest of 2 records)\nfinished after ")
+    assert summary(tmp_path).stdout.startswith(f"{record} (newest of 2 records)\nfinished ")
     assert summary_json(tmp_path / "version_0")["run"] == "version_0"
     assert summary_json(tmp_path / "version_0" / "forge_record" / "rank0.jsonl")["run"] == "version_0"
 

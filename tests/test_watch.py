@@ -224,7 +224,7 @@ def test_it_shows_what_is_written_and_ends_with_the_run_and_its_table(growing):
         assert shown.is_as_before()
     after = shown.output.rpartition(CLEARS)[2]
     assert after.startswith(str(record)), "the last frame has gone"
-    assert "finished after 1 min, 1,200 steps" in after
+    assert "finished 1,200 steps in 1 min" in after
     assert "Where a step goes: 36." in after
     assert shown.process.stderr.closed
 

@@ -74,7 +74,7 @@ def rank_status(rank: RankRecord, now: float, heard: LastPulse | None = None) ->
         after = duration(end.at - began)
         steps = "1 step" if end.step == 1 else f"{end.step:,} steps"
         if end.outcome == "finished":
-            return RunStatus("finished", end.step, began, end.at, f"finished after {after}, {steps}")
+            return RunStatus("finished", end.step, began, end.at, f"finished {steps} in {after}")
         if end.exception.partition(":")[0] == KeyboardInterrupt.__name__:
             return RunStatus("interrupted", end.step, began, end.at, f"interrupted after {after}, step {end.step:,}")
         what = end.exception or "an exception without a message"

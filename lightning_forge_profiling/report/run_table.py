@@ -318,7 +318,7 @@ def _end_to_end(timing: RunTiming, replicas: int) -> str:
     whole = timing.end_to_end
     unit, amount = ("samples", whole.samples * replicas) if whole.samples else ("steps", timing.all_steps or 0)
     first = "" if whole.first_step_s is None else f", first step after {whole.first_step_s:.2f} s"
-    return f"{digits(amount / whole.wall_s)} {unit}/s over {whole.wall_s:.2f} s of training{first}"
+    return f"{digits(amount / whole.wall_s)} {unit}/s over the {whole.wall_s:.2f} s of the fit{first}"
 
 
 def _parts(ledger: RunLedger) -> str:

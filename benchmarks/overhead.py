@@ -332,7 +332,7 @@ def measure(contender: str, model: str, folder: str, *, quick: bool, devices: in
             "steps": told.timing.steps,
             "mean_ms": told.timing.step_ms.mean,
         }
-        result["split"] = told.timing.steps if told.timing.split_steps is None else told.timing.split_steps
+        result["split"] = told.timing.split_steps
         result["regions"] = {name: region.device_ms for name, region in told.timing.regions.items()}
     fresh.answer(**result)
 

@@ -212,8 +212,8 @@ def rooms() -> Diagram:
     drawing.text(20, 26, "the training process", bold=True)
     for x, name, what, colour in zip(
         columns,
-        ("Trainer", "callbacks/", "timing/, gpu/", "diagnosis/", "loggers, end table"),
-        ("hooks", "alone know Lightning", "events, steps, totals", "rules for a run", "report/"),
+        ("Trainer", "callbacks/, run/", "timing/, gpu/", "diagnosis/", "loggers, end table"),
+        ("hooks", "hooks to one run", "events, steps, totals", "rules for a run", "report/"),
         (IDLE, STEPS[0], STEPS[0], STEPS[0], IDLE),
         strict=True,
     ):

@@ -73,7 +73,7 @@ def fails(done, complaint):
 def test_show_prints_the_verdict_and_nothing_on_stderr_but_progress():
     done = forge("show", INPUT_BOUND)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("input-bound: ")
+    assert done.stdout.startswith("verdict     input-bound: ")
     assert "NVIDIA H200" in done.stdout
     assert "in the data loader" in done.stdout
     assert "\x1b" not in done.stdout
@@ -107,7 +107,7 @@ def test_show_says_first_which_window_of_a_folder_it_is_about(tmp_path):
             os.utime(file, (1e9 - age, 1e9 - age))
     done = forge("show", tmp_path / "logs")
     assert done.stdout.startswith(f"window     {tmp_path / 'logs' / 'sync_item'}\nsync-bound: ")
-    assert forge("show", tmp_path / "logs" / "input_bound").stdout.startswith("input-bound: ")
+    assert forge("show", tmp_path / "logs" / "input_bound").stdout.startswith("verdict     input-bound: ")
 
 
 def test_json_is_alone_on_stdout_and_follows_the_schema():

@@ -19,7 +19,7 @@ def test_a_file_that_is_cut_off_says_in_which_step_and_where_its_threads_end(tmp
     numbers = [step.number for step in analyze(path).analysis.ranks[0].per_step]
     first_line = " ".join(out.split())
     assert code == 65
-    assert first_line.startswith(f"No verdict: {path.name} is cut off in step {numbers[-1]}: it ends in the ")
+    assert first_line.startswith(f"verdict No verdict: {path.name} is cut off in step {numbers[-1]}: it ends in the ")
     assert f"which are whole up to step {numbers[-2]}" in first_line
     assert "no GPU work before the cut" in first_line
     assert "without a GPU" not in first_line

@@ -17,6 +17,7 @@ from torch.profiler.profiler import _KinetoProfile
 import lightning_forge_profiling
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.names import GC_FULL, PROFILER, STEPS
+from lightning_forge_profiling.schema import RunTiming
 from lightning_forge_profiling.timing.ledger import LedgerClock, goodput
 from tests.models import Classifier, loader, quiet_trainer
 from tests.outcomes import HANGS_S, logged
@@ -183,7 +184,7 @@ def test_time_that_timing_took_is_the_profilers_and_goodput_is_of_the_rest():
     ledger = clock.read()
     assert {part: round(1e9 * s) for part, s in ledger.parts.items()} == {STEPS: 80, PROFILER: 20}
     assert ledger.unexplained_s == 0
-    assert goodput(ledger) == 1
+    assert goodput(ledger, RunTiming()) == 1
 
 
 def run_python(code, *arguments, **options):

@@ -150,7 +150,7 @@ def test_a_real_blocking_call_is_named_in_verdict_and_reports(capsys):
     report = markdown(analysis)
     assert f"| `{SERVER}` | 20." in report
     print_analysis(analysis)
-    assert f"functions  {SERVER} 20." in " ".join(capsys.readouterr().out.splitlines())
+    assert f"functions   {SERVER} 20." in " ".join(capsys.readouterr().out.splitlines())
     assert "which slow each Python call" in report
 
 

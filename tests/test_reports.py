@@ -85,7 +85,7 @@ def rendered(text):
 
 def test_the_verdict_comes_first_and_then_the_numbers_of_the_step():
     text = printed(sample_analysis())
-    assert text.startswith("input-bound: the GPU waits 8.5 ms of each step for the data loader.")
+    assert text.startswith("verdict     input-bound: the GPU waits 8.5 ms of each step for the data loader.")
     flat = re.sub(" +", " ", text)
     assert "3 steps, 50.000 to 58.300 ms, median 51.500 ms on NVIDIA H200" in flat
     assert "\nstep 53.267 100.0 %" in flat
@@ -156,7 +156,7 @@ def test_many_ranks_have_a_row_each_and_who_waits_is_shown():
     ]
     assert re.search(r"(?m)^0 .* 0\.600$", text)
     assert "Top kernels of rank 3, the slowest by its median" in text
-    assert "warning    ranks 0 to 3: step 7 is cut off" in text, "the same warning is printed once"
+    assert "warning     ranks 0 to 3: step 7 is cut off" in text, "the same warning is printed once"
 
 
 def test_a_share_says_where_it_is_a_mean_over_the_ranks():
@@ -214,7 +214,7 @@ def test_without_ranks_or_findings_there_is_still_a_verdict():
         regions={"data": RunRegion(device_ms=1.0, host_ms=1.5), "forward": RunRegion(device_ms=9.0, host_ms=3.0)},
     )
     analysis = Analysis(source="version_0", verdict=verdict, verdict_text=text, findings=(), run=run)
-    assert printed(analysis).startswith("Nothing stands out")
+    assert printed(analysis).startswith("verdict     Nothing stands out")
     assert "| forward | 90.0 % | 9.00 |" in markdown(analysis)
     assert "How to view" not in markdown(analysis), "there is no trace to view"
 
@@ -302,7 +302,7 @@ def test_it_is_said_once_which_steps_the_figures_are_over():
     assert "each 8.77 ms step" in analysis.verdict_text
     assert f"{analysis.ranks[0].step_ms.mean:.1f}" == "8.8"
     first = analysis.ranks[0].per_step[0].number
-    note = f"Note: all figures leave out step {first} (the first recorded step: an empty GPU queue"
+    note = f"all figures leave out step {first} (the first recorded step: an empty GPU queue"
     assert " ".join(printed(analysis).split()).count(note) == 1
     assert markdown(analysis).count(note) == 1
 
@@ -310,10 +310,10 @@ def test_it_is_said_once_which_steps_the_figures_are_over():
 def test_findings_of_the_run_alone_are_without_no_step():
     analysis = replace(sample_analysis(), findings_note="findings are without the first recorded step")
     of_run = tuple(replace(finding, source="run") for finding in analysis.findings)
-    for report in (printed, markdown):
-        assert "Note: findings are without" in report(analysis)
-        assert "Note: " not in report(replace(analysis, findings=of_run))
-        assert "Note: " not in report(replace(analysis, findings=()))
+    for report, note in ((printed, "\nnote        "), (markdown, "Note: ")):
+        assert f"{note}findings are without" in report(analysis)
+        assert f"{note}findings" not in report(replace(analysis, findings=of_run))
+        assert f"{note}findings" not in report(replace(analysis, findings=()))
 
 
 def test_who_is_the_slowest_can_be_read_from_the_table_above():

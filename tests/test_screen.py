@@ -48,7 +48,7 @@ def test_on_a_terminal_nothing_is_wider_than_it_and_no_sentence_loses_a_word(col
 
 def test_the_verdict_and_the_totals_stand_out_on_a_terminal():
     lines = on_terminal(80, "show", INPUT_BOUND)
-    assert lines[0].startswith("\x1b[1;33minput-bound\x1b[0m: the GPU waits")
+    assert lines[0].startswith("\x1b[1mverdict\x1b[0m     \x1b[1;33minput-bound\x1b[0m: the GPU waits")
     assert [line for line in lines if re.match(r"\x1b\[1mbusy\x1b\[0m +\x1b\[1m\d", line)]
 
 

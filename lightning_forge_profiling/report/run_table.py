@@ -80,6 +80,15 @@ def _verdict(report: RunReport) -> Iterator[Line]:
     if analysis is None:
         yield from no_verdict(report.run.timing)
         return
+    yield from verdict_lines(analysis)
+    yield from also(analysis)
+    yield from (Line("hint", Text(where + text)) for where, text in hints(analysis))
+    if analysis.differences:  # the report has the others
+        yield Line("difference", Text(analysis.differences[0]))
+
+
+def verdict_lines(analysis: Analysis) -> Iterator[Line]:
+    """The verdict, what to try, and what that saves."""
     finding = of_verdict(analysis)
     yield Line("verdict", conclusion(analysis))
     if finding is not None:
@@ -89,10 +98,6 @@ def _verdict(report: RunReport) -> Iterator[Line]:
         yield from saves(finding)
         if analysis.run is not None and (distorting := switched_on(analysis.run.settings.switches)):
             yield Line("note", Text(distorting))
-    yield from also(analysis)
-    yield from (Line("hint", Text(where + text)) for where, text in hints(analysis))
-    if analysis.differences:  # the report has the others
-        yield Line("difference", Text(analysis.differences[0]))
 
 
 def also(analysis: Analysis) -> Iterator[Line]:

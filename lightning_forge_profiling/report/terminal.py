@@ -180,7 +180,6 @@ def in_notebook() -> bool:
 
 _SHOWN_KERNELS: Final = 8
 _SHOWN_FINDINGS: Final = 5
-_NAMES_WIDTH: Final = 10
 _NAME_LINES: Final = 2  # lines of a name: elementwise kernels differ late in theirs
 _BESIDE_KERNELS, _BESIDE_OPERATORS = 46, 56  # columns that the rest of the table takes
 _NARROWEST_NAME: Final = 20
@@ -191,16 +190,14 @@ def print_analysis(
 ) -> None:
     """Print what an analysis found."""
     screen = screen or Screen()
-    screen.line(wording.verdict(analysis))
-    if note := wording.findings_note(analysis):
-        screen.line(Text(note, "dim"))
-    if note := wording.ranks_note(analysis):
-        screen.line(Text(f"{note}.", "dim"))
+    screen.lines(run_table.verdict_lines(analysis))
+    notes = wording.findings_note(analysis).removeprefix("Note: "), wording.ranks_note(analysis)
+    screen.lines(Line("note", Text(f"{note}.", "dim")) for note in notes if note)
     if all(rank.cpu is not None for rank in analysis.ranks):
         operators = operators or kernels  # there are no kernels to show
     screen.tables(_printed_tables(analysis, kernels, operators, screen.width))
     for name, text in _printed_remarks(analysis):
-        screen.line(text, name=Text(name, "yellow" if name == "warning" else "bold"), column=_NAMES_WIDTH)
+        screen.line(text, name=Text(name, "yellow" if name == "warning" else "bold"), column=NAMES_WIDTH)
 
 
 def _printed_tables(analysis: Analysis, kernels: int, operators: int, width: int) -> Iterator[tuple[str, Table]]:

@@ -173,15 +173,15 @@ class FitLog(Guarded):
         """Log the steps since the last log entry, unless they are few; a run that logged nothing logs what it has."""
         if self._telemetry is not None:
             self._telemetry.stop()
-        steady, rates = self._step_timer.totals.steady(), self._step_timer.totals.take()
+        timing, rates = self._step_timer.timing(), self._step_timer.totals.take()
         step = last_logger_step(self._training)
         fewest = self._training.log_interval(self._settings.log_every_n_steps) * self._training.accumulated / 2
         if self._logged_at < 0:
-            rates = rates if rates.steps else steady
+            rates = rates if rates.steps else timing
         elif step <= self._logged_at or rates.steps < fewest:
             rates = RunTiming()
         self._log(rates, step)
-        self._summary = self._run_metrics(steady)
+        self._summary = self._run_metrics(timing)
         self.record.loop_ended()
 
     @guarded_end

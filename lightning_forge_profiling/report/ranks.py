@@ -14,7 +14,7 @@ from lightning_forge_profiling.diagnosis.rule import in_ms
 from lightning_forge_profiling.record.files import MOST_RANKS
 from lightning_forge_profiling.record.reader import RankRecord, RunRecord
 from lightning_forge_profiling.report.run_status import duration, rank_status, status_of, totals
-from lightning_forge_profiling.report.screen import Column, Line, Table, Text, table_of
+from lightning_forge_profiling.report.screen import Column, Line, Say, Table, Text, table_of
 from lightning_forge_profiling.schema import Analysis, LateRank, RanksStatus, RankState, RankStatus, RankWork
 
 _SHOWN: Final = 8
@@ -174,27 +174,27 @@ def worst_ranks(status: RanksStatus, width: int) -> tuple[Table, str]:
     return replace(table, rows=table.rows[:_SHOWN]), _others(worst_first(status)[_SHOWN:])
 
 
-def _columns(status: RanksStatus, width: int | None) -> dict[str | Column, Callable[[RankStatus], str]]:
-    columns: dict[str | Column, Callable[[RankStatus], str]] = {"rank": lambda one: f"{one.rank}"}
-    if width is None or width >= _WITH_STEPS:
-        if len({one.host for one in status.ranks if one.host}) > 1:
-            columns[Column("host", "text")] = lambda one: one.host
-        columns[Column("step", brief="step".rjust(_STEP))] = lambda one: f"{one.step:,}"
-    columns[Column("own ms", brief="own ms".rjust(_MS))] = lambda one: _ms(one.own_ms)
-    columns[Column("wait ms", brief="wait ms".rjust(_MS))] = lambda one: _ms(one.waits_ms)
-    if any(one.state != "finished" for one in status.ranks):
-        age = Column("age", "text", brief="age".rjust(_AGE), means="since it was last heard")
-        columns[age] = lambda one: "" if one.state == "missing" else duration(one.age_s).rjust(_AGE)
-    columns[Column("", "text")] = lambda one: state_words(one, status)
-    return columns | (dict(_sensor_columns(status)) if width is None or width >= _WITH_SENSORS else {})
-
-
-def _sensor_columns(status: RanksStatus) -> Iterator[tuple[str, Callable[[RankStatus], str]]]:
-    """Columns for the sensors in which the ranks' GPUs differ."""
-    for name, (unit, least) in _SENSORS.items():
-        known = [one.sensors[name] for one in status.ranks if name in one.sensors]
-        if known and max(known) - min(known) >= least(max(known)):
-            yield unit, partial(_sensor, name)
+def _columns(status: RanksStatus, width: int | None) -> dict[str | Column, Say[RankStatus]]:
+    """What a table says of each rank; where there is room, of its host, its step and its GPU too."""
+    hosts = len({one.host for one in status.ranks if one.host}) > 1
+    ages = any(one.state != "finished" for one in status.ranks)
+    with_steps, with_sensors = (width is None or width >= least for least in (_WITH_STEPS, _WITH_SENSORS))
+    columns: dict[str | Column, Say[RankStatus]] = {
+        "rank": "{.rank}",
+        Column("host", "text"): "{.host}" if hosts and with_steps else "",
+        Column("step", brief="step".rjust(_STEP)): "{.step:,}" if with_steps else "",
+        Column("own ms", brief="own ms".rjust(_MS)): lambda one: _ms(one.own_ms),
+        Column("wait ms", brief="wait ms".rjust(_MS)): lambda one: _ms(one.waits_ms),
+        Column("age", "text", brief="age".rjust(_AGE), means="since it was last heard"): lambda one: (
+            duration(one.age_s).rjust(_AGE) if ages and one.state != "missing" else ""
+        ),
+        Column("", "text"): lambda one: state_words(one, status),
+    }
+    for name, (unit, least) in _SENSORS.items() if with_sensors else ():
+        known = {one.rank: one.sensors[name] for one in status.ranks if name in one.sensors}
+        if known and max(known.values()) - min(known.values()) >= least(max(known.values())):
+            columns[unit] = partial(_sensor, name)
+    return columns
 
 
 def _sensor(name: str, one: RankStatus) -> str:

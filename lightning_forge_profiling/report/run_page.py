@@ -1,6 +1,6 @@
 """The page of a run, from its record and the reports of its recorded window."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from lightning_forge_profiling.report.ranks import (
     straggler_words,
 )
 from lightning_forge_profiling.report.run_table import RunTable, run_table
-from lightning_forge_profiling.report.screen import Column, Line, Table, Text, table_of
+from lightning_forge_profiling.report.screen import Column, Line, Say, Table, Text, table_of
 from lightning_forge_profiling.safe_files import read_regular, write_whole
 from lightning_forge_profiling.schema import (
     Analysis,
@@ -205,14 +205,14 @@ def run_view(record: RunRecord, now: float, *, has_sensors: bool = False) -> Run
 
 
 def _event_table(events: Sequence[EventLine], began: float) -> Table:
-    columns: dict[str | Column, Callable[[EventLine], str]] = {
-        Column("event", "text"): lambda event: event.kind,
-        "step": lambda event: f"{event.step:,}",
+    columns: dict[str | Column, Say[EventLine]] = {
+        Column("event", "text"): "{.kind}",
+        "step": "{.step:,}",
         Column("after, s", means="since the run began"): lambda event: f"{event.at - began:,.1f}",
         Column("seconds", means="with what ran inside it"): lambda event: (
             f"{event.seconds:,.2f}" if event.seconds else ""
         ),
-        Column("what", "text"): lambda event: event.text,
+        Column("what", "text"): "{.text}",
     }
     left_out = len(events) - _MOST_EVENTS
     note = f"{left_out:,} earlier events are left out." if left_out > 0 else ""

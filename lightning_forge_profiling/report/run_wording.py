@@ -262,7 +262,7 @@ def slowest_table(run: RunEvidence) -> Table:
         {
             "step": lambda slow: str(slow.step),
             Column("what took long", "code"): lambda slow: cause(slow, run),
-            "ms": lambda slow: f"{slow.ms:.3f}",
+            "ms": "{.ms:.3f}",
             "times the median": lambda slow: f"{slow.ms / median_ms:.1f}" if median_ms else "",
         },
         title="Slowest steps",

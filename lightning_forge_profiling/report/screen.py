@@ -79,23 +79,24 @@ def columns_of(*headings: str, align: str = "<") -> tuple[Column, ...]:
     return tuple(Column(name, kinds[each]) for name, each in aligned)
 
 
+Say = str | Callable[[_T], str]  # what a column says of an item: text such as "{.mean_us:.1f}", or a function
+
+
 def table_of(
     items: Iterable[_T],
-    columns: Mapping[str | Column, Callable[[_T], str]],
+    columns: "Mapping[str | Column, Say[_T]]",
     *,
     title: str = "",
     note: str = "",
-    key: Callable[[_T], str] = lambda _: "",
+    key: str = "",
 ) -> Table:
-    """A row for each item, and a column for each heading with what it says of an item, "" for nothing.
-
-    The first column is text; one that says nothing of any item is left out.
-    """
+    """A row for each item; `key` is text, too. The first column is text; one that says nothing of any is left out."""
     headings = [
         heading if isinstance(heading, Column) else Column(heading, "number" if position else "text")
         for position, heading in enumerate(columns)
     ]
-    rows = [Row(tuple(say(item) for say in columns.values()), key=key(item)) for item in items]
+    says = [say.format if isinstance(say, str) else say for say in columns.values()]
+    rows = [Row(tuple(say(item) for say in says), key=key.format(item)) for item in items]
     said = [place for place in range(len(headings)) if place == 0 or any(row.cells[place] for row in rows)]
     kept = (replace(row, cells=tuple(row.cells[place] for place in said)) for row in rows)
     return Table(tuple(headings[place] for place in said), tuple(kept), title, note)

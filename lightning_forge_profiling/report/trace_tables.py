@@ -6,7 +6,7 @@ from typing import Final
 
 from lightning_forge_profiling.report import wording
 from lightning_forge_profiling.report.labels import kernel_labels, operator_labels, short, short_kernel_name
-from lightning_forge_profiling.report.screen import Column, Row, Table, table_of
+from lightning_forge_profiling.report.screen import Column, Row, Say, Table, table_of
 from lightning_forge_profiling.schema import CATEGORIES, IDLE_CAUSES, Analysis, Kernel, Operator, RankSummary, Share
 
 _SHOWN_PCT: Final = 0.05  # what is shorter shows as 0.0 %
@@ -87,10 +87,10 @@ def _on_host(rank: RankSummary, *, kinds: bool) -> Iterator[Row]:
 
 def ranks_table(ranks: Sequence[RankSummary], *, causes: bool = False) -> Table:
     """Step times and shares of the step of each rank; with `causes`, those of idle time too."""
-    columns: dict[str | Column, Callable[[RankSummary], str]] = {
+    columns: dict[str | Column, Say[RankSummary]] = {
         "rank": wording.rank_name,
-        "step ms": lambda rank: _ms(rank.step_ms.mean),
-        "median": lambda rank: _ms(rank.step_ms.p50),
+        "step ms": "{.step_ms.mean:.3f}",
+        "median": "{.step_ms.p50:.3f}",
         "busy": _on_gpu_only(lambda rank: rank.gpu.busy_pct),
     }
     for name in CATEGORIES:
@@ -109,7 +109,7 @@ def _pct(shares: Mapping[str, Share], name: str) -> float:
     return shares[name].pct if name in shares else 0.0
 
 
-def _idle_columns(before: str) -> dict[str | Column, Callable[[RankSummary], str]]:
+def _idle_columns(before: str) -> dict[str | Column, Say[RankSummary]]:
     return {
         before + cause: _on_gpu_only(lambda rank, cause=cause: _pct(rank.idle, cause))  # type: ignore[misc]
         for cause in IDLE_CAUSES
@@ -118,7 +118,7 @@ def _idle_columns(before: str) -> dict[str | Column, Callable[[RankSummary], str
 
 def idle_table(analysis: Analysis) -> Table:
     """Idle time of each rank by cause, and its waiting for other ranks."""
-    columns: dict[str | Column, Callable[[RankSummary], str]] = {"rank": wording.rank_name, **_idle_columns("")}
+    columns: dict[str | Column, Say[RankSummary]] = {"rank": wording.rank_name, **_idle_columns("")}
     columns["waits for others, ms"] = _waits_of_ranks(analysis)
     return table_of(analysis.ranks, columns)
 
@@ -137,14 +137,10 @@ def communication_tables(analysis: Analysis) -> Iterator[Table]:
         communicating,
         {
             "rank": wording.rank_name,
-            _MS: lambda rank: _ms(rank.comm.ms_per_step),
-            Column("exposed", means="during which no other kernel ran"): lambda rank: _ms(
-                rank.comm.exposed_ms_per_step
-            ),
-            Column("holds the step up", means="exposed, and the next kernel or the host waits"): lambda rank: _ms(
-                rank.comm.holds_up_ms_per_step
-            ),
-            Column("hidden", means="during which another kernel ran"): lambda rank: f"{rank.comm.hidden_pct:.1f} %",
+            _MS: "{.comm.ms_per_step:.3f}",
+            Column("exposed", means="during which no other kernel ran"): "{.comm.exposed_ms_per_step:.3f}",
+            Column("holds the step up", means="the next kernel or the host waits"): "{.comm.holds_up_ms_per_step:.3f}",
+            Column("hidden", means="during which another kernel ran"): "{.comm.hidden_pct:.1f} %",
             "of it waiting for other ranks": _waits_of_ranks(analysis),
         },
         title="Communication",
@@ -152,16 +148,12 @@ def communication_tables(analysis: Analysis) -> Iterator[Table]:
     collectives = table_of(
         analysis.collectives,
         {
-            Column("collective", "code"): lambda one: one.name,
-            Column("group", "code"): lambda one: one.group,
-            "calls per step": lambda one: f"{one.calls_per_step:.1f}",
-            Column("MB per step", means="input of one rank"): lambda one: f"{one.megabytes_per_step:.1f}",
-            Column("cost, ms per step", means="the shortest over the ranks: what it takes itself"): lambda one: _ms(
-                one.cost_ms_per_step
-            ),
-            Column("waiting, ms per step", means="mean over the ranks: for the last to join"): lambda one: _ms(
-                one.wait_ms_per_step
-            ),
+            Column("collective", "code"): "{.name}",
+            Column("group", "code"): "{.group}",
+            "calls per step": "{.calls_per_step:.1f}",
+            Column("MB per step", means="input of one rank"): "{.megabytes_per_step:.1f}",
+            Column("cost, ms per step", means="the shortest over the ranks"): "{.cost_ms_per_step:.3f}",
+            Column("waiting, ms per step", means="for the last rank to join, mean"): "{.wait_ms_per_step:.3f}",
         },
         title="Collectives",
     )
@@ -170,15 +162,15 @@ def communication_tables(analysis: Analysis) -> Iterator[Table]:
 
 
 # of a step, unless it says otherwise; a quantity that no rank has, has no row
-_WORK: Final[Mapping[str, Callable[[RankSummary], str]]] = MappingProxyType(
+_WORK: Final[Mapping[str | Column, Say[RankSummary]]] = MappingProxyType(
     {
-        "GPU busy": lambda rank: f"{rank.gpu.busy_pct:.1f} %",
+        "GPU busy": "{.gpu.busy_pct:.1f} %",
         "kernels": lambda rank: wording.calls(rank.gpu.kernels_per_step),
         "launches": lambda rank: wording.calls(rank.host.launches_per_step),
         "device syncs": lambda rank: wording.calls(rank.host.device_syncs_per_step),
         "Lightning's own": lambda rank: wording.calls(rank.host.lightning_syncs_per_step),
-        "ms idle after syncs": lambda rank: _ms(rank.host.idle_after_sync_ms_per_step),
-        "ms in the data loader": lambda rank: _ms(rank.host.data_wait_ms_per_step),
+        "ms idle after syncs": "{.host.idle_after_sync_ms_per_step:.3f}",
+        "ms in the data loader": "{.host.data_wait_ms_per_step:.3f}",
         "cudaMalloc": lambda rank: wording.calls(rank.host.cuda_mallocs_per_step),
         "cudaFree": lambda rank: wording.calls(rank.host.cuda_frees_per_step),
         "MB to the device": lambda rank: f"{rank.host.h2d_bytes_per_step / 1e6:.3f}",
@@ -198,10 +190,12 @@ _WORK: Final[Mapping[str, Callable[[RankSummary], str]]] = MappingProxyType(
 def work_table(ranks: Sequence[RankSummary]) -> Table:
     """What host and GPU do in a step: a row for each quantity, a column for each rank that used a GPU."""
     shown = [rank for rank in ranks if wording.used_gpu(rank)]
-    names = [f"rank {wording.rank_name(rank)}" for rank in shown] if len(shown) > 1 else ["value"][: len(shown)]
-    rows = (Row((name, *map(say, shown))) for name, say in _WORK.items())
-    kept = tuple(row for row in rows if any(row.cells[1:]))
-    return Table((Column("per step", "text"), *map(Column, names)), kept, title="Host, memory and FLOPs")
+    by_rank = table_of(shown, {"rank": wording.rank_name, **_WORK})
+    quantities = [column.name for column in by_rank.columns[1:]]
+    names = [f"rank {row.cells[0]}" for row in by_rank.rows] if len(shown) > 1 else ["value"]
+    rows = [Row((name, *(row.cells[place] for row in by_rank.rows))) for place, name in enumerate(quantities, 1)]
+    columns = (Column("per step", "text"), *map(Column, names))
+    return Table(columns, tuple(rows if shown else ()), title="Host, memory and FLOPs")
 
 
 def _idle_parts_table(rank: RankSummary) -> Table:
@@ -218,7 +212,7 @@ def _idle_parts_table(rank: RankSummary) -> Table:
                 + (f" in {part.operator}" if part.operator else "")
                 + (f", thread {part.thread}" if threads and part.thread else "")
             ),
-            _MS: lambda part: _ms(part.ms_per_step),
+            _MS: "{.ms_per_step:.3f}",
             _OF_STEP: lambda part: f"{100 * part.ms_per_step / step:.1f} %" if step else "",
             Column("ended by", "code"): lambda part: short_kernel_name(part.following, _LONGEST_NAME),
         },
@@ -229,44 +223,49 @@ def _idle_parts_table(rank: RankSummary) -> Table:
 def kernels_table(kernels: Sequence[Kernel], name_width: int, *, means: bool = False) -> Table:
     """Kernels, with the mean time of a call if asked for."""
     labels = kernel_labels([kernel.name for kernel in kernels], name_width)
-    mean: dict[str | Column, Callable[[Kernel], str]] = {"mean µs": lambda kernel: f"{kernel.mean_us:.1f}"}
     return table_of(
         kernels,
         {
             Column("kernel", "code"): lambda kernel: labels[kernel.name],
-            Column("kind", "text"): lambda kernel: kernel.kind,
+            Column("kind", "text"): "{.kind}",
             _CALLS: lambda kernel: wording.calls(kernel.calls_per_step),
-            _MS: lambda kernel: _ms(kernel.ms_per_step),
-            **(mean if means else {}),
-            _OF_STEP: lambda kernel: f"{kernel.pct:.1f} %",
+            _MS: "{.ms_per_step:.3f}",
+            "mean µs": "{.mean_us:.1f}" if means else "",
+            _OF_STEP: "{.pct:.1f} %",
         },
         title="Top kernels",
-        key=lambda kernel: kernel.name,
+        key="{.name}",
     )
 
 
 def operators_table(operators: Sequence[Operator], name_width: int, *, on_gpu: bool, shapes: bool = False) -> Table:
     """Operators, without columns that would be empty; with the shapes of their inputs if asked for."""
     labels = operator_labels([operator.name for operator in operators], name_width)
-    columns: dict[str | Column, Callable[[Operator], str]] = {
-        Column("operator", "code"): lambda operator: labels[operator.name]
-    }
-    if shapes:
-        columns[Column("input shapes", "codes")] = lambda operator: "\n".join(
-            short(shape, name_width) for shape in operator.input_shapes
-        )
     alone, all_of_it = "without the operators it called", "with the operators it called"
-    columns["calls"] = lambda operator: wording.calls(operator.calls_per_step)
-    if on_gpu:
-        columns[Column("self GPU", means=alone)] = lambda operator: _ms(operator.self_device_ms_per_step)
-        columns[Column("GPU", means=all_of_it)] = lambda operator: _ms(operator.device_ms_per_step)
-    columns[Column("self host", means=alone)] = lambda operator: _ms(operator.self_host_ms_per_step)
-    columns[Column("host", means=all_of_it)] = lambda operator: _ms(operator.host_ms_per_step)
-    columns[Column("MB", means="of GPU memory, without what it freed")] = lambda operator: (
-        "" if operator.allocated_bytes_per_step is None else f"{operator.allocated_bytes_per_step / 1e6:.1f}"
+
+    def shapes_of(operator: Operator) -> str:
+        return "\n".join(short(shape, name_width) for shape in operator.input_shapes) if shapes else ""
+
+    def megabytes(operator: Operator) -> str:
+        size = operator.allocated_bytes_per_step
+        return "" if size is None else f"{size / 1e6:.1f}"
+
+    return table_of(
+        operators,
+        {
+            Column("operator", "code"): lambda operator: labels[operator.name],
+            Column("input shapes", "codes"): shapes_of,
+            "calls": lambda operator: wording.calls(operator.calls_per_step),
+            Column("self GPU", means=alone): "{.self_device_ms_per_step:.3f}" if on_gpu else "",
+            Column("GPU", means=all_of_it): "{.device_ms_per_step:.3f}" if on_gpu else "",
+            Column("self host", means=alone): "{.self_host_ms_per_step:.3f}",
+            Column("host", means=all_of_it): "{.host_ms_per_step:.3f}",
+            Column("MB", means="of GPU memory, without what it freed"): megabytes,
+        },
+        title="Operators",
+        note="Per step, times in milliseconds.",
+        key="{.name}",
     )
-    note = "Per step, times in milliseconds."
-    return table_of(operators, columns, title="Operators", note=note, key=lambda operator: operator.name)
 
 
 def _regions_table(rank: RankSummary) -> Table:
@@ -274,11 +273,11 @@ def _regions_table(rank: RankSummary) -> Table:
     return table_of(
         rank.regions if wording.used_gpu(rank) else (),
         {
-            Column("region", "code"): lambda region: region.name,
-            "GPU ms per step": lambda region: _ms(region.gpu_ms_per_step),
-            _OF_STEP: lambda region: f"{region.pct:.1f} %",
-            "host ms per step": lambda region: _ms(region.host_ms_per_step),
-            "launches per step": lambda region: f"{region.launches_per_step:.1f}",
+            Column("region", "code"): "{.name}",
+            "GPU ms per step": "{.gpu_ms_per_step:.3f}",
+            _OF_STEP: "{.pct:.1f} %",
+            "host ms per step": "{.host_ms_per_step:.3f}",
+            "launches per step": "{.launches_per_step:.1f}",
             Column("entered per step", means="unknown where inferred from operators"): lambda region: (
                 wording.calls(region.calls_per_step) if region.calls_per_step else ""
             ),
@@ -292,11 +291,11 @@ def _syncs_table(rank: RankSummary) -> Table:
     return table_of(
         rank.host.syncs,
         {
-            Column("cause", "text"): lambda sync: sync.cause,
+            Column("cause", "text"): "{.cause}",
             Column("where", "code"): lambda sync: sync.where or ("" if sync.lightning else "no stacks recorded"),
             Column("whose", "text"): lambda sync: "Lightning's" if sync.lightning else "yours",
-            "per step": lambda sync: f"{sync.per_step:.1f}",
-            "host ms per step": lambda sync: _ms(sync.host_ms_per_step),
+            "per step": "{.per_step:.1f}",
+            "host ms per step": "{.host_ms_per_step:.3f}",
         },
         title="Calls that wait for the GPU",
     )
@@ -307,10 +306,10 @@ def _functions_table(rank: RankSummary) -> Table:
     return table_of(
         rank.python.users if rank.python else (),
         {
-            Column("function", "code"): lambda user: user.where,
-            Column("own ms per step", means="without your other functions"): lambda user: _ms(user.own_ms_per_step),
+            Column("function", "code"): "{.where}",
+            Column("own ms per step", means="without your other functions"): "{.own_ms_per_step:.3f}",
             _OF_STEP: lambda user: f"{100 * user.own_ms_per_step / step:.1f} %" if step else "",
-            Column("ms per step", means="with all that it calls"): lambda user: _ms(user.ms_per_step),
+            Column("ms per step", means="with all that it calls"): "{.ms_per_step:.3f}",
             "calls per step": lambda user: wording.calls(user.calls_per_step),
         },
         title="Your functions",
@@ -322,14 +321,12 @@ def _copies_table(rank: RankSummary) -> Table:
     return table_of(
         rank.copies,
         {
-            Column("direction", "text"): lambda copies: copies.direction,
-            Column("host memory", "text"): lambda copies: copies.memory,
-            "calls per step": lambda copies: f"{copies.calls_per_step:.1f}",
+            Column("direction", "text"): "{.direction}",
+            Column("host memory", "text"): "{.memory}",
+            "calls per step": "{.calls_per_step:.1f}",
             "MB per step": lambda copies: f"{copies.bytes_per_step / 1e6:.3f}",
-            _MS: lambda copies: _ms(copies.ms_per_step),
-            Column("exposed", means="the GPU did nothing but such copies"): lambda copies: _ms(
-                copies.exposed_ms_per_step
-            ),
+            _MS: "{.ms_per_step:.3f}",
+            Column("exposed", means="the GPU did nothing but such copies"): "{.exposed_ms_per_step:.3f}",
             "GB/s": lambda copies: f"{copies.gb_per_s:.2f}" if copies.gb_per_s else "",
         },
         title="Copies",

@@ -80,14 +80,14 @@ def room_of(module: Path) -> str:
 
 def without_type_checking(node: ast.AST) -> Iterator[ast.AST]:
     """Every node below `node` that runs: all but the bodies of `if TYPE_CHECKING`."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
-            running = child.orelse
+    left = [node]
+    while left:
+        each = left.pop()
+        yield each
+        if isinstance(each, ast.If) and ast.unparse(each.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+            left += reversed(each.orelse)
         else:
-            running = [child]
-        for statement in running:
-            yield statement
-            yield from without_type_checking(statement)
+            left += reversed([*ast.iter_child_nodes(each)])
 
 
 def imports(source: str, package: tuple[str, ...]) -> Iterator[str]:

@@ -325,7 +325,7 @@ def test_who_is_the_slowest_can_be_read_from_the_table_above():
     assert re.search(r"(?m)^1 +21\.988 ", text)
     assert "Top kernels of rank 1, the slowest by its median" in text
     text = markdown(analysis)
-    assert "| rank | step ms | median | busy |" in text
+    assert "| rank | step ms | median | busy % |" in text
     assert "| 0 | 21.986 | 21.986 | 94.5 |" in text
     assert "Rank 1, the slowest by its median, `rank1.trace.json.gz`" in text
 

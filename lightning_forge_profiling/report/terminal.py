@@ -208,7 +208,7 @@ def _printed_tables(analysis: Analysis, kernels: int, operators: int, width: int
     if len(ranks) == 1:
         yield wording.steps_of(ranks[0]), step_table(ranks[0])
     elif any(map(wording.used_gpu, ranks)):
-        title = f"{_number_of(analysis)} ranks, percent of the step; rank {ranks[0].rank}: {wording.steps_of(ranks[0])}"
+        title = f"{_number_of(analysis)} ranks; rank {ranks[0].rank}: {wording.steps_of(ranks[0])}"
         yield title, ranks_table(ranks)
         yield "Idle by host activity, percent of the step", idle_table(analysis)
     elif ranks:

@@ -91,11 +91,11 @@ def ranks_table(ranks: Sequence[RankSummary], *, causes: bool = False) -> Table:
         "rank": wording.rank_name,
         "step ms": "{.step_ms.mean:.3f}",
         "median": "{.step_ms.p50:.3f}",
-        "busy": _on_gpu_only(lambda rank: rank.gpu.busy_pct),
+        "busy %": _on_gpu_only(lambda rank: rank.gpu.busy_pct),
     }
     for name in CATEGORIES:
-        columns[name] = _on_gpu_only(lambda rank, name=name: _pct(rank.categories, name))  # type: ignore[misc]
-    columns["idle"] = _on_gpu_only(lambda rank: rank.gpu.idle_pct)
+        columns[f"{name} %"] = _on_gpu_only(lambda rank, name=name: _pct(rank.categories, name))  # type: ignore[misc]
+    columns["idle %"] = _on_gpu_only(lambda rank: rank.gpu.idle_pct)
     if causes:
         columns |= _idle_columns("idle: ")
     return table_of(ranks, columns, title="Ranks")

@@ -1,12 +1,21 @@
-"""Keeps this package's own failures out of the training: they are logged, and switch off the part that failed."""
+"""Keeps this package out of the training's way: its failures switch off the part that failed, forked processes all."""
 
 import functools
+import os
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from weakref import WeakSet
 
 from lightning_forge_profiling.plain_text import plain_logger
 
 _log = plain_logger(__name__)
+
+# What belongs to the process that made it. `leave()` of each is called in a forked process, such as a loader's worker,
+# which has no other thread, and where locks may be held for ever.
+OWNED: Final[WeakSet[Any]] = WeakSet()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: [one.leave() for one in list(OWNED)])
 
 
 class Guarded:

@@ -19,7 +19,6 @@ MODULES = sorted(ROOT.rglob("*.py"))
 # Any module may import these, and they import nothing of ours.
 COMMON = {
     "errors": set(),
-    "forks": set(),
     "guard": {"plain_text"},
     "lazy": set(),
     "names": set(),

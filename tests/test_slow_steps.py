@@ -10,8 +10,7 @@ from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.report.markdown import markdown
 from lightning_forge_profiling.report.run_wording import cause, slowest_line
 from lightning_forge_profiling.schema import Distribution, RunRegion, SlowStep, Span
-from lightning_forge_profiling.timing.ledger import LedgerClock
-from lightning_forge_profiling.timing.spans import SpanLog
+from lightning_forge_profiling.timing.ledger import LedgerClock, SpanLog
 from tests.evidence import made_evidence
 from tests.models import Classifier, loader
 from tests.outcomes import summary_of

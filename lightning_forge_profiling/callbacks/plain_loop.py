@@ -15,8 +15,7 @@ from lightning_forge_profiling.callbacks.loop_watch import LoopWatch
 from lightning_forge_profiling.callbacks.plain_training import PlainTraining
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, active_callbacks
 from lightning_forge_profiling.errors import ConfigurationError
-from lightning_forge_profiling.forks import OWNED
-from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
+from lightning_forge_profiling.guard import OWNED, Guarded, guarded, guarded_end
 from lightning_forge_profiling.names import RESERVED
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.run.batches import UNSEEN

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler.profiler import _KinetoProfile
 
-from lightning_forge_profiling.forks import OWNED
+from lightning_forge_profiling.guard import OWNED
 from lightning_forge_profiling.names import METADATA_KEY
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.profiler.child import TraceOutput, exit_timeout_s, finished

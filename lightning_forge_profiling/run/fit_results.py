@@ -18,8 +18,8 @@ from lightning_forge_profiling.names import RECORD_FOLDER
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.screen import Screen
 from lightning_forge_profiling.report.terminal import in_notebook, print_end
-from lightning_forge_profiling.run.fit_parts import FitParts
 from lightning_forge_profiling.run.run_report import (
+    FitParts,
     OtherRanks,
     further_findings,
     recorded_analysis,

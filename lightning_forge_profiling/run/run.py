@@ -7,19 +7,18 @@ from enum import Enum, IntEnum, auto
 from functools import partial
 from typing import Any
 
-from lightning_forge_profiling.forks import OWNED
-from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
+from lightning_forge_profiling.guard import OWNED, Guarded, guarded, guarded_end
 from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.profiler.collector import nsight_ranges
 from lightning_forge_profiling.run.batches import WorkCounter
 from lightning_forge_profiling.run.fit_log import FitLog
-from lightning_forge_profiling.run.fit_parts import FitParts
 from lightning_forge_profiling.run.fit_record import Live
 from lightning_forge_profiling.run.fit_results import FitCallback, FitReporter, FitResults
 from lightning_forge_profiling.run.fit_settings import FitSettings
 from lightning_forge_profiling.run.fit_steps import FitSteps, StepMode
 from lightning_forge_profiling.run.fit_window import FitWindow
 from lightning_forge_profiling.run.host_readings import HostReadings
+from lightning_forge_profiling.run.run_report import FitParts
 from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.run.training import Ending, Training
 from lightning_forge_profiling.schema import LoopRates

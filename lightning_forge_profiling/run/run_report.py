@@ -1,6 +1,7 @@
-"""The report on a fit: its figures as evidence, merged with the analysis of its trace, whose reports are rewritten."""
+"""The parts that watch a fit, and the report that they make: its figures, merged with the analysis of its trace."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from socket import gethostname
 
 from msgspec.structs import replace
@@ -12,12 +13,20 @@ from lightning_forge_profiling.json_layout import read_summary
 from lightning_forge_profiling.names import PROFILER
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.report.page import write_reports
-from lightning_forge_profiling.run.fit_parts import FitParts
+from lightning_forge_profiling.run.fit_log import FitLog
+from lightning_forge_profiling.run.fit_settings import FitSettings
+from lightning_forge_profiling.run.fit_steps import FitSteps
+from lightning_forge_profiling.run.fit_window import FitWindow
 from lightning_forge_profiling.run.folders import logger_folder, tracked_runs
+from lightning_forge_profiling.run.host_readings import HostReadings
+from lightning_forge_profiling.run.memory_watch import MemoryWatch
 from lightning_forge_profiling.run.run_settings import loader_settings, optimizer_settings, restarted_workers
+from lightning_forge_profiling.run.step_timer import StepTimer
+from lightning_forge_profiling.run.training import Training, WatchedWaits
 from lightning_forge_profiling.schema import (
     Analysis,
     RankWork,
+    Recompilation,
     RunEvidence,
     RunLedger,
     RunMachine,
@@ -31,6 +40,37 @@ from lightning_forge_profiling.schema import (
 from lightning_forge_profiling.timing.ledger import goodput
 
 _log = plain_logger(__name__)
+
+
+@dataclass(eq=False, repr=False)
+class FitParts:
+    """The parts, of which some come later or never."""
+
+    training: Training
+    settings: FitSettings
+    step_timer: StepTimer
+    readings: HostReadings
+    log: FitLog | None = None
+    window: FitWindow | None = None
+    fit_steps: FitSteps | None = None  # what ends the steps, once training has begun
+    waits: WatchedWaits | None = None  # for other ranks; None for a single one
+
+    @property
+    def memory(self) -> MemoryWatch | None:
+        """What watches PyTorch's allocator; None without a GPU."""
+        return None if self.fit_steps is None else self.fit_steps.events.memory
+
+    def trace(self) -> TraceReport | None:
+        """The report on the window; None without one."""
+        return None if self.window is None else self.window.report()
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics of memory and of `torch.compile` as they are now."""
+        return {} if self.fit_steps is None else self.fit_steps.events.metrics()
+
+    def recompilations(self) -> tuple[Recompilation, ...]:
+        """What `torch.compile` compiled again."""
+        return () if self.fit_steps is None else self.fit_steps.events.recompilations()
 
 
 def _with_goodput(ledger: RunLedger, timing: RunTiming) -> RunLedger:

@@ -171,16 +171,20 @@ class _Late(NamedTuple):
 
     last: RankWork
     others: Sequence[RankWork]
-    own_ms: float
-    others_own_ms: float
+    leaf: str
     waits_ms: float
     error_ms: float  # of the waits
-    leaf: str
-    leaf_ms: float
-    others_leaf_ms: float
     of: Literal["step", "run"]  # what the waits are a part of
     whole_ms: float
     steps: int
+
+    def others_ms(self, leaf: str | None = None) -> float:
+        """What the others take for a leaf, or for all of their own work."""
+        return median(work.own_ms(leaf) for work in self.others)
+
+    def excess_ms(self, leaf: str | None = None) -> float:
+        """What the rank takes longer than they."""
+        return self.last.own_ms(leaf) - self.others_ms(leaf)
 
     def words(self, ms: float) -> str:
         """Milliseconds per step as a time of the step, or of the whole fit."""
@@ -191,9 +195,7 @@ class _Late(NamedTuple):
         """The leaf in which the rank takes longer, with what makes it longer there as far as that is known."""
         leaf, last = self.leaf, self.last
         waited = None if last.cpu is None else last.cpu.regions.get(leaf)
-        if waited is not None and waited.waits_pct / 100 * self.leaf_ms >= _MOST_OF_IT * (
-            self.leaf_ms - self.others_leaf_ms
-        ):
+        if waited is not None and waited.waits_pct / 100 * last.own_ms(leaf) >= _MOST_OF_IT * self.excess_ms(leaf):
             return f"{leaf}, in which it waits for a core"
         if not last.on_device or leaf not in COMPUTE:
             return leaf
@@ -211,16 +213,13 @@ def _late(works: Sequence[RankWork], run: RunEvidence | None = None) -> _Late | 
         return None
     last = max(works, key=RankWork.own_ms)
     others = [work for work in works if work is not last]
-    leaf, leaf_ms, others_leaf_ms = max(
-        (
-            (leaf, last.own_ms(leaf), median(work.own_ms(leaf) for work in others))
-            for leaf in dict.fromkeys(leaf for work in (last, *others) for leaf in work.leaves_ms)
-            if leaf not in last.unmeasured
-        ),
-        key=lambda times: times[1] - times[2],
-    )
-    own_ms, others_own_ms = last.own_ms(), median(work.own_ms() for work in others)
-    waits_ms = min(own_ms - others_own_ms, median(sum(work.waits_ms.values()) for work in others))
+
+    def excess_ms(leaf: str | None = None) -> float:
+        return last.own_ms(leaf) - median(work.own_ms(leaf) for work in others)
+
+    leaves = dict.fromkeys(leaf for work in (last, *others) for leaf in work.leaves_ms if leaf not in last.unmeasured)
+    leaf = max(leaves, key=excess_ms)
+    waits_ms = min(excess_ms(), median(sum(work.waits_ms.values()) for work in others))
     error_ms = (last.error_ms**2 + median(work.error_ms for work in others) ** 2) ** 0.5
     of: Literal["step", "run"] = "step"
     whole_ms, steps = fmean(work.step_ms for work in works), last.steps
@@ -231,9 +230,7 @@ def _late(works: Sequence[RankWork], run: RunEvidence | None = None) -> _Late | 
             of, whole_ms = "run", 1e3 * costs.whole_s / steps
     if whole_ms <= 0 or 100 * waits_ms < MIN_SHARE_PCT * whole_ms or waits_ms <= error_ms:
         return None
-    return _Late(
-        last, others, own_ms, others_own_ms, waits_ms, error_ms, leaf, leaf_ms, others_leaf_ms, of, whole_ms, steps
-    )
+    return _Late(last, others, leaf, waits_ms, error_ms, of, whole_ms, steps)
 
 
 def late_rank(works: Sequence[RankWork]) -> LateRank | None:
@@ -247,8 +244,8 @@ def straggler(run: RunEvidence) -> Finding | None:
     found = _late(run.ranks.works, run)
     if found is None:
         return None
-    last, waits_ms, whole_ms, error_ms = found.last, found.waits_ms, found.whole_ms, found.error_ms
-    least_ms = found.others_own_ms + _AS_LATE * (found.own_ms - found.others_own_ms)
+    last, leaf, waits_ms, whole_ms, error_ms = found.last, found.leaf, found.waits_ms, found.whole_ms, found.error_ms
+    least_ms = found.others_ms() + _AS_LATE * found.excess_ms()
     also = [work.rank for work in found.others if work.own_ms() >= least_ms]
     if found.of == "run":
         seconds, whole_s = (ms * found.steps / 1e3 for ms in (waits_ms, whole_ms))
@@ -259,17 +256,17 @@ def straggler(run: RunEvidence) -> Finding | None:
     explained = Explanation(
         _title(found, also, host.get("host", "")),
         {
-            "leaf": found.leaf,
+            "leaf": leaf,
             "cause": found.cause,
-            "leaf_ms_per_step": round(found.leaf_ms, 3),
-            "others_leaf_ms_per_step": round(found.others_leaf_ms, 3),
-            "own_ms_per_step": round(found.own_ms, 3),
-            "others_own_ms_per_step": round(found.others_own_ms, 3),
+            "leaf_ms_per_step": round(last.own_ms(leaf), 3),
+            "others_leaf_ms_per_step": round(found.others_ms(leaf), 3),
+            "own_ms_per_step": round(last.own_ms(), 3),
+            "others_own_ms_per_step": round(found.others_ms(), 3),
             "others_wait_ms_per_step": round(waits_ms, 3),
             "step_ms": round(fmean(work.step_ms for work in run.ranks.works), 3),
             **host,
         },
-        _advice(found.leaf, last, run),
+        _advice(leaf, last, run),
     )
     low_pct, pct, high_pct = (100 * (waits_ms + ms) / whole_ms for ms in (-error_ms, 0.0, error_ms))
     return as_finding(
@@ -290,12 +287,13 @@ def _title(found: _Late, also: Sequence[int], host: str) -> str:
     whole, a_step = f"of each {words(found.whole_ms)} step", " a step"
     if found.of == "run":
         whole, a_step = f"of the fit's {words(found.whole_ms)}", ""
-    what, own_ms, others_ms = f"its {cause}{',' * (', ' in cause)}", found.leaf_ms, found.others_leaf_ms
-    if own_ms - others_ms < _MOST_OF_IT * (found.own_ms - found.others_own_ms):
-        what, own_ms, others_ms = f"its own work, most of it in {cause},", found.own_ms, found.others_own_ms
+    leaf: str | None = found.leaf
+    what = f"its {cause}{',' * (', ' in cause)}"
+    if found.excess_ms(leaf) < _MOST_OF_IT * found.excess_ms():
+        what, leaf = f"its own work, most of it in {cause},", None
     title = (
         f"the other ranks wait {words(found.waits_ms)} {whole} for {who}{f' on {host}' if host else ''}: {what} takes "
-        f"{words(own_ms)}{a_step}, the others' {words(others_ms)}"
+        f"{words(last.own_ms(leaf))}{a_step}, the others' {words(found.others_ms(leaf))}"
     )
     line = next(iter(last.lines.get(found.leaf, ())), None)
     if line is None or line.pct < LEAST_PCT:

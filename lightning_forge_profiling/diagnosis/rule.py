@@ -102,7 +102,10 @@ class Case(Generic[Context]):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One cause of lost time, and how it shows in each source: in recorded steps, and in the regions of a whole run."""
+    """One cause of lost time, and how it shows in each source: in recorded steps, and in the regions of a whole run.
+
+    Where there are both, `live_step.py` says which of them stands.
+    """
 
     code: str  # of its finding
     gpu: "Case[RuleContext] | None" = None  # on a recorded rank with GPU work

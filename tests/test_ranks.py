@@ -57,7 +57,7 @@ def trained(folder, place, *options):
     assert done.returncode == 0, done.stderr
     [record] = folder.rglob("rank0.jsonl")
     [*_, last] = [line for line in map(json.loads, record.read_text().splitlines()) if line["line"] == "state"]
-    return unwrapped(done.stdout), last["report"]["analysis"]
+    return unwrapped(done.stdout), last["report"]["analysis"] | {"run": last["report"]["run"]}
 
 
 def shown(command, record, capsys):

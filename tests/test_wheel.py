@@ -219,4 +219,4 @@ def test_installing_it_changes_nothing_about_lightning(lightning_alone, lightnin
 def test_a_clean_environment_is_all_that_its_reports_need(lightning_and_wheel, tmp_path):
     trace = CHECKOUT / "tests" / "data" / "traces" / "input_bound"
     printed = run_in(lightning_and_wheel, tmp_path, "-m", PACKAGE, "show", trace)
-    assert printed.startswith("input-bound: ")
+    assert printed.startswith("verdict     input-bound: ")

@@ -80,9 +80,11 @@ _FIRST_ENOUGH: Final = 128  # a window ends that; if there were fewer, it begins
 class CountedSteps:
     """Counters of steps, and the times of the latest of them, for medians."""
 
-    def __init__(self, regions: tuple[str, ...], bucket: Callable[[float], int] | None = None) -> None:
+    def __init__(
+        self, regions: tuple[str, ...], bucket: Callable[[float], int] | None = None, *, on_device: bool
+    ) -> None:
         self.counters = StepCounters()
-        self._regions, self._bucket = regions, bucket
+        self._regions, self._bucket, self._on_device = regions, bucket, on_device
         self._typical = Typical(), Typical()  # accumulating, changing the weights
         # of each step how long, and whether weights changed: numbers, which the garbage collector does not count
         self._latest: deque[float] = deque(maxlen=MEDIAN_OVER)
@@ -107,9 +109,13 @@ class CountedSteps:
         if WHOLE not in device_ms:
             self._latest_split.append((device_ms, timing.chosen))
 
-    def timing(self, *, on_device: bool, workers: int = 0, counters: StepCounters | None = None) -> RunTiming:
+    def of(self, counters: StepCounters, workers: int = 0) -> RunTiming:
+        """The figures of some of the steps, without their distribution."""
+        return timing_of(counters, self._regions, on_device=self._on_device, workers=workers)
+
+    def timing(self, counters: StepCounters | None = None, workers: int = 0) -> RunTiming:
         """The figures of the steps with their distribution."""
-        timing = timing_of(counters or self.counters, self._regions, on_device=on_device, workers=workers)
+        timing = self.of(counters or self.counters, workers)
         if not self._latest:
             return timing
         p50, p95 = percentiles(list(self._latest))
@@ -259,9 +265,8 @@ class RunTotals:
         *,
         on_device: bool = False,
     ) -> None:
-        self._regions, self._on_device = regions, on_device
-        self._counted = CountedSteps(regions, bucket)
-        self._warmup, self._first = CountedSteps(regions), CountedSteps(regions)
+        self._counted = CountedSteps(regions, bucket, on_device=on_device)
+        self._warmup, self._first = (CountedSteps(regions, on_device=on_device) for _ in range(2))
         self._marks: Marks[StepCounters] = Marks()
         self._portions = Portions(self._counted.counters)
         self._beside = BesideWindow()
@@ -339,7 +344,7 @@ class RunTotals:
 
     def take(self) -> RunTiming:
         """Figures of the counted steps since the last call, in whole accumulation cycles."""
-        return timing_of(self._portions.logged(), self._regions, on_device=self._on_device)
+        return self._counted.of(self._portions.logged())
 
     def take_interval(self, *, last: bool = False) -> StepCounters:
         """Counters of the steps since the last call but for those that `take` has still to return."""
@@ -362,7 +367,7 @@ class RunTotals:
 
     def steady(self) -> RunTiming:
         """Figures of all steps that count, without their distribution: for log entries."""
-        return timing_of(self.counters(), self._regions, on_device=self._on_device)
+        return self._counted.of(self.counters())
 
     def timing(
         self,
@@ -385,9 +390,7 @@ class RunTotals:
         shown = next((some for some in (self._counted, self._warmup) if some.counters.steps), self._first)
         counted = self._counted.counters.steps
         warmup, recorded, stalled = self._left_out.values()
-        timing = shown.timing(
-            on_device=self._on_device, workers=workers, counters=self.counters() if shown is self._counted else None
-        )
+        timing = shown.timing(self.counters() if shown is self._counted else None, workers)
         first_ms, long_parts = self._beside.first_ms, {} if ledger is None else ledger.long_parts()
         return replace(
             timing,

@@ -106,7 +106,7 @@ def test_show_says_first_which_window_of_a_folder_it_is_about(tmp_path):
         for file in window.iterdir():
             os.utime(file, (1e9 - age, 1e9 - age))
     done = forge("show", tmp_path / "logs")
-    assert done.stdout.startswith(f"window     {tmp_path / 'logs' / 'sync_item'}\nsync-bound: ")
+    assert done.stdout.startswith(f"window      {tmp_path / 'logs' / 'sync_item'}\nverdict     sync-bound: ")
     assert forge("show", tmp_path / "logs" / "input_bound").stdout.startswith("verdict     input-bound: ")
 
 
@@ -160,7 +160,7 @@ def test_a_folder_with_a_record_is_shown_as_a_run_and_its_window_by_options_of_t
     record = MadeRun(began=LONG_AGO, outcome="finished").write(tmp_path)
     shutil.copytree(TRACES / "ddp", tmp_path / "profiler_traces")
     assert forge("show", tmp_path).stdout.startswith(f"{record}\n")
-    assert forge("show", tmp_path, "--rank", 1).stdout.startswith(f"window     {tmp_path / 'profiler_traces'}\n")
+    assert forge("show", tmp_path, "--rank", 1).stdout.startswith(f"window      {tmp_path / 'profiler_traces'}\n")
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def _show_traces(args: argparse.Namespace, options: dict[str, Any]) -> int:
         from lightning_forge_profiling.report.terminal import print_analysis  # noqa: PLC0415  (only for traces)
 
         if Path(args.path).is_dir() and window != Path(args.path):
-            say(f"window     {window}")  # of perhaps several below the folder
+            say(f"window      {window}")  # of perhaps several below the folder
         shown = args.top or _TOP_ON_TERMINAL
         print_analysis(analysis, kernels=shown, operators=shown if args.top or args.sort else 0)
     return CUT_OFF if analysis.cut_off else 0

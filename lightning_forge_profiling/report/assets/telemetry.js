@@ -200,13 +200,15 @@ function telemetryNotes(telemetry, run, view, record) {
 
 function telemetryTable({ time, charts, states }) {
   const columns = [
-    { label: time.unit, value: (index) => time.seconds[index], write: (second) => number(second / time.divisor, time.digits), numeric: true, title: time.since },
+    { name: time.unit, means: time.since, at: (index) => number(time.seconds[index] / time.divisor, time.digits) },
     ...charts.flatMap((chart) => chart.lines.map((line) => ({
-      label: `${chart.title.toLowerCase()}, ${line.name}, ${chart.unit}`, value: (index) => line.means[index], write: (value) => (isNumber(value) ? reading(chart, value) : "\u2013"), numeric: true,
+      name: `${chart.title.toLowerCase()}, ${line.name}, ${chart.unit}`,
+      at: (index) => (isNumber(line.means[index]) ? reading(chart, line.means[index]) : "\u2013"),
     }))),
-    ...states.map((state) => ({ label: `${state.name}, %`, value: (index) => state.shares[index], write: (share) => number(share, 0), numeric: true })),
-  ];
-  return new DataTable({ label: "Readings", columns, rows: [...time.seconds.keys()], limit: 20 }).element;
+    ...states.map((state) => ({ name: `${state.name}, %`, at: (index) => number(state.shares[index], 0) })),
+  ].map((column) => ({ ...column, kind: "number" }));
+  const rows = [...time.seconds.keys()].map((index) => ({ cells: columns.map(({ at }) => at(index)) }));
+  return new DataTable({ title: "Readings", columns, rows }, { limit: 20 }).element;
 }
 
 function telemetrySection(telemetry, run, record) {

@@ -138,7 +138,7 @@ def test_what_ranks_left_is_shown_without_their_traces(tmp_path):
     assert (done.returncode, "its trace is needed for these options" in done.stderr) == (2, True)
     (folder / "rank1.summary.json").unlink()
     said = " ".join(run("show", folder).stdout.split())
-    assert said.startswith("Without rank 1 of 2, which is missing and may be the cause: ")
+    assert said.startswith("verdict Without rank 1 of 2, which is missing and may be the cause: ")
     assert "Without rank" not in run("show", folder / "rank0.summary.json").stdout
 
 

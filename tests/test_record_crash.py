@@ -224,4 +224,4 @@ def test_when_one_of_two_ranks_is_killed_the_records_of_both_are_read(tmp_path):
     assert survivor.end.outcome == "failed"
     assert survivor.end.exception
     assert [event.kind for event in survivor.events] == ["exception"]
-    assert survivor.state.report.run.timing.steps == survivor.end.step
+    assert survivor.state.report.run.timing.all_steps == survivor.end.step

@@ -240,7 +240,7 @@ def test_what_becomes_slow_is_recorded_and_named(tmp_path):
     start, _, longer, usual = map(float, drift())
     assert start > 3000
     assert longer > 2 * usual
-    [share] = re.findall(r"^\| forward \| .* \| (\S+) % \|$", reports()[0].read_text(), re.MULTILINE)
+    [share] = re.findall(r"^\| forward \| .* \| (\S+) % \| \S+ \|$", reports()[0].read_text(), re.MULTILINE)
     assert float(share) > 60, "the part of the step that has become longer"
 
 

@@ -1,4 +1,4 @@
-"""Keeps this package out of the training's way: its failures switch off the part that failed, forked processes all."""
+"""Keeps this package out of the training's way: a failing part is switched off, and in forked processes all of it."""
 
 import functools
 import os

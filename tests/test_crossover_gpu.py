@@ -28,7 +28,7 @@ def test_a_call_in_a_stream_takes_its_launch_or_its_kernel_whichever_is_longer()
 
 
 def test_a_matrix_product_crosses_over(capsys):
-    assert main(["crossover", "--ops", "matmul", "--sizes", "32:1024", "--max-time", "0.3", "--json", "-"]) == 0
+    assert main(["crossover", "--ops", "matmul", "--sizes", "32:1024", "--max-time", "0.3", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["setting"]["gpu"] == torch.cuda.get_device_name()
     stream, alone, copies = (crossover["size"] for crossover in found["operations"][0]["crossovers"])

@@ -50,7 +50,7 @@ class Net(nn.Module):
             x = self.layers(x)
         else:
             x = checkpoint(self.layers, x, use_reentrant=self.recompute == "reentrant")
-        return self.norm(F.dropout(x.flatten(0, 1), 0.1)) * self.kept[0]
+        return self.norm(F.dropout(x.flatten(0, 1), 0.1)) * self.kept[0].to(x.device)
 
 
 class Lit(L.LightningModule):

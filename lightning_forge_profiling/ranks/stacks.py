@@ -151,11 +151,11 @@ def called(code: CodeType, instruction: int) -> str:
 
 
 def parse_dump(text: str) -> list[Line]:
-    """The lines of the stack that faulthandler wrote last; [] for none."""
+    """The lines of the stack that faulthandler wrote last; [] for none. It writes a line in pieces."""
     return [
         Line(file, int(line), name)
         for file, line, name in re.findall(
-            r'^  File "(.*)", line (\d+) in (.*)$', text.rpartition("Stack (")[2], re.MULTILINE
+            r'^  File "(.*)", line (\d+) in (.*)\n', text.rpartition("Stack (")[2], re.MULTILINE
         )
     ]
 

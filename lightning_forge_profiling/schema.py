@@ -1210,7 +1210,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         advice: the fix, with the name of the setting.
         saves: predicted saving of the fix; None if unknown or without a fix.
         of: what `share_pct` is a share of: the `step`, the wall time of the `run` from the start of the fit, or the
-            GPU's `memory`, for a finding that costs no time.
+            GPU's `memory`, for a finding that costs no time; `times` for a setting that all times include, without a
+            known cost.
         low_pct: lower end of the 95 % interval of `share_pct` by the run's own steps; None if unknown.
         high_pct: upper end of it.
         typical_pct: the share in typical steps, as the median over blocks of them; None if unknown.
@@ -1225,7 +1226,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     evidence: Mapping[str, float | str]
     advice: str
     saves: Saving | None = None
-    of: Literal["step", "run", "memory"] = "step"
+    of: Literal["step", "run", "memory", "times"] = "step"
     low_pct: float | None = None
     high_pct: float | None = None
     typical_pct: float | None = None
@@ -1234,7 +1235,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def whole(self) -> str:
         """What `share_pct` is a share of, in words."""
-        return {"step": "the step", "run": "the fit", "memory": "the GPU's memory"}[self.of]
+        return {"step": "the step", "run": "the fit", "memory": "the GPU's memory", "times": "all times"}[self.of]
+
+    def share(self, decimals: int = 0) -> str:
+        """`share_pct` in words, as `17 % of the step`; `all times` where there is no number."""
+        return self.whole if self.of == "times" else f"{self.share_pct:.{decimals}f} % of {self.whole}"
 
     @property
     def remedy(self) -> str:

@@ -32,7 +32,14 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """No process that a test forks keeps open what a worker of pytest-xdist is read by: it would seem to live on."""
+    """No process that a test forks keeps open what a worker of pytest-xdist is read by: it would seem to live on.
+
+    Nor is coverage, which traces this process, the verdict of each run.
+    """
+    if type(sys.gettrace()).__module__.startswith("coverage"):
+        from lightning_forge_profiling.run import run_settings  # noqa: PLC0415  (slow, and measured from here on)
+
+        run_settings._tracer = lambda: ""
     for plugin in config.pluginmanager.get_plugins():
         if type(plugin).__name__ == "WorkerInteractor":
             pipes = plugin.channel.gateway._io

@@ -266,11 +266,11 @@ class TestContent:
         page = Page(browser, tmp_path, replace(result.analysis, findings=of_run))
         assert "Note: " not in page.one("body").text
 
-    def test_what_all_times_include_stands_beside_the_verdict(self, browser, tmp_path):
+    def test_what_makes_shares_unreliable_stands_beside_the_verdict(self, browser, tmp_path):
         [first, *_] = sample_analysis().findings
         said, beside = (
             f"{first.code}: {first.title}. {first.remedy}",
-            "All times include anomaly detection, which was on.",
+            "All other shares include such waits and are unreliable.",
         )
         for text, expected in ((f"{said} {beside}", [beside]), (said, [])):
             page = Page(browser, tmp_path, replace(sample_analysis(), verdict_text=text))
@@ -346,7 +346,7 @@ class TestContent:
         result = analyze(TRACES / "slow_rank_gpu")
         page = Page(browser, tmp_path, result.analysis, result.timelines)
         assert page.texts("#steps .barlabel") == ["Step 12 (not counted)", "Step 13", "Step 14"]
-        assert "46.2 %\nof the step, mean of the ranks \u00b7 rank 1" in page.one("#findings").text
+        assert "46.2 % of the step, mean of the ranks\n\u00b7 rank 1" in page.one("#findings").text
 
     def test_kernels_that_begin_alike_show_what_they_differ_in(self, browser, tmp_path):
         analysis = sample_analysis()

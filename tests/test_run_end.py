@@ -21,12 +21,11 @@ from lightning_forge_profiling.schema import (
     RunMachine,
     RunReport,
     Saving,
-    Switches,
     TraceReport,
 )
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepWork
-from tests.evidence import made_evidence, with_figures
+from tests.evidence import made_evidence
 from tests.models import Classifier, loader
 from tests.samples import sample_analysis
 
@@ -138,13 +137,6 @@ def test_what_the_machine_does_is_said_beside_another_verdict():
     waits = replace(analysis.findings[1], code=STARVED, title="training waits 6.0 ms of each 49.5 ms step for a core")
     text = printed(report_of(replace(analysis, findings=(analysis.findings[0], waits))))
     assert "\nalso        cpu-starved: training waits 6.0 ms of each 49.5 ms step for a core.\n" in text
-
-
-def test_a_switch_that_distorts_all_times_is_named():
-    analysis = analysed(**INPUT_BOUND)
-    run = with_figures(analysis.run, switches=Switches(anomaly_detection=True))
-    text = printed(report_of(replace(analysis, run=run)))
-    assert "note        All times include anomaly detection, which was on.\n" in text
 
 
 @pytest.mark.parametrize(("steps", "said"), [(8, True), (11, False)])

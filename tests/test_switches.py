@@ -1,4 +1,4 @@
-"""Switches that slow a run down are named, with how to switch them off; beside the verdict if times include them."""
+"""Switches that slow a run down are named, with how to switch them off; as the verdict if all times include them."""
 
 import json
 import os
@@ -11,9 +11,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ThroughputCallback
-from lightning_forge_profiling.diagnosis.hints import switch_hints, switched_on
+from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.diagnosis.hints import switch_hints
+from lightning_forge_profiling.diagnosis.machine_rules import DISTORTED
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.schema import Switches
+from lightning_forge_profiling.schema import Distribution, Switches
+from tests.evidence import made_evidence
 from tests.models import Classifier, Samples, loader
 from tests.outcomes import script, summary_of
 from tests.ports import free_port
@@ -37,10 +40,20 @@ def codes(analysis):
 
 CODES = {hint.code for hint in switch_hints(
     Switches(
-        anomaly_detection=True, launch_blocking=True, tracer="x", profiler=True, deterministic="cudnn",
-        distributed_debug="INFO", float64_pct=1, tf32_off=True, pin_memory_unused=True,
+        deterministic="cudnn", distributed_debug="INFO", float64_pct=1, tf32_off=True, pin_memory_unused=True,
     )
 )}  # fmt: skip
+
+
+def distorting(analysis):
+    """The settings that the verdict names; none if it is another one."""
+    first = analysis.findings[0] if analysis.findings else None
+    if analysis.verdict != DISTORTED:
+        assert DISTORTED not in {finding.code for finding in analysis.findings}
+        return ""
+    assert (first.code, first.saves) == (DISTORTED, None), "such times predict nothing"
+    assert f"{first.title}. {first.advice}" in analysis.verdict_text
+    return first.evidence["settings"]
 
 
 def test_a_healthy_run_names_none(make_trainer, monkeypatch):
@@ -49,18 +62,25 @@ def test_a_healthy_run_names_none(make_trainer, monkeypatch):
     analysis = fit(make_trainer)
     assert analysis.run.settings.switches == Switches()
     assert codes(analysis) == []
-    assert "which was on" not in analysis.verdict_text
+    assert distorting(analysis) == ""
 
 
-def test_anomaly_detection_is_named_first_and_beside_the_verdict(make_trainer, capsys):
+def test_anomaly_detection_is_the_verdict_without_a_number(make_trainer, capsys):
     analysis = fit(make_trainer, detect_anomaly=True)
     assert not torch.is_anomaly_enabled()
-    assert analysis.hints[0].code == "anomaly-detection"
-    assert "detect_anomaly=True" in analysis.hints[0].text
-    assert "was not measured" in analysis.hints[0].text
-    assert analysis.verdict_text.endswith("All times include anomaly detection, which was on.")
+    assert distorting(analysis) == "anomaly-detection"
     table = " ".join(capsys.readouterr().out.split())
-    assert "All times include anomaly detection, which was on." in table
+    said = table.partition("verdict ")[2]
+    assert said.startswith("distorted-times: anomaly detection is on")
+    assert "all times include it: switch it off, then look again. try Trainer(detect_anomaly=False)" in said
+    assert "saves" not in said, "of times that include it nothing is known"
+
+
+def test_several_are_one_verdict(make_trainer):
+    with traced_lines():
+        analysis = fit(make_trainer, detect_anomaly=True)
+    assert distorting(analysis) == "anomaly-detection, tracer"
+    assert "all times include them: switch them off, then look again" in analysis.verdict_text
 
 
 def test_a_switch_that_a_hook_of_the_user_sets_is_detected(make_trainer):
@@ -69,7 +89,7 @@ def test_a_switch_that_a_hook_of_the_user_sets_is_detected(make_trainer):
             torch.autograd.set_detect_anomaly(mode=True)
 
     try:
-        assert codes(fit(make_trainer, module=Sets())) == ["anomaly-detection"]
+        assert distorting(fit(make_trainer, module=Sets())) == "anomaly-detection"
     finally:
         torch.autograd.set_detect_anomaly(mode=False)
 
@@ -80,7 +100,7 @@ def test_deterministic_algorithms(make_trainer):
     finally:
         torch.use_deterministic_algorithms(mode=False)
     assert codes(analysis) == ["deterministic"]
-    assert "which was on" not in analysis.verdict_text, "the run may be meant to be like that"
+    assert distorting(analysis) == "", "the run may be meant to be like that"
 
 
 def test_float64_parameters(make_trainer):
@@ -122,9 +142,8 @@ def profiled_calls():
 def test_a_tracer_of_python_code_is_named_by_where_it_comes_from(make_trainer, tracing):
     with tracing():
         analysis = fit(make_trainer)
-    assert codes(analysis) == ["tracer"]
-    assert "test_switches" in next(hint.text for hint in analysis.hints if hint.code == "tracer")
-    assert analysis.verdict_text.endswith("All times include a tracer of Python code, which was on.")
+    assert distorting(analysis) == "tracer"
+    assert "test_switches" in analysis.verdict_text
 
 
 @pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="Python 3.12 has sys.monitoring")
@@ -134,14 +153,23 @@ def test_a_tool_of_sys_monitoring_is_named(make_trainer):
         analysis = fit(make_trainer)
     finally:
         sys.monitoring.free_tool_id(sys.monitoring.COVERAGE_ID)
-    assert codes(analysis) == ["tracer"]
-    assert "measures lines" in analysis.hints[0].text
+    assert distorting(analysis) == "tracer"
+    assert "measures lines" in analysis.verdict_text
 
 
 def test_another_torch_profiler(make_trainer):
-    with torch.autograd.profiler.profile():
-        analysis = fit(make_trainer)
-    assert codes(analysis) == ["other-profiler"]
+    with torch.profiler.profile():
+        assert distorting(fit(make_trainer)) == "other-profiler"
+
+
+def test_another_torch_profiler_of_few_steps_is_none(make_trainer):
+    with torch.profiler.profile(schedule=torch.profiler.schedule(wait=0, warmup=0, active=3, repeat=1)):
+        assert distorting(fit(make_trainer)) == ""
+
+
+@pytest.mark.parametrize(("profiler", "named"), [("simple", ""), ("advanced", "tracer"), ("pytorch", "other-profiler")])
+def test_lightnings_own_profilers(make_trainer, profiler, named):
+    assert distorting(fit(make_trainer, profiler=profiler)) == named
 
 
 @pytest.mark.slow
@@ -155,12 +183,14 @@ def test_the_debug_level_of_several_processes(tmp_path):
 
 def test_what_only_a_gpu_or_several_ranks_have():
     on = Switches(launch_blocking=True, tf32_off=True, deterministic="cudnn", distributed_debug="DETAIL")
-    by_code = {hint.code: hint.text for hint in switch_hints(on)}
-    assert set(by_code) == {"launch-blocking", "tf32-off", "deterministic", "distributed-debug"}
-    assert "compared over all ranks" in by_code["distributed-debug"]
+    step_ms = Distribution(mean=20.0, p50=20.0, min=20.0, max=20.0)
+    analysis = combine(None, made_evidence(steps=38, on_device=True, step_ms=step_ms, regions={}, switches=on))
+    by_code = {hint.code: hint.text for hint in analysis.hints}
+    assert set(by_code) == {"tf32-off", "deterministic"}
     assert 'set_float32_matmul_precision("high")' in by_code["tf32-off"]
-    assert switched_on(on) == "All times include CUDA_LAUNCH_BLOCKING, which was on."
-    assert switched_on(Switches(tf32_off=True)) == switched_on(None) == ""
+    assert distorting(analysis) == "launch-blocking, distributed-debug"
+    assert "compared over all ranks" in analysis.verdict_text
+    assert analysis.findings[0].fix == "unset CUDA_LAUNCH_BLOCKING; unset TORCH_DISTRIBUTED_DEBUG"
 
 
 @pytest.mark.gpu

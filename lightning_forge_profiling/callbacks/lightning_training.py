@@ -152,7 +152,8 @@ class LightningTraining(Training):
 
     def profiler_taken(self) -> bool:
         """Whether the Trainer's own profiler is `torch.profiler` already."""
-        return any(base.__name__ == "PyTorchProfiler" for base in type(self._trainer.profiler).__mro__)
+        profiler = self._trainer.profiler.__class__  # not type(), which is this package's own once it has wrapped it
+        return any(base.__name__ == "PyTorchProfiler" for base in profiler.__mro__)
 
     def broadcast(self, value: T) -> T:
         """The value of rank 0: a collective."""

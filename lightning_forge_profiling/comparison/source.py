@@ -116,7 +116,9 @@ def record_source(record: RunRecord) -> Source:
         amounts={
             "ledger": {part: (seconds, 0.0) for part, seconds in ledger_s.items()},
             "findings": {  # the largest last
-                finding.code: (finding.share_pct, 0.0) for finding in reversed(findings) if finding.of != "memory"
+                finding.code: (finding.share_pct, 0.0)
+                for finding in reversed(findings)
+                if finding.of in {"step", "run"}
             },
             "gpu": {  # the GPU's sensors and the allocator's figures over the run, by logged name
                 name: (value, 0.0)

@@ -16,11 +16,15 @@ from lightning_forge_profiling.diagnosis.findings import (
     rank_causes,
     run_findings,
 )
-from lightning_forge_profiling.diagnosis.hints import rules_of_thumb, run_hints, switch_hints, switched_on
+from lightning_forge_profiling.diagnosis.hints import rules_of_thumb, run_hints, switch_hints
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts, hooks_ms, in_steps_pct
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_findings
 from lightning_forge_profiling.diagnosis.live_step import LiveRun, RecordedSteps, cpu_findings, gpu_findings
-from lightning_forge_profiling.diagnosis.machine_rules import memory_findings, prioritize_machine_findings
+from lightning_forge_profiling.diagnosis.machine_rules import (
+    memory_findings,
+    prioritize_distorting_settings,
+    prioritize_machine_findings,
+)
 from lightning_forge_profiling.diagnosis.ranks import (
     STRAGGLER,
     beside_straggler,
@@ -88,12 +92,8 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         combined = naming_missing(
             prioritize_machine_findings(_with_verdict(ranked, differences, analysis, run), run.all)
         )
-    combined = without_verdict_of_hang(combined)
-    return replace(
-        combined,
-        verdict_text=f"{combined.verdict_text} {switched_on(evidence.settings.switches)}".rstrip(),
-        hints=(*switch_hints(evidence.settings.switches), *combined.hints),
-    )
+    combined = without_verdict_of_hang(prioritize_distorting_settings(combined, run.all))
+    return replace(combined, hints=(*switch_hints(evidence.settings.switches), *combined.hints))
 
 
 def naming_missing(analysis: Analysis) -> Analysis:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from lightning_forge_profiling.diagnosis.rule import MIN_STEPS, RuleContext, RunTimes, in_ms, listed
+from lightning_forge_profiling.diagnosis.rule import MIN_STEPS, RuleContext, RunTimes, in_ms
 from lightning_forge_profiling.schema import Hint, RankSummary, RunEvidence, Switches, TelemetrySummary
 
 # -- hints on a recorded rank ------------------------------------------------------------------------------------------
@@ -104,34 +104,15 @@ def rules_of_thumb(ranks: Iterable[RankSummary]) -> tuple[Hint, ...]:
 # -- switches ----------------------------------------------------------------------------------------------------------
 
 
-def _slowing(switches: Switches) -> Iterator[tuple[str, str, str]]:
-    """Code, name and words of each switch that is on, if the run without it would have other times."""
-    if switches.anomaly_detection:
-        on = "anomaly detection is on: a stack for each operator, a check of each gradient"
-        off = "Remove Trainer(detect_anomaly=True) or torch.autograd.set_detect_anomaly(True)"
-        yield "anomaly-detection", "anomaly detection", _unmeasured(on, off)
-    if switches.launch_blocking:
-        on = "CUDA_LAUNCH_BLOCKING=1 is set: the host waits for each kernel"
-        yield "launch-blocking", "CUDA_LAUNCH_BLOCKING", _unmeasured(on, "Unset the environment variable")
-    if switches.tracer:
-        on = f"{switches.tracer} traces the training thread: it runs at each call or line of Python"
-        off = "Run without the debugger, coverage tool or profiler"
-        yield "tracer", "a tracer of Python code", _unmeasured(on, off)
-    if switches.profiler:
-        on = "another torch profiler is running: it records each operator"
-        off = "Remove it, or limit it to a few steps with a schedule"
-        yield "other-profiler", "another torch profiler", _unmeasured(on, off)
-
-
-def _other_switches(switches: Switches) -> Iterator[tuple[str, str]]:
+def _switches(switches: Switches) -> Iterator[tuple[str, str]]:
+    """Code and words of each that is on and may slow the run; those that distort its times are findings."""
     if switches.deterministic:
         names = {"algorithms": "torch.use_deterministic_algorithms", "cudnn": "cudnn.deterministic"}
         on = f"{names[switches.deterministic]} is on: slower kernels may be chosen"
         off = "Remove Trainer(deterministic=True) or the call, if the run need not repeat bit for bit"
         yield "deterministic", _unmeasured(on, off)
-    if level := switches.distributed_debug:
-        does = {"INFO": "DDP logs what it does", "DETAIL": "each collective is first compared over all ranks"}
-        on = f"TORCH_DISTRIBUTED_DEBUG={level} is set: {does.get(level, 'PyTorch checks more')}"
+    if switches.distributed_debug == "INFO":
+        on = "TORCH_DISTRIBUTED_DEBUG=INFO is set: DDP logs what it does"
         yield "distributed-debug", _unmeasured(on, "Unset the environment variable")
     if pct := switches.float64_pct:
         share = "all" if pct >= 99.5 else f"{pct:.1g} %" if pct < 1 else f"{pct:.0f} %"  # noqa: PLR2004  (rounds to all)
@@ -153,18 +134,7 @@ def _unmeasured(on: str, off: str) -> str:
 
 def switch_hints(switches: Switches | None) -> tuple[Hint, ...]:
     """One hint for each switch that is on."""
-    if switches is None:
-        return ()
-    slowing = [(code, text) for code, _, text in _slowing(switches)]
-    return tuple(_hint(code, text) for code, text in (*slowing, *_other_switches(switches)))
-
-
-def switched_on(switches: Switches | None) -> str:
-    """The end of the verdict if the times are not those of the run without a switch; "" otherwise."""
-    names = [] if switches is None else [name for _, name, _ in _slowing(switches)]
-    if not names:
-        return ""
-    return f"All times include {listed(names)}, which {'were' if len(names) > 1 else 'was'} on."
+    return () if switches is None else tuple(_hint(code, text) for code, text in _switches(switches))
 
 
 # -- hints by the GPU's sensors ----------------------------------------------------------------------------------------

@@ -1,14 +1,23 @@
-"""What the machine does to a run: training waits for a core or the interpreter lock, or a GPU's memory gets full.
+"""What distorts a run's times, and a GPU's memory that gets full.
 
-Waits for the machine fall on whatever the thread was doing and lengthen any region: they come before all other causes.
+Settings that slow every operator or line, and waits for a core or the interpreter lock, lengthen any region: they come
+before all other causes.
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.diagnosis.rule import MIN_SHARE_PCT, Evidence, Explanation, as_finding, of_step, saving
+from lightning_forge_profiling.diagnosis.rule import (
+    MIN_SHARE_PCT,
+    Evidence,
+    Explanation,
+    as_finding,
+    listed,
+    of_step,
+    saving,
+)
 from lightning_forge_profiling.schema import (
     GIB,
     KIB,
@@ -20,15 +29,80 @@ from lightning_forge_profiling.schema import (
     MemoryGrowth,
     RunEvidence,
     RunMemory,
+    Switches,
 )
 
+DISTORTED: Final = "distorted-times"
 STARVED: Final = "cpu-starved"
 THROTTLED: Final = "cpu-throttled"
 GIL_HELD: Final = "gil-held"
 MACHINE: Final = frozenset({STARVED, THROTTLED, GIL_HELD})
+UNRELIABLE: Final = MACHINE | {DISTORTED}  # as the verdict: shares beside it do not hold for the run without it
 
 _MOSTLY: Final = 0.5
 _DECIDES_PCT: Final = 10.0
+
+
+class _Setting(NamedTuple):
+    """A setting that all times of a run include, so that the run without it would have others."""
+
+    code: str
+    on: str  # what is on, and in brackets what it does
+    off: str  # how to switch it off
+    fix: str = ""  # the same as code or as a command
+
+
+def _distorting(switches: Switches | None) -> list[_Setting]:
+    """Those that are on."""
+    found: list[_Setting] = []
+    if switches is None:
+        return found
+    if switches.anomaly_detection:
+        on = "anomaly detection is on (a stack for each operator, a check of each gradient)"
+        off = "Leave out Trainer(detect_anomaly=True) or torch.autograd.set_detect_anomaly(True)."
+        fix = "Trainer(detect_anomaly=False)  # or torch.autograd.set_detect_anomaly(False)"
+        found.append(_Setting("anomaly-detection", on, off, fix))
+    if switches.launch_blocking:
+        on = "CUDA_LAUNCH_BLOCKING=1 is set (the host waits for each kernel)"
+        found.append(_Setting("launch-blocking", on, "Unset the variable.", "unset CUDA_LAUNCH_BLOCKING"))
+    if switches.tracer:
+        on = f"{switches.tracer} traces the training thread (it runs at each call or line of Python)"
+        off = 'Run without the debugger, the coverage tool or Trainer(profiler="advanced").'
+        found.append(_Setting("tracer", on, off))
+    if switches.profiler:
+        # Lightning's records four steps, and marks hooks and modules in all: steps of 2.1 ms took 4.1 (torch 2.13, CPU)
+        on = "another torch profiler is on (it marks or records operators in each step)"
+        off = 'Leave out Trainer(profiler="pytorch"), or limit torch.profiler to a few steps with a schedule.'
+        found.append(_Setting("other-profiler", on, off))
+    if switches.distributed_debug == "DETAIL":
+        on = "TORCH_DISTRIBUTED_DEBUG=DETAIL is set (each collective is first compared over all ranks)"
+        found.append(_Setting("distributed-debug", on, "Unset the variable.", "unset TORCH_DISTRIBUTED_DEBUG"))
+    return found
+
+
+def prioritize_distorting_settings(analysis: Analysis, run: RunEvidence) -> Analysis:
+    """The analysis with the settings that all times include as its verdict, if any is on."""
+    settings = _distorting(run.settings.switches)
+    if not settings:
+        return analysis
+    it, them = ("it", "switch it off") if len(settings) == 1 else ("them", "switch them off")
+    finding = Finding(
+        code=DISTORTED,
+        share_pct=100.0,
+        of="times",
+        rank=None,
+        source="run",
+        title=f"{listed([setting.on for setting in settings])}, and all times include {it}: {them}, then look again",
+        evidence={"settings": ", ".join(setting.code for setting in settings)},
+        advice=" ".join(dict.fromkeys(setting.off for setting in settings)),
+        fix="; ".join(setting.fix for setting in settings if setting.fix),
+    )
+    return replace(
+        analysis,
+        verdict=DISTORTED,
+        verdict_text=f"{DISTORTED}: {finding.title}. {finding.advice}",
+        findings=(finding, *analysis.findings),
+    )
 
 
 def prioritize_machine_findings(analysis: Analysis, run: RunEvidence) -> Analysis:

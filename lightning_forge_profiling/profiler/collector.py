@@ -49,6 +49,12 @@ def scheduled_profiler(until: int) -> str:
     return ""
 
 
+def records_each_step() -> bool:
+    """Whether another torch profiler is active that has no schedule, and so is not limited to a few steps."""
+    scheduled = (each for each in gc.get_objects() if issubclass(type(each), profile) and each.record_steps)
+    return bool(active_profiler()) and not any(True for _ in scheduled)
+
+
 @functools.cache
 def forks_exit_at_once() -> None:
     """Have each process that is forked from here on leave out the exit handlers of C and C++ libraries."""

@@ -167,7 +167,7 @@ def _causes(analysis: Analysis) -> Iterator[Line]:
         yield Line("verdict", Text(analysis.verdict, "bold"))
     names = ["verdict", *(_FINDINGS - 1) * ["also"]]
     for name, finding in zip(names, analysis.findings, strict=False):
-        text = f"{finding.code}, {finding.share_pct:.0f} % of {finding.whole}: {finding.title}"
+        text = f"{finding.code}, {finding.share()}: {finding.title}"
         yield Line(name, Text(text, "bold yellow", marked=finding.code))
         if finding.code == analysis.verdict and name == "verdict":
             yield from to_try(finding)

@@ -166,7 +166,7 @@ def _findings(analysis: Analysis) -> Iterator[str]:
         url, name = docs_url(finding.code), f"**{prose(finding.code)}**"
         name = f"[{name}]({url})" if url else name
         yield (
-            f"{number}. {name}{on_rank}, {finding.share_pct:.1f} % {wording.share_of(analysis, finding)} "
+            f"{number}. {name}{on_rank}, {wording.share_of(analysis, finding)} "
             f"(from the {finding.source}): {prose(finding.title)}."
         )
         yield f"   - {prose(finding.remedy)}"

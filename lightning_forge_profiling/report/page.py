@@ -186,7 +186,7 @@ def analysis_html(analysis: Analysis) -> str:
         (
             finding,
             docs_url(finding.code),
-            f"{finding.share_pct:.1f} % {wording.share_of(analysis, finding)}",
+            wording.share_of(analysis, finding),
             [*evidence(finding)],
         )
         for finding in analysis.findings

@@ -9,8 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.hints import switched_on
-from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
+from lightning_forge_profiling.diagnosis.machine_rules import UNRELIABLE
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.names import REPORT_HTML, STEPS
 from lightning_forge_profiling.report import run_wording
@@ -96,8 +95,6 @@ def verdict_lines(analysis: Analysis) -> Iterator[Line]:
         if finding.fix and finding.advice:
             yield Line("", Text(finding.advice))
         yield from saves(finding)
-        if analysis.run is not None and (distorting := switched_on(analysis.run.settings.switches)):
-            yield Line("note", Text(distorting))
 
 
 def also(analysis: Analysis) -> Iterator[Line]:
@@ -109,7 +106,7 @@ def also(analysis: Analysis) -> Iterator[Line]:
         named = f"{finding.code} ({part})" if part else finding.code
         shares.setdefault(finding.whole, []).append(f"{named} {finding.share_pct:.0f} %{between(finding)}")
     if shares:
-        unreliable = "unreliable: " if analysis.verdict in MACHINE else ""
+        unreliable = "unreliable: " if analysis.verdict in UNRELIABLE else ""
         named = "; ".join(f"{', '.join(each)} of {whole}" for whole, each in shares.items())
         yield Line("also", Text(unreliable + named))
 

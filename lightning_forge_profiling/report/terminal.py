@@ -9,8 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.hints import switched_on
-from lightning_forge_profiling.diagnosis.machine_rules import MACHINE, MEMORY, growth_words
+from lightning_forge_profiling.diagnosis.machine_rules import MACHINE, MEMORY, UNRELIABLE, growth_words
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.report import run_table, wording
 from lightning_forge_profiling.report.page import run_html
@@ -78,8 +77,6 @@ def _rates(report: RunReport) -> Iterator[Line]:
     yield from run_table.figure_notes(timing)
     if timing.is_evidence and report.analysis is not None:
         yield from _beside(report.analysis, run)
-    if timing.is_evidence and (distorting := switched_on(run.settings.switches)):
-        yield Line("note", Text(distorting))
     trace = report.trace
     if trace is not None:
         yield from run_table.missing_files(trace)
@@ -112,7 +109,7 @@ def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
         if finding is not None and finding.source == "trace" and 0 < (steps := report.run.timing.steps) < MIN_STEPS:
             text = f"the verdict is about the recorded steps: {steps} other steady steps, at least {MIN_STEPS} needed"
             yield Line("note", Text(text))
-        if analysis.verdict in MACHINE:
+        if analysis.verdict in UNRELIABLE:
             yield from run_table.also(analysis)
         else:
             machine = (one for one in analysis.findings if one.code in MACHINE)
@@ -239,7 +236,7 @@ def _findings_table(findings: Iterable[Finding]) -> Table:
     rows = []
     for position, finding in enumerate(findings):
         on_rank = "" if finding.rank is None else f"rank {finding.rank}: "
-        share = f"{finding.share_pct:.1f} %{wording.between(finding)}"
+        share = "" if finding.of == "times" else f"{finding.share_pct:.1f} %{wording.between(finding)}"
         rows.append(Row((finding.code, share, Text(f"{on_rank}{finding.title}", "bold"))))
         if position:  # the first one's is in the verdict
             rows.append(Row(("", "", finding.remedy)))

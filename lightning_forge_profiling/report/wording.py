@@ -8,7 +8,7 @@ from math import floor, log10
 from types import MappingProxyType
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
+from lightning_forge_profiling.diagnosis.machine_rules import UNRELIABLE
 from lightning_forge_profiling.diagnosis.ranks import rank_list
 from lightning_forge_profiling.diagnosis.rule import in_ms
 from lightning_forge_profiling.diagnosis.verdict import order_note
@@ -85,7 +85,7 @@ def between(finding: Finding) -> str:
 
 def findings_note(analysis: Analysis) -> str:
     """What to know of the findings' shares; "" if that is nothing, or if no finding is from the trace it is about."""
-    about = any(finding.source == "trace" or finding.code in MACHINE for finding in analysis.findings)
+    about = any(finding.source == "trace" or finding.code in UNRELIABLE for finding in analysis.findings)
     return f"Note: {analysis.findings_note}" if analysis.findings_note and about else ""
 
 
@@ -118,13 +118,11 @@ def findings_remarks(analysis: Analysis) -> Iterator[str]:
 
 
 def share_of(analysis: Analysis, finding: Finding) -> str:
-    """What a finding's share is relative to, and its interval. Shares of a trace are means over the ranks."""
-    if finding.of != "step":
-        return f"of {finding.whole}"
-    if interval := between(finding):
-        return f"of the step{interval}"
+    """A finding's share, and its interval. Shares of a trace are means over the ranks."""
+    interval = between(finding) if finding.of == "step" else ""
     averaged = len(analysis.ranks) > 1 and finding.source == "trace" and finding.code != "straggler"
-    return "of the step, mean of the ranks" if averaged else "of the step"
+    mean = ", mean of the ranks" if averaged and finding.of == "step" and not interval else ""
+    return f"{finding.share(1)}{interval}{mean}"
 
 
 def steps_of(rank: RankSummary) -> str:

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf32
 from lightning_forge_profiling.host import usable_cores
 from lightning_forge_profiling.plain_text import name_of
-from lightning_forge_profiling.profiler.collector import active_profiler
+from lightning_forge_profiling.profiler.collector import records_each_step
 from lightning_forge_profiling.run.training import Training
 from lightning_forge_profiling.schema import LoaderSettings, OptimizerSettings, Switches
 
@@ -87,7 +87,7 @@ def find_switches(training: Training, *, recording: bool) -> Switches:
         anomaly_detection=torch.is_anomaly_enabled(),
         launch_blocking=device.type == "cuda" and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in {"", "0"},
         tracer="" if recording else _tracer(),
-        profiler=not recording and (bool(active_profiler()) or training.profiler_taken()),
+        profiler=not recording and (training.profiler_taken() or records_each_step()),
         deterministic=_deterministic(device),
         distributed_debug=_distributed_debug(training),
         float64_pct=_float64_pct(training),

@@ -95,7 +95,7 @@ function build(summary, record, timelines) {
   linkBack(findings);
   const breakdown = breakdownSection(ranks, summary.words, record !== null || run !== null);
   const verdict = section("verdict", "", verdictSection(summary, record));
-  const codes = findings.map((finding) => `${finding.code} ${percent(finding.share_pct)}`).join(", ");
+  const codes = findings.map(({ code, of, share_pct }) => of === "times" ? code : `${code} ${percent(share_pct)}`).join(", ");
   const found = findings.length > 0 && folded("findings", "Findings", findingsSection(summary), codes);
   const course = [
     run?.ledger && folded("course", "Where the run's time went", courseSection(run, summary.words), summary.words.goodput),

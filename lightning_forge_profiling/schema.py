@@ -371,14 +371,11 @@ class ShareInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         pct: the part's time over the steps' time.
         low_pct: lower end of the interval.
         high_pct: upper end of the interval.
-        typical_pct: the median over blocks of at least eight steps, which a few slow ones do not move; None for fewer
-            than eight such blocks.
     """
 
     pct: float
     low_pct: float
     high_pct: float
-    typical_pct: float | None = None
 
 
 OTHERS: Final = 0.2  # cores that the rest of a system uses without being busy, and the resolution of the accounting
@@ -1214,7 +1211,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
             known cost.
         low_pct: lower end of the 95 % interval of `share_pct` by the run's own steps; None if unknown.
         high_pct: upper end of it.
-        typical_pct: the share in typical steps, as the median over blocks of them; None if unknown.
         fix: the fix as code or as a command to copy; "" where the advice is all there is.
     """
 
@@ -1229,7 +1225,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     of: Literal["step", "run", "memory", "times"] = "step"
     low_pct: float | None = None
     high_pct: float | None = None
-    typical_pct: float | None = None
     fix: str = ""
 
     @property
@@ -1743,10 +1738,11 @@ class Analysis(msgspec.Struct, ShownInNotebook, frozen=True, kw_only=True):
     Attributes:
         schema_version: version of this layout.
         source: the analysed file or folder, or the name of the run.
-        verdict: code of the finding whose fix gains most, `nothing stands out`, or `no verdict` if the files are cut
+        verdict: code of the first finding that is certain, `nothing stands out`, or `no verdict` if the files are cut
             off and have no whole step.
         verdict_text: the verdict in one or two sentences, with numbers and advice.
-        findings: causes of lost time, largest gain first.
+        findings: causes of lost time: of the machine, then what can be removed, then the work itself, each by what
+            the fit would lose without it.
         findings_note: the recorded steps that the figures leave out, and why; "" for none.
         hints: rules of thumb that apply.
         ranks: one entry per rank, by number; of more than 16 ranks those that stand out, rank 0 and a typical one.

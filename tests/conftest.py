@@ -143,17 +143,18 @@ def share_of_the_run(findings, in_steps_pct):
 @pytest.fixture(autouse=True)
 def _no_time_counts_twice(request, monkeypatch):
     """Whatever a test runs, the findings of a run take at most all of it."""
-    from lightning_forge_profiling.diagnosis.verdict import by_gain  # noqa: PLC0415  (needs no torch)
+    from lightning_forge_profiling.diagnosis.ledger_costs import in_steps_pct  # noqa: PLC0415  (needs no torch)
+    from lightning_forge_profiling.diagnosis.verdict import in_order  # noqa: PLC0415
 
     more = []
 
-    def checked(findings, *, in_steps_pct=100.0):
+    def checked(findings, run=None, *, gpu=True):
         findings = list(findings)
-        if share_of_the_run(findings, in_steps_pct) > 100.5:
+        if share_of_the_run(findings, 100.0 if run is None else in_steps_pct(run)) > 100.5:
             more.append(findings)
-        return by_gain(findings, in_steps_pct=in_steps_pct)
+        return in_order(findings, run, gpu=gpu)
 
-    monkeypatch.setattr("lightning_forge_profiling.diagnosis.combine.by_gain", checked)
+    monkeypatch.setattr("lightning_forge_profiling.diagnosis.combine.in_order", checked)
     yield
     if request.node.get_closest_marker("two_clocks"):
         return

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from statistics import mean, median
 
-from lightning_forge_profiling.diagnosis.verdict import by_gain, decide
+from lightning_forge_profiling.diagnosis.verdict import decide, in_order
 from lightning_forge_profiling.schema import (
     Analysis,
     Collective,
@@ -73,7 +73,7 @@ def sample_analysis(ranks: int = 1, *, step_ms: Sequence[float] = (50.0, 51.5, 5
     """An input-bound GPT on `ranks` H200s; rank r takes r * 0.2 ms longer than `step_ms` says."""
     summaries = tuple(_rank(rank, [ms + 0.2 * rank for ms in step_ms], ranks) for rank in range(ranks))
     mean_ms = summaries[0].step_ms.mean
-    findings = by_gain(
+    findings = in_order(
         [
             Finding(
                 code="input-bound",

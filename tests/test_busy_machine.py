@@ -401,26 +401,12 @@ def test_a_share_that_may_be_small_is_no_verdict():
     assert (sure.findings[0].low_pct, sure.findings[0].high_pct) == pytest.approx((44.0, 56.0))
 
 
-def test_a_region_that_is_slow_in_a_few_steps_is_uneven_and_no_verdict():
-    uneven = ShareInterval(pct=40.0, low_pct=20.0, high_pct=55.0, typical_pct=3.0)
-    analysis = combine(None, ran(data_ms=8.0, interval=uneven))
-    assert analysis.verdict == NOTHING_STANDS_OUT
-    assert "3 % of typical steps: it is uneven, not slow." in analysis.verdict_text
-    assert "input-bound" in {found.code for found in analysis.findings}
-
-
 def test_one_long_step_is_outside_of_the_interval_and_a_regular_one_inside():
     steps = [1] * 64
     once = share_interval([0.0] * 63 + [500.0], [10.0] * 63 + [510.0], steps)
     assert (round(once.pct), once.low_pct) == (44, 0.0)
     regular = share_interval([60.0 if step % 6 == 0 else 0.0 for step in range(64)], [15.0] * 64, steps)
     assert regular.low_pct > 40
-
-
-@pytest.mark.parametrize(("pieces", "steps", "typical"), [(8, 8, 10.0), (7, 8, None), (8, 7, None)])
-def test_what_a_typical_step_spends_there_takes_eight_blocks_of_eight_steps(pieces, steps, typical):
-    part = [1.0] * (pieces - 1) + [50.0]
-    assert share_interval(part, [10.0] * pieces, [steps] * pieces).typical_pct == typical
 
 
 # -- what the system says ----------------------------------------------------------------------------------------------

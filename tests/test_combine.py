@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.rule import saving
-from lightning_forge_profiling.diagnosis.verdict import by_gain
+from lightning_forge_profiling.diagnosis.verdict import in_order
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.schema import CpuUse, Distribution, Finding, RunRegion
 from tests.evidence import made_evidence, with_figures
@@ -34,7 +34,7 @@ def evidence(step_ms=STEP_MS, *, data=0.0, gpu_starved_pct=0.0, host_ms=5.0, ste
 
 def with_findings(**shares):
     """The trace's analysis with these findings instead, `_` for `-` in their codes."""
-    findings = by_gain(
+    findings = in_order(
         Finding(
             code=code.replace("_", "-"), share_pct=share, rank=None, source="trace", title="", evidence={}, advice=""
         )
@@ -141,7 +141,8 @@ class TestWhereRecordingSlowsTheHost:
         assert shares(both) == pytest.approx(
             {"launch-bound": 20 * STEP_MS / 45 * left, "sync-bound": 10 * STEP_MS / 45 * left}
         )
-        assert both.findings[0].evidence["share_of_recorded_step_pct"] == 20.0
+        before = {found.code: found.evidence["share_of_recorded_step_pct"] for found in both.findings}
+        assert before == {"launch-bound": 20.0, "sync-bound": 10.0}
 
     def test_the_loaders_share_is_the_one_that_the_run_measured(self):
         both = combine(with_findings(input_bound=25.0), evidence(45.0, data=0.5))
@@ -260,10 +261,8 @@ def test_shares_are_converted_by_the_steps_that_they_are_of():
     assert shares(both) == {"compute-bound": pytest.approx(100 * 30 / 40)}
 
 
-@pytest.mark.parametrize(("launch_bound", "verdict"), [(0, "between-regions"), (60, "launch-bound")])
-def test_what_passes_between_the_regions_is_the_verdict_beside_a_short_wait_unless_it_is_in_a_finding(
-    launch_bound, verdict
-):
+@pytest.mark.parametrize(("launch_bound", "verdict"), [(0, "between-regions"), (60, "input-bound")])
+def test_what_passes_between_the_regions_comes_before_a_short_wait_unless_it_is_in_a_finding(launch_bound, verdict):
     run = evidence()
     half = RunRegion(device_ms=0.5 * STEP_MS, host_ms=0.5 * STEP_MS)
     idle = dict.fromkeys(("transfer", "backward", "optimizer"), RunRegion(device_ms=0, host_ms=0))

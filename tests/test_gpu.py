@@ -365,7 +365,7 @@ TWICE = {"batch_size": 32}
     ("module", "options", "verdict", "drained"),
     [
         (SmallKernels, None, "launch-bound", (90, 100)),
-        (SmallBatch, {"batch_size": 1, "length": 128}, "launch-bound", (90, 100)),
+        (SmallBatch, {"batch_size": 1, "length": 128}, "slow-optimizer", (90, 100)),  # and then launches
         (GPT, TWICE, "compute-bound", (0, 5)),
         (GPT, {**TWICE, "seconds": 0.08}, "input-bound", (0, 5)),
     ],

@@ -128,7 +128,8 @@ def test_the_shares_of_the_built_in_regions_sum_to_the_step():
 
 
 def test_beside_a_verdict_of_the_machine_the_rest_is_listed_as_unreliable():
-    assert re.search(r"^also +unreliable: compute-bound 38 %", printed(report_of(analysed(code=STARVED))), re.MULTILINE)
+    text = printed(report_of(analysed(code=STARVED)))
+    assert re.search(r"^also +unreliable: sync-bound 5 %, compute-bound 38 %", text, re.MULTILINE)
     assert "\nalso" not in printed(report_of(analysed(**INPUT_BOUND)))
 
 

@@ -14,7 +14,7 @@ from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.findings import run_findings
 from lightning_forge_profiling.diagnosis.hints import run_hints
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
-from lightning_forge_profiling.diagnosis.verdict import decide, is_certain
+from lightning_forge_profiling.diagnosis.verdict import decide, in_order
 from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.run.stack_sampler import sampled_lines, stack_region
 from lightning_forge_profiling.run.step_timer import StepTimer
@@ -30,6 +30,7 @@ from lightning_forge_profiling.schema import (
     RunLedger,
     RunRegion,
     SampledLine,
+    Saving,
     TelemetrySummary,
     WorkerRestarts,
 )
@@ -104,7 +105,7 @@ def test_on_a_gpu_that_waits_the_host_what_has_a_finding_of_its_own_is_not_also_
     ("run", "verdict", "others"),
     [
         ("launch-bound", "launch-bound", set()),
-        ("launches and an update", "launch-bound", {"slow-optimizer"}),
+        ("launches and an update", "slow-optimizer", {"launch-bound"}),
         ("GPT", "compute-bound", set()),
         ("deep GPT", "compute-bound", set()),
         ("GPT that is read", "compute-bound", set()),
@@ -205,9 +206,9 @@ def test_on_a_cpu_a_short_wait_is_no_verdict_beside_a_step_that_computes(wait_ms
 
 
 @pytest.mark.parametrize(
-    ("cpu", "verdict"),
+    ("cpu", "what"),
     [
-        (None, NO_VERDICT),  # the run was too short to read CPU times
+        (None, "computing, or waiting in it,"),  # the run was too short to read CPU times
         (
             CpuUse(
                 cores=2,
@@ -215,16 +216,7 @@ def test_on_a_cpu_a_short_wait_is_no_verdict_beside_a_step_that_computes(wait_ms
                 threads=2,
                 regions={"forward": RegionCpu(used_pct=30.0, waits_pct=5.0, blocked_pct=65.0)},
             ),
-            NO_VERDICT,
-        ),
-        (
-            CpuUse(
-                cores=2,
-                used=0.9,
-                threads=2,
-                regions={"forward": RegionCpu(used_pct=60.0, waits_pct=30.0, blocked_pct=10.0)},
-            ),
-            "compute-bound",
+            "computing, or waiting in it,",
         ),
         (
             CpuUse(
@@ -233,41 +225,87 @@ def test_on_a_cpu_a_short_wait_is_no_verdict_beside_a_step_that_computes(wait_ms
                 idle=1.0,
                 regions={"forward": RegionCpu(used_pct=100.0, waits_pct=0.0, blocked_pct=0.0)},
             ),
-            "compute-bound",
+            "computing",
         ),
     ],
 )
-def test_what_may_sleep_is_no_computing_where_cpu_times_do_not_show_it(cpu, verdict):
+def test_the_work_of_a_cpu_comes_after_what_can_be_removed_and_says_what_may_be_a_wait(cpu, what):
     times = ((0.1, 0.1), IDLE, (2.6, 2.6), (0.1, 0.1), IDLE, (0.37, 0.37))  # 2 ms of forward may be a sleep
     found = combine(None, with_figures(evidence(None, *times, on_device=False), cpu=cpu))
-    assert found.verdict == verdict
-    undecided = (
-        "No verdict: computing, or waiting in it, takes 2.70 ms of each 3.17 ms step on the CPU: forward 2.60 ms"
+    assert [one.code for one in found.findings] == ["between-regions", "compute-bound"]
+    assert found.findings[1].title.startswith(f"{what} takes 2.70 ms of each 3.17 ms step on the CPU: forward 2.60 ms")
+
+
+def costs(code, pct, low_pct=None, high_pct=None, **more):
+    """A finding of a run."""
+    return Finding(
+        code=code,
+        share_pct=pct,
+        rank=None,
+        source=more.pop("source", "run"),
+        title="it does",
+        evidence={},
+        advice="",
+        low_pct=low_pct,
+        high_pct=high_pct,
+        **more,
     )
-    assert found.verdict_text.startswith(undecided) == (verdict == NO_VERDICT)
+
+
+def test_what_is_not_certain_is_no_verdict_however_large_it_may_be():
+    unsure, launches = costs("input-bound", 65.0, 0.0, 81.0), costs("launch-bound", 7.0, 6.0, 8.0)
+    assert decide(in_order([unsure, launches]), steps=150)[0] == "launch-bound"
+    sure = replace(unsure, low_pct=40.0)
+    assert decide(in_order([launches, sure]), steps=150)[0] == "input-bound"
+    verdict, text = decide(in_order([costs("transfer-bound", 11.0, 2.0, 20.0), unsure]), steps=150)
+    assert verdict == NO_VERDICT
+    assert text == (
+        "Not enough steps to tell: input-bound takes 65 % of the step (0 to 81 %). 150 steps counted, about 180 needed."
+    )
+
+
+def saves_pct(pct, *, at_most=True):
+    return Saving(ms_per_step=pct / 10, pct=pct, at_most=at_most, text="")
 
 
 @pytest.mark.parametrize(
-    ("wide", "verdict"),
+    ("found", "gpu"),
     [
-        ({"low_pct": 0.0, "high_pct": 81.0}, NO_VERDICT),
-        ({"low_pct": 40.0, "high_pct": 81.0}, "input-bound"),
-        ({"low_pct": 40.0, "high_pct": 81.0, "typical_pct": 1.0}, "launch-bound"),  # which is uneven, not slow
+        # a measured set-up each, in the order that its fixes showed to be right
+        ([costs("worker-restarts", 57.0), costs("launch-bound", 34.0)], True),
+        (
+            [
+                costs("input-bound", 35.7, source="trace"),
+                costs("transfer-bound", 33.6, source="trace"),
+                costs("launch-bound", 29.0, source="trace"),
+            ],
+            True,
+        ),
+        ([costs("sync-bound", 8.0, source="trace"), costs("launch-bound", 80.0, source="trace")], True),
+        # what a fix saves decides, not what the cause takes; a bound counts no more than that
+        (
+            [
+                costs("slow-callback", 20.0, of="run", saves=saves_pct(20.0)),
+                costs("input-bound", 60.0, saves=saves_pct(15.0)),
+                costs("transfer-bound", 12.0, saves=saves_pct(70.0)),
+                costs("compute-bound", 40.0),
+                costs("launch-bound", 90.0, saves=saves_pct(30.0)),
+            ],
+            True,
+        ),
+        # too small beside the work: a fix that saves next to nothing, and a part of a step on a CPU
+        ([costs("launch-bound", 90.0), costs("transfer-bound", 12.0, source="trace", saves=saves_pct(1.0))], True),
+        ([costs("compute-bound", 80.0), costs("input-bound", 8.0)], False),
+        ([costs("launch-bound", 94.0), costs("memory-near-limit", 96.0, of="memory")], True),
+        # what nothing measures comes after what is measured, and before the work
+        ([costs("slow-optimizer", 44.0), costs("checkpointing", 0.0), costs("launch-bound", 50.0)], True),
+        # time in one function of the user's is a call
+        ([replace(costs("python-bound", 73.0), evidence={"where": "train.py:8"}), costs("input-bound", 24.0)], False),
+        ([costs("input-bound", 24.0), costs("python-bound", 73.0)], False),
     ],
-    ids=["unsure", "sure", "uneven"],
-)
-def test_a_small_cause_is_no_verdict_beside_one_that_may_be_far_larger(wide, verdict):
-    waits = Finding(
-        code="input-bound", share_pct=65.0, rank=None, source="run", title="waits", evidence={}, advice="", **wide
-    )
-    launches = replace(waits, code="launch-bound", share_pct=7.0, low_pct=6.0, high_pct=8.0, typical_pct=None)
-    found, text = decide(sorted([waits, launches], key=lambda one: not is_certain(one)), steps=150)
-    assert found == verdict
-    if verdict == NO_VERDICT:
-        assert text == (
-            "Not enough steps to tell: input-bound takes 65 % of the step (0 to 81 %). 150 steps counted, about 180 "
-            "needed. launch-bound takes 7 %."
-        )
+)  # fmt: skip
+def test_what_can_be_removed_comes_before_the_work_by_what_the_fit_loses(found, gpu):
+    assert [one.code for one in in_order(found[::-1], gpu=gpu)] == [one.code for one in found]
 
 
 def test_regions_that_are_not_timed_apart_are_not_called_loggers():

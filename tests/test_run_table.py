@@ -276,12 +276,20 @@ def test_the_verdict_comes_first_and_what_goes_with_it_next():
     assert lines[2].startswith("try         Give the DataLoader num_workers=4"), "on a line of its own"
     assert all(len(line) <= 100 and line.startswith(" " * 12) for line in lines[3:first]), "wrapped below itself"
     assert lines[first : first + 4] == [
-        "also        compute-bound 38 %, sync-bound 5 % of the step",
+        "also        sync-bound 5 %, compute-bound 38 % of the step",
         "hint        The GPU's clock was held down 40 % of the time.",
         "difference  recorded steps took 53.27 ms, live ones 40.00 ms",
         "",
     ]
     assert lines[first + 4].startswith("Where a step goes: ")
+
+
+@pytest.mark.parametrize(("pct", "said"), [(61.0, True), (38.0, False)])
+def test_work_of_most_of_the_step_is_named_after_a_smaller_verdict(pct, said):
+    first, sync, work = sample_analysis().findings
+    work = replace(work, code="launch-bound", share_pct=pct, fix="torch.compile(model)")
+    text = printed(made_totals(None), analysis=replace(sample_analysis(), findings=(first, sync, work)))
+    assert (f"\nthen        launch-bound, {pct:.0f} % of the step: torch.compile(model)\n" in text) is said
 
 
 def test_names_from_a_trace_cannot_reach_the_terminal():
@@ -391,7 +399,7 @@ def test_findings_of_the_fit_are_not_said_to_be_of_the_step():
     found = sample_analysis().findings
     outside = replace(found[1], code="checkpoint-bound", share_pct=12.0, of="run")
     text = printed(made_totals(None), analysis=replace(sample_analysis(), findings=(*found, outside)))
-    assert "also        compute-bound 38 %, sync-bound 5 % of the step; checkpoint-bound 12 % of the fit" in text
+    assert "also        sync-bound 5 %, compute-bound 38 % of the step; checkpoint-bound 12 % of the fit" in text
 
 
 def test_a_bar_of_a_long_step_stays_on_its_line():

@@ -10,14 +10,14 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.diagnosis.compute import CPU_WORK, computing_is_known
+from lightning_forge_profiling.diagnosis.compute import CPU_WORK
 from lightning_forge_profiling.diagnosis.findings import (
     find_causes,
     rank_causes,
     run_findings,
 )
 from lightning_forge_profiling.diagnosis.hints import rules_of_thumb, run_hints, switch_hints
-from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts, hooks_ms, in_steps_pct
+from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts, hooks_ms
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_findings
 from lightning_forge_profiling.diagnosis.live_step import LiveRun, RecordedSteps, cpu_findings, gpu_findings
 from lightning_forge_profiling.diagnosis.machine_rules import (
@@ -37,8 +37,8 @@ from lightning_forge_profiling.diagnosis.ranks import (
 )
 from lightning_forge_profiling.diagnosis.rule import COMPUTE, MIN_STEPS, in_s
 from lightning_forge_profiling.diagnosis.verdict import (
-    by_gain,
     decide,
+    in_order,
     is_certain,
     located,
     no_verdict,
@@ -60,9 +60,6 @@ from lightning_forge_profiling.schema import (
 THE_RUN: Final = "the run"  # the source of an analysis without a trace
 
 _MOSTLY_PCT: Final = 50.0
-
-# without a GPU, a cause that costs less is no verdict beside a step that is mostly computation
-_SMALL_PCT: Final = 10.0
 
 # from this share of all time on, steps of which nothing but the length is known leave no verdict, if there are so many:
 # one or two are no cause of a slow run
@@ -88,7 +85,7 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         findings, differences = _to_live_step(analysis, run)
         others = (*ledger_findings(run.own), *memory_findings(run.all))
         merged = beside_straggler(_merged(findings, others, run.own), run.all, late)
-        ranked = _ranked(merged if late is None else [*merged, late], run)
+        ranked = _ranked(merged if late is None else [*merged, late], run, analysis)
         combined = naming_missing(
             prioritize_machine_findings(_with_verdict(ranked, differences, analysis, run), run.all)
         )
@@ -129,8 +126,9 @@ def judge(
 ) -> tuple[tuple[Finding, ...], tuple[Hint, ...], str, str]:
     """Findings, hints, verdict and its text of recorded ranks; of those cut off only if there are no others."""
     whole = [rank for rank in ranks if not rank.cut_off]
-    findings = by_gain(find_causes(whole, waits))
-    verdict, text = decide(findings, gpu=any(rank.gpu.busy_ms_per_step for rank in ranks))
+    gpu = any(rank.gpu.busy_ms_per_step for rank in ranks)
+    findings = in_order(find_causes(whole, waits), gpu=gpu)
+    verdict, text = decide(findings, gpu=gpu)
     if cut_off:
         verdict, text = (verdict, f"{cut_off[0]} {text}") if whole else (NO_VERDICT, no_verdict(cut_off[0]))
     return findings, rules_of_thumb(whole), verdict, text
@@ -201,11 +199,12 @@ def _merged(findings: Sequence[Finding], ledger: Sequence[Finding], run: RunEvid
     return [finding for finding in (*findings, *ledger) if finding.code not in hidden]
 
 
-def _ranked(findings: Sequence[Finding], run: LiveRun) -> tuple[Finding, ...]:
-    """The findings, with intervals and lines: first those that may be the verdict, by what their fixes gain."""
+def _ranked(findings: Sequence[Finding], run: LiveRun, recorded: Analysis | None = None) -> tuple[Finding, ...]:
+    """The findings in their order, with intervals and lines."""
     known = with_lines(with_intervals(findings, run.all), run.all)
-    ranked = by_gain(known, in_steps_pct=in_steps_pct(run.all))
-    return tuple(sorted(ranked, key=lambda finding: not is_certain(finding)))
+    if recorded is not None and len(recorded.ranks) == 1:  # of several, the trace's rules have named the function
+        known = [located(finding, recorded.ranks[0]) for finding in known]
+    return in_order(known, run.all, gpu=run.all.timing.on_device)
 
 
 def _with_verdict(
@@ -213,8 +212,6 @@ def _with_verdict(
 ) -> Analysis:
     if analysis is None:
         return _of_run(ranked, run)
-    if len(analysis.ranks) == 1:  # of several, the trace's rules have named the function on the finding's own rank
-        ranked = tuple(located(finding, analysis.ranks[0]) for finding in ranked)
     verdict, text = decide(ranked, gpu=run.all.timing.on_device, steps=run.all.timing.steps)
     return replace(
         analysis,
@@ -244,17 +241,11 @@ def _of_run(ranked: tuple[Finding, ...], run: LiveRun) -> Analysis:
         work = run_findings(run.own, (CPU_WORK,))
         findings = _ranked([*ranked, *beside_straggler(work, run.all, run.straggler)], run)
     verdict, text = decide(findings, gpu=run.all.timing.on_device, steps=steps)
-    if verdict == CPU_WORK.code and not (run.all.timing.on_device or computing_is_known(run.times)):
-        [title] = [finding.title for finding in findings if finding.code == verdict]
-        text = f"No verdict: {title}. CPU times do not show which: a longer run or a recorded window may."
-        verdict = NO_VERDICT
-    small = all(finding.of == "step" and finding.share_pct < _SMALL_PCT for finding in certain)
-    computing_pct = run.times.share_pct(*COMPUTE)
-    if certain and small and not run.all.timing.on_device and computing_pct > _MOSTLY_PCT:
+    if verdict == CPU_WORK.code and not run.all.timing.on_device:  # what can be removed is small beside it
         findings, verdict = ranked, NOTHING_STANDS_OUT
         text = (
-            f"Nothing stands out: forward, backward and optimizer take {computing_pct:.0f} % of the step. The largest "
-            f"cause beside them costs {certain[0].share_pct:.0f} %: {decide(certain)[1]}"
+            f"Nothing stands out: forward, backward and optimizer take {run.times.share_pct(*COMPUTE):.0f} % of the "
+            f"step. The largest cause beside them costs {certain[0].share_pct:.0f} %: {decide(certain)[1]}"
         )
     unknown_pct = _unknown_pct(run.all)
     if unknown_pct >= _UNKNOWN_PCT and not any(finding.share_pct >= unknown_pct for finding in certain):

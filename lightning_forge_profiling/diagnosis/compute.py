@@ -246,17 +246,6 @@ def _explain_gpu_work(run: RunTimes) -> Explanation:
     )
 
 
-_COMPUTES: Final = 0.5  # regions compute if their thread uses or wants a core for so much of their time
-
-
-def computing_is_known(run: RunTimes) -> bool:
-    """Whether CPU times show that what may be computing on the CPU, or waiting, mostly computes."""
-    work_ms, cpu = _work_ms(run), {} if run.cpu is None else run.cpu.regions
-    on_core = {name: (one.used_pct + one.waits_pct) / 100 for name, one in cpu.items()}
-    on_core_ms = sum(ms * on_core.get(name, 0.0) for name, ms in work_ms.items())
-    return run.waits_are_known or on_core_ms >= _COMPUTES * sum(work_ms.values())
-
-
 def _explain_cpu_work(run: RunTimes) -> Explanation:
     by_region = _work_ms(run)
     each = ", ".join(f"{name} {in_ms(ms)}" for name, ms in by_region.items())

@@ -1,4 +1,4 @@
-"""The order of findings, their place in the user's code, and the verdict: the finding whose fix may save most."""
+"""The order of findings, their place in the user's code, and the verdict: the first of them that is certain."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
+from lightning_forge_profiling.diagnosis.ledger_costs import in_steps_pct
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
     MIN_SHARE_PCT,
@@ -29,54 +29,50 @@ from lightning_forge_profiling.schema import (
     SpentIn,
 )
 
-# the part of a finding's share that its fix can be expected to save, where that is less than its bound. A wait can be
-# removed. But recording slows the host, so that launching costs less without it: on an H200, steps that Python paces
-# took 1.4 to 1.8 times as long while they were recorded. Work has to be done, and can be done somewhat better (a lower
-# precision, fused kernels): those two figures are a judgement, not a measurement. All of them only decide which finding
-# comes first, and `order_note` says so where it does.
-RECOVERABLE: Final = MappingProxyType(
-    {"launch-bound": 0.6, "python-bound": 0.6, "compute-bound": 0.15, "memory-bandwidth-bound": 0.2}
-)
+# the work itself: it has to be done, and is made cheaper at best. So it comes after what the user can remove, however
+# much of the step it takes. `gpu-idle` has no known fix.
+WORK: Final = frozenset({"launch-bound", "compute-bound", "memory-bandwidth-bound", "python-bound", "gpu-idle"})
 
-_MUCH_MORE: Final = 3.0  # a cause that may cost so many times as much leaves one that is certain no verdict
+# what can be removed comes before the work only if its fix may save `MIN_SHARE_PCT`: less does not show in the next
+# run. In a step it takes more where no trace shows what the GPU waits for: of the time of a region some has to stay
+# (loading is 6 to 10 % of a healthy step of a millisecond on a CPU), and what looks like work may be a larger cause
+# (`.item()` in each layer on an H200: transfer 8 %, launch-bound 52 %).
+_REGION_FROM_PCT: Final = 10.0
+
 _MOST_NEEDED: Final = 20.0  # a longer run is asked for only if so many times the steps would do
 
 # -- the order -------------------------------------------------------------------------------------------------------
 
 
-def by_gain(findings: Iterable[Finding], *, in_steps_pct: float = 100.0) -> tuple[Finding, ...]:
-    """The findings, the one whose fix can be expected to save most first."""
-
-    def gain(finding: Finding) -> float:
-        if finding.of == "memory":
-            return 0.0
-        in_run = in_steps_pct / 100 if finding.of == "step" else 1.0
-        if finding.saves is not None and finding.saves.low_pct is not None:
-            return finding.saves.pct * in_run
-        return finding.share_pct * RECOVERABLE.get(finding.code, 1.0) * in_run
-
-    return tuple(sorted(findings, key=gain, reverse=True))
+def loses_pct(finding: Finding, run: RunEvidence | None = None) -> float:
+    """What the wall time of the fit, or of a trace's steps, would lose without a finding's cause; 0 if not measured."""
+    if finding.of == "memory":
+        return 0.0
+    in_run = in_steps_pct(run) / 100 if run is not None and finding.of == "step" else 1.0
+    if finding.saves is None:
+        return finding.share_pct * in_run
+    # on a GPU a share is what the GPU waits, which bounds a bound
+    return in_run * (min(finding.saves.pct, finding.share_pct) if finding.saves.at_most else finding.saves.pct)
 
 
-def order_note(findings: Sequence[Finding]) -> str:
-    """Why a finding is below one that costs less; "" where the shares descend."""
-    order = "machine findings first, then " if any(finding.code in MACHINE for finding in findings) else ""
-    findings = [
-        finding
-        for finding in findings
-        if is_certain(finding) and finding.code not in MACHINE and finding.of != "memory"
-    ]
-    shares = [finding.share_pct for finding in findings]
-    if len({finding.of for finding in findings}) > 1:
-        return f"Order of the findings: {order}by the expected saving of the fit's wall time."
-    if shares == sorted(shares, reverse=True):
-        return ""
-    played = [finding.code for finding in findings if finding.saves is not None and finding.saves.low_pct is not None]
-    codes = dict.fromkeys(finding.code for finding in findings if finding.code not in played)
-    counted = [f"{100 * RECOVERABLE[code]:.0f} % of {code}'s share" for code in codes if code in RECOVERABLE]
-    counted += [f"what {code} was predicted to save" for code in dict.fromkeys(played)]
-    shares_used = f"{', '.join(counted)}; the whole share of all others"
-    return f"Order of the findings: {order}by the expected saving ({shares_used})."
+def in_order(findings: Iterable[Finding], run: RunEvidence | None = None, *, gpu: bool = True) -> tuple[Finding, ...]:
+    """The findings: what is certain, of that what can be removed, of that what the fit would lose most of."""
+
+    def key(finding: Finding) -> tuple[bool, bool, float]:
+        return not is_certain(finding), not _comes_first(finding, gpu=gpu), -loses_pct(finding, run)
+
+    return tuple(sorted(findings, key=key))
+
+
+def _comes_first(finding: Finding, *, gpu: bool) -> bool:
+    """Whether a finding is of a cause that can be removed, and large enough to come before the work itself."""
+    if finding.code in WORK:  # but time in one function of the user's is a call that he can remove
+        return finding.code == "python-bound" and "where" in finding.evidence
+    is_measured = finding.of == "run" or (gpu and finding.source == "trace")
+    may_save_pct = max(finding.saves.pct, finding.saves.high_pct or 0.0) if finding.saves else finding.share_pct
+    least_pct = MIN_SHARE_PCT if is_measured else _REGION_FROM_PCT
+    is_known = finding.share_pct > 0  # 0 for a setting whose cost nothing measures: after all that is measured
+    return finding.of != "memory" and (not is_known or min(may_save_pct, finding.share_pct) >= least_pct)
 
 
 # -- the intervals of shares -----------------------------------------------------------------------------------------
@@ -84,9 +80,7 @@ def order_note(findings: Sequence[Finding]) -> str:
 
 def is_certain(finding: Finding) -> bool:
     """Whether a finding's interval lies above the share from which it is named, so that it may be the verdict."""
-    # so must its typical share: a few slow steps make a region uneven, not slow.
-    least = _threshold_pct(finding)
-    return all(pct is None or pct >= least for pct in (finding.low_pct, finding.typical_pct))
+    return finding.low_pct is None or finding.low_pct >= _threshold_pct(finding)
 
 
 def _threshold_pct(finding: Finding) -> float:
@@ -105,14 +99,11 @@ def _with_interval(finding: Finding, run: RunEvidence) -> Finding:
     pct = sum(interval.pct for interval in known)
     if pct <= 0:
         return finding
-    scale, typical_pct = finding.share_pct / pct, None
-    if finding.code in REGION_OF and all(interval.typical_pct is not None for interval in known):
-        typical_pct = scale * sum(interval.typical_pct or 0.0 for interval in known)
+    scale = finding.share_pct / pct
     return replace(
         finding,
         low_pct=scale * sum(interval.low_pct for interval in known),
         high_pct=min(scale * sum(interval.high_pct for interval in known), 100.0),
-        typical_pct=typical_pct,
     )
 
 
@@ -132,7 +123,7 @@ def _measured_by(finding: Finding) -> tuple[str, ...]:
 
 
 def decide(findings: Sequence[Finding], *, gpu: bool = True, steps: int = 0) -> tuple[str, str]:
-    """The verdict on findings in the order of `by_gain`: the first whose interval lies above its threshold."""
+    """The verdict on ordered findings: the first whose interval lies above its threshold."""
     if not findings and not gpu:
         return NOTHING_STANDS_OUT, (
             "Nothing stands out: training does not wait for the data loader. A recorded window (ForgeProfilerCallback) "
@@ -140,26 +131,15 @@ def decide(findings: Sequence[Finding], *, gpu: bool = True, steps: int = 0) -> 
         )
     if not findings:
         return NOTHING_STANDS_OUT, "Nothing stands out: no single cause costs enough of the step to be worth naming."
-    first = next(filter(is_certain, findings), None)
-    if first is None:
-        return _uncertain(findings[0], steps)
-    largest = max((finding for finding in findings if finding.of == first.of), key=lambda finding: finding.share_pct)
-    if not is_certain(largest) and largest.share_pct > _MUCH_MORE * first.share_pct:
-        verdict, text = _uncertain(largest, steps)
-        if verdict == NO_VERDICT:
-            return verdict, f"{text} {first.code} takes {first.share_pct:.0f} %."
-    return first.code, f"{first.code}: {first.title}. {first.remedy}"
+    if not is_certain(findings[0]):
+        return _uncertain(max(findings, key=lambda finding: finding.share_pct), steps)
+    return findings[0].code, f"{findings[0].code}: {findings[0].title}. {findings[0].remedy}"
 
 
 def _uncertain(finding: Finding, steps: int) -> tuple[str, str]:
     """What is said where no finding is certain: how many steps would be needed, if that is the reason."""
     low, high, least = finding.low_pct or 0.0, finding.high_pct or 100.0, _threshold_pct(finding)
     share = f"{finding.share_pct:.0f} % of {finding.whole} ({low:.0f} to {high:.0f} %)"
-    if finding.typical_pct is not None and finding.typical_pct < least <= low:
-        return NOTHING_STANDS_OUT, (
-            f"Nothing stands out: {finding.code} takes {share}, but {finding.typical_pct:.0f} % of typical steps: it "
-            "is uneven, not slow."
-        )
     beyond = finding.share_pct - least
     needed = steps * ((finding.share_pct - low) / beyond) ** 2 if beyond > 0 else 0.0
     if not steps < needed <= _MOST_NEEDED * steps:

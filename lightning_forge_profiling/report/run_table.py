@@ -11,6 +11,7 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.machine_rules import UNRELIABLE
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
+from lightning_forge_profiling.diagnosis.verdict import WORK, is_certain
 from lightning_forge_profiling.names import REPORT_HTML, STEPS
 from lightning_forge_profiling.report import run_wording
 from lightning_forge_profiling.report.screen import NAMES_WIDTH, Column, Line, Row, Table, Text
@@ -35,6 +36,7 @@ _HOST_DIFFERS_PCT: Final = 1.0  # from this share of the step on, a host time th
 _HOST_WAITS_IN: Final[Sequence[str]] = ("data", "transfer")
 _PART_SHOWN_PCT: Final = 2.0
 _PARTS_SHOWN: Final = 3
+_MOST_PCT: Final = 50.0
 
 _SHORTEST_EXCLUDED_MS: Final = 5.0  # what is shorter shows as 0.00 s
 
@@ -95,6 +97,7 @@ def verdict_lines(analysis: Analysis) -> Iterator[Line]:
         if finding.fix and finding.advice:
             yield Line("", Text(finding.advice))
         yield from saves(finding)
+        yield from then(analysis)
 
 
 def also(analysis: Analysis) -> Iterator[Line]:
@@ -129,6 +132,15 @@ def saves(finding: Finding) -> Iterator[Line]:
     """What the change is predicted to save; no line if that is unknown."""
     if finding.saves is not None:
         yield Line("saves", Text(finding.saves.text.removeprefix("That saves ").rstrip(".")))
+
+
+def then(analysis: Analysis) -> Iterator[Line]:
+    """What to make of the work itself, where a smaller cause is the verdict beside work of most of the step."""
+    first, work = of_verdict(analysis), next((one for one in analysis.findings if one.code in WORK), None)
+    if first is None or work is None or first.code in WORK | UNRELIABLE or not is_certain(work):
+        return
+    if work.share_pct > max(first.share_pct, _MOST_PCT):
+        yield Line("then", Text(f"{work.code}, {work.share_pct:.0f} % of {work.whole}: {work.fix or work.advice}"))
 
 
 def to_try(finding: Finding) -> Iterator[Line]:

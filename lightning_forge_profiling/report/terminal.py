@@ -106,6 +106,7 @@ def _end(report: RunReport, files: Path | None, width: int) -> Iterator[Line]:
         if finding is not None:
             yield from run_table.to_try(finding)
             yield from run_table.saves(finding)
+            yield from run_table.then(analysis)
         if finding is not None and finding.source == "trace" and 0 < (steps := report.run.timing.steps) < MIN_STEPS:
             text = f"the verdict is about the recorded steps: {steps} other steady steps, at least {MIN_STEPS} needed"
             yield Line("note", Text(text))

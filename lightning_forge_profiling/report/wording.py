@@ -11,7 +11,6 @@ from typing import Final
 from lightning_forge_profiling.diagnosis.machine_rules import UNRELIABLE
 from lightning_forge_profiling.diagnosis.ranks import rank_list
 from lightning_forge_profiling.diagnosis.rule import in_ms
-from lightning_forge_profiling.diagnosis.verdict import order_note
 from lightning_forge_profiling.json_layout import field_texts
 from lightning_forge_profiling.report.screen import Text
 from lightning_forge_profiling.schema import (
@@ -107,9 +106,7 @@ def _range(times: Distribution) -> str:
 
 
 def findings_remarks(analysis: Analysis) -> Iterator[str]:
-    """What to know to read the findings: why they are in this order, and where the tables count otherwise."""
-    if order := order_note(analysis.findings):
-        yield order
+    """What to know to read the findings: where the tables count otherwise."""
     codes = {finding.code for finding in analysis.findings if finding.source == "trace"}
     if named := sorted(codes & {"allocator-churn", "sync-bound"}):
         yield f"Tables count idle time inside the call alone; {' and '.join(named)}, the whole gap that began in it."

@@ -27,10 +27,6 @@ _VALUES_AT_ONCE: Final = 1_000_000  # 8 MB
 
 _SMALL: Final = 0.01  # a smaller share is no cause, and its interval costs 0.1 ms
 
-_TYPICAL_OF: Final = 8
-# blocks so long contain what happens in each eighth step, as bursts of up to eight loader workers
-_TYPICAL_STEPS: Final = 8
-
 Column = npt.NDArray[np.float64]
 
 
@@ -205,17 +201,12 @@ def bootstrap_difference(before: Sequence[float], after: Sequence[float], *, blo
 def share_interval(
     part: Sequence[float], whole: Sequence[float], steps: Sequence[int], bootstrap: BlockBootstrap | None = None
 ) -> ShareInterval | None:
-    """A part's share of the steps, with its interval and its median over blocks; None for fewer than five blocks."""
+    """A part's share of the steps, with its interval; None for fewer than five blocks."""
     if len(whole) < FEWEST_PIECES or sum(whole) <= 0:
         return None
     bootstrap = bootstrap or BlockBootstrap(steps, whole)
     low, high = bootstrap.share(part, whole)
-    typical = None
-    if len(steps) >= _TYPICAL_OF and np.median(steps) >= _TYPICAL_STEPS and np.median(whole) > 0:
-        typical = 100 * float(np.median(part) / np.median(whole))
-    return ShareInterval(
-        pct=100 * sum(part) / sum(whole), low_pct=100 * low, high_pct=100 * min(high, 1.0), typical_pct=typical
-    )
+    return ShareInterval(pct=100 * sum(part) / sum(whole), low_pct=100 * low, high_pct=100 * min(high, 1.0))
 
 
 def share_intervals(

@@ -11,6 +11,8 @@ TRACES: Final = Path(__file__).parents[1] / "data" / "traces"
 VERDICTS: Final = {
     "input_bound": "input-bound",
     "launch_bound": "launch-bound",
+    "sync_bound": "sync-bound",
+    "sync_item": "sync-bound",
     "compute_bound": "compute-bound",
     "ddp_comm_bound": "communication-bound",
     "allocator_churn": "allocator-churn",

@@ -1,11 +1,13 @@
 """Processor name, usable cores, CPU times and free memory of this machine."""
 
+import multiprocessing.process
 import os
 import platform
 import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +30,7 @@ _HIERARCHIES = ("", "unified", "cpu", "cpu,cpuacct")
 _STARTED = 19
 _FLAGS, _EXITING = 6, 4  # `PF_EXITING` of the kernel
 _USED = slice(11, 13)  # the fields with the ticks of CPU time, in user and in kernel mode
+_USED_WITH_CHILDREN = slice(11, 15)  # and those of its children that it has waited for
 # for cgroup v2 and v1: the files of the CPU time that is granted, and of the period that it is granted for
 _QUOTAS = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
 # of system calls and of the disk, which is more where a file is mapped
@@ -174,6 +177,7 @@ class CpuTimes(NamedTuple):
     idle_s: float | None  # for which the cores of this process's affinity were idle, in sum
     thread_s: tuple[float, float] | None = None
     processes_s: Mapping[int, tuple[float, float]] = MappingProxyType({})
+    children_s: float = 0.0  # of the processes that this one started, ended ones and their ended ones included
     group_s: float | None = None  # of all processes in this one's control group
     threads_s: Mapping[int, tuple[float, float]] = MappingProxyType({})  # of this process's other ones, by native id
     stolen_s: float | None = None  # for which the hypervisor ran something else on the cores of the affinity, in sum
@@ -221,6 +225,7 @@ def cpu_times(
         idle_s=sum(line[3] + line[4] for line in lines) / ticks if known else None,
         thread_s=_on_core(proc / "thread-self"),
         processes_s=others,
+        children_s=_children_s(proc, processes),
         group_s=_group_s(cgroup),
         threads_s={} if threads is None else _threads(proc / "self" / "task", threads),
         stolen_s=sum(line[7] for line in lines if len(line) > 7) / ticks if known else None,  # noqa: PLR2004
@@ -244,6 +249,36 @@ def waited_s(before: CpuTimes, after: CpuTimes) -> float:
 def waited_pct(before: CpuTimes, after: CpuTimes) -> float:
     """The share of the time between two readings in which this thread's work waited for a core."""
     return 100 * waited_s(before, after) / max(after.at_s - before.at_s, 1e-9)
+
+
+def _children_s(proc: Path, known: Sequence[int]) -> float:
+    """CPU time of the processes that this one started, and of theirs that ended: of those that run, then of others."""
+    # active_children() would wait for those that ended
+    started = {*known, *(child.pid for child in list(multiprocessing.process._children))}  # type: ignore[attr-defined]  # noqa: SLF001
+    with suppress(OSError):
+        for task in (proc / "self" / "task").iterdir():  # where the kernel lists them (CONFIG_PROC_CHILDREN)
+            started.update(map(int, _text(task / "children").split()))
+    ticks = [
+        int(field)
+        for about in (proc / str(pid) for pid in started)
+        if not _is_other_rank(about)
+        for field in _text(about / "stat").rpartition(")")[2].split()[_USED_WITH_CHILDREN]
+    ]
+    used_s = sum(ticks) / os.sysconf("SC_CLK_TCK")
+    if resource is None:
+        return used_s
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used_s + ended.ru_utime + ended.ru_stime
+
+
+@cache
+def _is_other_rank(about: Path) -> bool:
+    """Whether a process was started as another rank, as Lightning's launcher does."""
+    ranks = [
+        re.search(rb"(?:^|\0)LOCAL_RANK=(\d+)", _bytes(each / "environ")) for each in (about, about.parent / "self")
+    ]
+    theirs, own = (None if rank is None else rank[1] for rank in ranks)
+    return theirs is not None and theirs != own
 
 
 def _group_s(cgroup: Path) -> float | None:
@@ -339,7 +374,11 @@ def _number(path: Path, line: str, base: int = 10) -> int | None:
 
 
 def _text(path: Path) -> str:
+    return _bytes(path).decode(errors="replace")
+
+
+def _bytes(path: Path) -> bytes:
     try:
-        return read_regular(path).decode(errors="replace")
+        return read_regular(path)
     except OSError:
-        return ""
+        return b""

@@ -441,7 +441,9 @@ class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
         loader_busy_pct: of the time that making batches took, the share in which a core worked on them or was waited
             for, in the loader's workers or else in the training thread. In the rest the loader waits, as for a disk or
             a network. None if unknown.
-        workers: cores that the loader's workers used or waited for, on average.
+        workers: cores that the processes which this one started used, on average: the loader's workers and others, also
+            those that have ended.
+        batch_ms: how long a batch took to make in the loader's first worker; None without workers that are forked.
         waits_pct: share of the counted time in which a thread that carries the step waited for a core: the training
             thread, autograd's, or a helper of operators, whichever waited longest; None if unknown.
         waits: its interval; None for fewer than five readings.
@@ -463,6 +465,7 @@ class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     loader_busy_pct: float | None = None
     workers: float = 0.0
+    batch_ms: float | None = None
     waits_pct: float | None = None
     waits: ShareInterval | None = None
     throttled_pct: float = 0.0

@@ -154,8 +154,12 @@ def test_workers_that_start_anew_each_epoch_are_named(make_trainer, capsys):
     assert run.timing.worker_restarts.count == 5, "of epochs 1 to 5; that of epoch 0 came before the first step"
     assert run.timing.worker_restarts.workers == 1
     assert run.timing.worker_restarts.device_ms * run.timing.steps >= 5 * PLANTED_MS
-    assert found.share_pct == pytest.approx(100 * run.timing.worker_restarts.device_ms / run.timing.step_ms.mean)
-    assert "persistent_workers=True" in found.advice
+    waits_ms = run.timing.worker_restarts.device_ms
+    if "num_workers=0" in found.fix:  # a batch takes little: then the waits for all batches are of this finding
+        waits_ms = run.timing.regions["data"].device_ms
+    else:
+        assert "persistent_workers=True" in found.advice
+    assert found.share_pct == pytest.approx(100 * waits_ms / run.timing.step_ms.mean, rel=0.02), "without collections"
     assert throughput.summary()["time/data_ms"] * 10 >= 5 * PLANTED_MS
     assert sum(found.share_pct for found in analysis.findings) <= 100.001, "input-bound counts the other fetches alone"
     assert "verdict     worker-restarts: " in capsys.readouterr().out

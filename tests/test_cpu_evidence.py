@@ -3,6 +3,8 @@ to measure, with the command."""
 
 import os
 import re
+import subprocess
+import sys
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -28,6 +30,7 @@ from lightning_forge_profiling.schema import (
     OptimizerSettings,
     RunLedger,
     RunRegion,
+    WorkerRestarts,
 )
 from tests.evidence import made_evidence, with_figures
 from tests.models import Classifier, busy, every_step, loader
@@ -225,6 +228,90 @@ def test_without_a_free_core_workers_that_wait_are_advised_beside_a_single_train
     wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=False, cpu=cpu, settings=settings)
     advice, _ = loader_advice(wait)
     assert "so there may be more workers than cores: try num_workers=4." in advice
+
+
+RESTARTS = WorkerRestarts(count=6, workers=2, device_ms=40.0, host_ms=40.0)
+
+
+def with_workers(*, made_ms, waits_ms, others=0.0, restarts=RESTARTS):
+    """A run of 100 ms steps that wait for restarts and for other batches, and 30 ms of each for a core."""
+    cpu = use(2, used=0.6, idle=0.2, threads=1, workers=1.2 - others, batch_ms=made_ms, waits_pct=30.0)
+    settings = LoaderSettings(kind="DataLoader", num_workers=2, cores=2)
+    run = with_figures(ran(optimizer_ms=0.0, cpu=cpu), loader=settings, worker_restarts=restarts)
+    data_ms = waits_ms + (40.0 if restarts else 0.0)
+    return with_figures(run, regions={"data": RunRegion(device_ms=data_ms, host_ms=data_ms)})
+
+
+@pytest.mark.parametrize(
+    ("made_ms", "waits_ms", "fix", "saves_ms"),
+    [(3.0, 5.0, "num_workers=0", 42.0), (20.0, 5.0, "persistent_workers=True", 40.0), (None, 5.0, "persistent", 40.0)],
+)
+def test_workers_that_restart_are_the_cost_and_go_where_a_batch_needs_none(made_ms, waits_ms, fix, saves_ms):
+    analysis = combine(None, with_workers(made_ms=made_ms, waits_ms=waits_ms))
+    assert analysis.verdict == "worker-restarts"
+    assert "cpu-starved" not in found(analysis), "the workers take the cores"
+    finding = found(analysis)["worker-restarts"]
+    assert fix in finding.fix
+    assert finding.saves.ms_per_step == pytest.approx(saves_ms)
+    assert ("input-bound" in found(analysis)) == ("num_workers=0" not in fix), "one cause is one finding"
+
+
+def test_workers_that_stay_go_too_where_a_batch_needs_none():
+    analysis = combine(None, with_workers(made_ms=3.0, waits_ms=15.0, restarts=None))
+    finding = found(analysis)["input-bound"]
+    assert analysis.verdict == "input-bound"
+    assert (finding.fix, finding.saves.ms_per_step) == ("DataLoader(..., num_workers=0)", 12.0)
+
+
+def test_beside_other_processes_waits_for_a_core_stay_a_finding():
+    analysis = combine(None, with_workers(made_ms=3.0, waits_ms=15.0, others=1.0, restarts=None))
+    assert analysis.verdict == "cpu-starved"
+    assert "other processes use 1.0 of the 2 usable cores" in analysis.verdict_text
+
+
+class Short(Dataset):
+    """Samples that take nothing, or are waited for."""
+
+    def __init__(self, wait_s):
+        self.wait_s = wait_s
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        time.sleep(self.wait_s)
+        return torch.ones(8), index % 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("wait_s", "fix"), [(0.0, "num_workers=0"), (0.05, "persistent_workers=True")])
+def test_what_a_worker_takes_for_a_batch_decides(make_trainer, wait_s, fix):
+    callback = every_step(2)
+    data = DataLoader(Short(wait_s), 1, num_workers=2)
+    make_trainer(callback, logger=False, max_epochs=12).fit(Classifier(), data)
+    finding = found(callback.analysis())["worker-restarts"]
+    assert fix in finding.fix
+    assert 1e3 * wait_s <= callback.analysis().run.machine.cpu.batch_ms < 1e3 * wait_s + 20
+    assert callback.analysis().run.machine.cpu.workers > 0.01, "each lives shorter than readings are apart"
+
+
+def test_time_of_processes_that_this_one_starts_is_its_own():
+    before = cpu_times().children_s
+    compute = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-c", compute], check=True)
+    ended = cpu_times().children_s
+    assert ended - before >= 0.25
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", f"{compute}\ninput()"], env=env, stdin=subprocess.PIPE)
+        for env in (None, {**os.environ, "LOCAL_RANK": "1"})
+    ]
+    try:
+        time.sleep(1.5)
+        running = cpu_times([process.pid for process in ranks]).children_s
+    finally:
+        for process in ranks:
+            process.communicate(b"\n")
+    assert 0.25 <= running - ended < 0.5, "the second is another rank, with its own account"
 
 
 # -- validation -------------------------------------------------------------------------------------------------------

@@ -67,6 +67,17 @@ class LoaderWait:
         """How many workers keep up with the rest of the step."""
         return max(ceil(self.batch_ms(workers) / max(self.step_ms - self.exposed_ms, 1e-6)), 1)
 
+    @property
+    def made_ms(self) -> float | None:
+        """How long a worker takes to make a batch; None if unknown."""
+        return None if self.cpu is None else self.cpu.batch_ms
+
+    @property
+    def needs_no_workers(self) -> bool:
+        """Whether training waits as long for a batch of its workers as making it would take."""
+        workers = self.settings is not None and bool(self.settings.num_workers)
+        return workers and self.made_ms is not None and self.made_ms <= self.exposed_ms
+
     def suggest_workers(self) -> int:
         """What to try where there are none: as many as keep up, and as many again."""
         return min(2 * self.workers_to_keep_up(0), _MOST_TRIED)
@@ -98,7 +109,7 @@ def _traced_wait(context: RuleContext) -> LoaderWait:
 
 
 def _run_wait(run: RunTimes) -> LoaderWait:
-    data = run.region("data")
+    data = run.region("data")  # without restarts
     return LoaderWait(
         host_ms=data.host_ms,
         exposed_ms=data.device_ms,
@@ -129,9 +140,21 @@ def with_advice_of(finding: Finding, other: Finding) -> Finding:
     return replace(finding, advice=other.advice, fix=other.fix, evidence=evidence)
 
 
+def _waits_for_restarts(run: RunTimes) -> bool:
+    """Whether all waits for the loader are of one finding: workers that restart, and are not needed."""
+    return run.evidence.timing.worker_restarts is not None and _run_wait(run).needs_no_workers
+
+
 def _restarts_ms(run: RunTimes) -> float:
     restarts = run.evidence.timing.worker_restarts
-    return 0.0 if restarts is None else restarts.device_ms
+    if restarts is None:
+        return 0.0
+    return restarts.device_ms + (_run_wait(run).exposed_ms if _waits_for_restarts(run) else 0.0)
+
+
+def _restarts_save_ms(run: RunTimes) -> float:
+    made_ms = _run_wait(run).made_ms if _waits_for_restarts(run) else None
+    return _restarts_ms(run) - (made_ms or 0.0)
 
 
 def _explain_restarts(run: RunTimes) -> Explanation:
@@ -141,20 +164,38 @@ def _explain_restarts(run: RunTimes) -> Explanation:
     each_ms = restarts.host_ms * all_steps / restarts.count
     exposed, steps = (in_s(ms * all_steps / 1e3) for ms in (restarts.device_ms, run.step_ms))
     workers, new = (f"{restarts.workers} workers", "new ones") if restarts.workers > 1 else ("worker", "a new one")
-    return Explanation(
+    title = (
         f"the DataLoader ends its {workers} and starts {new} each epoch: {in_ms(each_ms)} each time until the first "
-        f"batch, {exposed} of the {steps} that {all_steps} steps take",
+        f"batch, {exposed} of the {steps} that {all_steps} steps take"
+    )
+    advice = (
+        "Set persistent_workers=True in the DataLoader: its workers then stay from epoch to epoch. With "
+        "Trainer(reload_dataloaders_every_n_epochs=...) they cannot: reload less often, or make epochs longer."
+    )
+    wait = _run_wait(run)
+    if _waits_for_restarts(run):
+        title += f"; for each other batch training waits {in_ms(wait.exposed_ms)}"
+    elif wait.made_ms is not None:
+        advice += f" A batch takes a worker {in_ms(wait.made_ms)} to make."
+    return Explanation(
+        title,
         {
             "restarts": restarts.count,
             "workers": restarts.workers,
             "restart_ms": each_ms,
             "exposed_wait_ms_per_step": restarts.device_ms,
             "host_wait_ms_per_step": restarts.host_ms,
+            **({} if wait.made_ms is None else {"worker_batch_ms": round(wait.made_ms, 3)}),
         },
-        "Set persistent_workers=True in the DataLoader: its workers then stay from epoch to epoch. With "
-        "Trainer(reload_dataloaders_every_n_epochs=...) they cannot: reload less often, or make epochs longer.",
-        PERSISTENT,
+        *(_without_workers(wait) if _waits_for_restarts(run) else (advice, PERSISTENT)),
     )
+
+
+def _without_workers(wait: LoaderWait) -> tuple[str, str]:
+    """What to do where a batch is made in the time that getting it from a worker takes."""
+    return (
+        f"Set num_workers=0: a batch takes {in_ms(wait.made_ms or 0.0)} to make, and getting it from a worker no less."
+    ), _loader_fix(["num_workers=0"])
 
 
 def _traced_copies_ms(context: RuleContext) -> float:
@@ -210,9 +251,9 @@ def _explain_run_transfer(run: RunTimes) -> Explanation:
     )
 
 
-def _waiting(wait_of: Callable[[Context], LoaderWait]) -> Case[Context]:
+def _waiting(wait_of: Callable[[Context], LoaderWait], cost: Callable[[Context], float] | None = None) -> Case[Context]:
     return Case(
-        lambda source: wait_of(source).exposed_ms,
+        cost or (lambda source: wait_of(source).exposed_ms),
         lambda source: _explain_wait(wait_of(source)),
         lambda source: _workers_save_ms(wait_of(source)),
         at_most=lambda source: only_bounded(wait_of(source)),
@@ -221,9 +262,14 @@ def _waiting(wait_of: Callable[[Context], LoaderWait]) -> Case[Context]:
 
 _IN_TRACE: Final = _waiting(_traced_wait)  # with a GPU or without
 RULES: Final = (
-    Rule("input-bound", gpu=_IN_TRACE, cpu=_IN_TRACE, run=_waiting(_run_wait)),
+    Rule(
+        "input-bound",
+        gpu=_IN_TRACE,
+        cpu=_IN_TRACE,
+        run=_waiting(_run_wait, lambda run: 0.0 if _waits_for_restarts(run) else run.region("data").device_ms),
+    ),
     # only the run shows it: epochs end in few windows, and one restart there would count too much
-    Rule("worker-restarts", run=Case(_restarts_ms, _explain_restarts, at_most=lambda _: False)),
+    Rule("worker-restarts", run=Case(_restarts_ms, _explain_restarts, _restarts_save_ms, at_most=lambda _: False)),
     Rule(
         "transfer-bound",
         gpu=Case(_traced_copies_ms, _explain_traced_copies, _pinning_saves_ms),
@@ -238,6 +284,8 @@ RULES: Final = (
 def loader_advice(wait: LoaderWait) -> tuple[str, str]:
     """What to change so that training waits less for its loader, and code for it: nothing that is set already."""
     settings = wait.settings
+    if wait.needs_no_workers:
+        return _without_workers(wait)
     if wait.host_ms < _HANDED_OVER_MS:
         return _small_batches(wait, settings), ""
     if settings is None:
@@ -253,6 +301,8 @@ def loader_advice(wait: LoaderWait) -> tuple[str, str]:
 def workers_to_try(wait: LoaderWait) -> int | None:
     """The number of workers to try or to measure; None if it is unknown, or another one than now would not gain."""
     settings = wait.settings
+    if wait.needs_no_workers:
+        return 0
     if wait.host_ms < _HANDED_OVER_MS:
         return None
     if settings is None:
@@ -281,6 +331,8 @@ def only_bounded(wait: LoaderWait) -> bool:
 def _workers_save_ms(wait: LoaderWait) -> float:
     """What the workers to try save, which make batches side by side; all of the wait if there is other advice."""
     tried, now = workers_to_try(wait), None if wait.settings is None else wait.settings.num_workers
+    if tried == 0:
+        return wait.exposed_ms - (wait.made_ms or 0.0)
     if tried is None or now is None:
         return wait.exposed_ms
     return min(wait.exposed_ms, max(wait.step_ms - wait.batch_ms(now) / tried, 0.0))

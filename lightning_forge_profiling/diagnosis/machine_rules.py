@@ -39,6 +39,8 @@ GIL_HELD: Final = "gil-held"
 MACHINE: Final = frozenset({STARVED, THROTTLED, GIL_HELD})
 UNRELIABLE: Final = MACHINE | {DISTORTED}  # as the verdict: shares beside it do not hold for the run without it
 
+_OF_WORKERS: Final = frozenset({"worker-restarts", "input-bound", "loader-startup"})
+
 _MOSTLY: Final = 0.5
 _DECIDES_PCT: Final = 10.0
 
@@ -109,6 +111,8 @@ def prioritize_machine_findings(analysis: Analysis, run: RunEvidence) -> Analysi
     """The analysis with what the machine does to the run as its verdict, if it costs enough."""
     # it leaves the verdict to a cause that would cost more without all of that time, or be one if that is under 10 %.
     machine = machine_findings(run)
+    if any(finding.code in _OF_WORKERS for finding in analysis.findings) and _workers_take_the_cores(run):
+        machine = tuple(finding for finding in machine if finding.code != STARVED)
     if not machine:
         return analysis
     first, others = machine[0], analysis.findings
@@ -129,9 +133,17 @@ def prioritize_machine_findings(analysis: Analysis, run: RunEvidence) -> Analysi
     )
 
 
+def _workers_take_the_cores(run: RunEvidence) -> bool:
+    """Whether waits for a core are no case of their own beside a finding on the loader: its workers are the cause."""
+    cpu, loader = run.machine.cpu, run.settings.loader
+    if cpu is None or loader is None or not loader.num_workers:
+        return False
+    return cpu.workers > max(OTHERS, _others(cpu)) and cpu.stolen_pct <= _MOSTLY * (cpu.waits_pct or 0.0)
+
+
 def _least_pct(finding: Finding) -> float:
-    """What a finding takes at the least. What takes time of the fit is measured each time, and so needs no interval."""
-    if finding.of == "run":  # of which the machine takes no larger share than of its steps
+    """What a finding takes at the least. Parts of the fit and restarts are measured each time, and need no interval."""
+    if finding.of == "run" or finding.code == "worker-restarts":  # the machine takes no larger share than of the steps
         return finding.share_pct
     return finding.low_pct or 0.0
 
@@ -181,7 +193,7 @@ def _waiting(cpu: CpuUse) -> Evidence:
     numbers: Evidence = {
         "usable_cores": cpu.cores,
         "used_cores": round(cpu.used, 2),
-        "loader_workers_cores": round(cpu.workers, 2),
+        "child_processes_cores": round(cpu.workers, 2),
         "operator_threads": cpu.threads,
         "involuntary_switches_per_s": round(cpu.switches_per_s, 1),
         "cpu_pressure_pct": round(cpu.pressure_pct, 1),
@@ -191,23 +203,28 @@ def _waiting(cpu: CpuUse) -> Evidence:
     return numbers | ({"unknown": ", ".join(cpu.missing)} if cpu.missing else {})
 
 
+def _others(cpu: CpuUse) -> float:
+    """Cores that processes use which are not the run's."""
+    return 0.0 if cpu.idle is None else cpu.cores - cpu.used - cpu.idle - cpu.workers
+
+
 def _starved(run: RunEvidence, cpu: CpuUse, waits: str) -> Explanation:
-    others = 0.0 if cpu.idle is None else cpu.cores - cpu.used - cpu.idle - cpu.workers
+    others = _others(cpu)
+    cores = "the one usable core" if cpu.cores == 1 else f"the {cpu.cores:g} usable cores"
     title, advice, fix = f"{waits} a core", [], ""
     if cpu.stolen_pct > _MOSTLY * (cpu.waits_pct or 0.0):
         title += f": the hypervisor gave {cpu.stolen_pct:.0f} % of the cores' time to other machines"
         advice.append("Move to a machine whose cores are not shared.")
     elif others > OTHERS:
-        cores = "the one usable core" if cpu.cores == 1 else f"the {cpu.cores:g} usable cores"
         title += f"; other processes use {others:.1f} of {cores}"
         advice.append(
             "Stop the other processes (top shows them), or give training cores of its own: taskset -c, the batch "
             "system's --cpus-per-task."
         )
-    if cpu.workers > max(OTHERS, others) and run.settings.loader is not None and run.settings.loader.num_workers:
-        advice.append(
-            f"The loader's {run.settings.loader.num_workers} workers use {cpu.workers:.1f} cores: try with fewer."
-        )
+    if cpu.workers > max(OTHERS, others):
+        title += f"; processes that the run has started use {cpu.workers:.1f} of {cores}"
+        workers = run.settings.loader.num_workers if run.settings.loader is not None else 0
+        advice.append(f"Start fewer{f' than num_workers={workers}' if workers else ''}, or let them compute less.")
     if cpu.threads > max(cpu.cores, 1):
         fix = f"OMP_NUM_THREADS={max(int(cpu.cores), 1)}"
         advice.append(f"An operator uses {cpu.threads} threads: set {fix}.")

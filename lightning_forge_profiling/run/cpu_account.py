@@ -12,6 +12,7 @@ import torch
 
 from lightning_forge_profiling.host import CpuTimes, ThreadClock, cpu_times, usable_cores, waited_s
 from lightning_forge_profiling.names import BETWEEN_EPOCHS, REGIONS
+from lightning_forge_profiling.run.worker_batches import batch_ms
 from lightning_forge_profiling.schema import CpuUse, RegionCpu, ShareInterval
 from lightning_forge_profiling.timing.bootstrap import share_interval
 from lightning_forge_profiling.timing.counters import Marks
@@ -32,6 +33,7 @@ class _Sums:
 
     wall_s: float = 0.0
     process_s: float = 0.0
+    children_s: float = 0.0  # of the processes that it started
     idle_s: float | None = 0.0  # of all cores
     worker_s: float = 0.0  # that its workers were there, each by itself
     worker_busy_s: float = 0.0
@@ -122,6 +124,9 @@ class CpuAccount:
             sums.idle_s = None
         else:
             sums.idle_s += now.idle_s - before.idle_s
+        # a child that was not known while it ran counts with its whole life when it ends: at most what there was
+        most_s = usable_cores() * wall_s - (now.process_s - before.process_s)
+        sums.children_s += min(max(now.children_s - before.children_s, 0.0), max(most_s, 0.0))
         for pid in now.processes_s.keys() & before.processes_s.keys():
             busy_s = sum(now.processes_s[pid]) - sum(before.processes_s[pid])
             sums.worker_s += wall_s
@@ -148,7 +153,8 @@ class CpuAccount:
         if sums.wall_s < _ENOUGH_S or self._first is None:
             return None
         cores, used = usable_cores() / ranks, sums.process_s / sums.wall_s
-        left = cores - used - sums.worker_busy_s / sums.wall_s  # of a container's quota
+        workers = sums.children_s / sums.wall_s
+        left = cores - used - workers  # of a container's quota
         idle = None if sums.idle_s is None else sums.idle_s / sums.wall_s / ranks
         pct = 100 / sums.wall_s
         return CpuUse(
@@ -157,7 +163,8 @@ class CpuAccount:
             idle=None if idle is None else max(min(idle, left), 0.0),
             threads=torch.get_num_threads(),
             loader_busy_pct=self._loader_busy_pct(),
-            workers=sums.worker_busy_s / sums.wall_s,
+            workers=workers,
+            batch_ms=batch_ms(),
             waits_pct=pct * sums.waits_s if self._readings else None,
             waits=None if brief else share_of(self._marks, self._readings, (sums.known_s, sums.waits_s)),
             throttled_pct=min(pct * sums.throttled_s, 100.0),

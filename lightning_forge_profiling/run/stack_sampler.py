@@ -27,6 +27,7 @@ from lightning_forge_profiling.names import STEPS
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.ranks.stacks import is_users, shown_file
 from lightning_forge_profiling.run.cpu_account import share_of
+from lightning_forge_profiling.run.worker_batches import forget_batches, time_batches
 from lightning_forge_profiling.schema import SampledLine, ShareInterval
 from lightning_forge_profiling.timing.counters import Marks
 
@@ -300,7 +301,9 @@ class WorkerStacks:
         global _written_to  # noqa: PLW0603  (what a forked worker inherits)
         start = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
         if start == "fork" and hasattr(os, "memfd_create") and worker._worker_loop is _torchs_loop:  # noqa: SLF001
-            self._file = self._file if self._file >= 0 else os.memfd_create("forge-worker-stacks")
+            if self._file < 0:
+                self._file = os.memfd_create("forge-worker-stacks")
+                forget_batches()
             _written_to = self._file
             worker._worker_loop = _sampled_loop  # type: ignore[assignment]  # noqa: SLF001
 
@@ -332,6 +335,8 @@ class WorkerStacks:
 
 def _sampled_loop(*arguments: Any) -> None:
     with suppress(Exception):  # the batches come first; a spawned worker inherits no file
+        if arguments[_WORKER_ID] == 0:
+            time_batches()
         if _written_to >= 0 and arguments[_WORKER_ID] == 0 and os.fstat(_written_to).st_size == 0:
             _Worker(_written_to).start()
     _torchs_loop(*arguments)

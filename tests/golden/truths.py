@@ -148,7 +148,7 @@ _SYMPTOM: Final = "the work that a call or a switch of the user's adds is taken 
 _MISTAKES: Final[dict[str, tuple[tuple[str, Check], str]]] = {  # what the verdict says first
     "metric_in_each_step": (names("AUROC", "auroc", "compute()"), _SYMPTOM),
     "anomaly_detection": (names("anomaly detection is on"), ""),
-    "workers_of_short_epochs": (one_of("worker-restarts", "loader-startup"), "the run's own workers count as others"),
+    "workers_of_short_epochs": (one_of("worker-restarts", "loader-startup"), ""),
     "large_hyperparameters": (names("save_hyperparameters"), "what passes before the first step names no call"),
 }
 

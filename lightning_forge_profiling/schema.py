@@ -541,7 +541,8 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
         prefetch_factor: batches that each worker prefetches; None without workers.
         batch_size: samples per batch; None if a batch sampler or the dataset decides.
         sampler: class of the sampler.
-        iterable: whether the dataset is an `IterableDataset`.
+        unsplit: whether the dataset is an `IterableDataset` of the user's that does not ask which worker it is in, so
+            that each worker yields all samples.
         cores: cores that this rank's process may use.
         ranks_on_host: ranks that share these cores.
         accumulate_grad_batches: batches per optimizer step.
@@ -556,7 +557,7 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefetch_factor: int | None = None
     batch_size: int | None = None
     sampler: str = ""
-    iterable: bool = False
+    unsplit: bool = False
     cores: int = 1
     ranks_on_host: int = 1
     accumulate_grad_batches: int = 1

@@ -5,12 +5,12 @@ import os
 import re
 import warnings
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 
 import numpy as np
 import pytest
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.diagnosis.loader import (
@@ -99,14 +99,29 @@ def test_on_one_core_a_loader_with_a_worker_gets_other_advice(make_trainer):
     assert "persistent_workers=True" not in found.advice
 
 
-def test_an_iterable_dataset_is_said_to_share_its_samples_out(make_trainer):
+class Split(Stream):
+    def __iter__(self):
+        return islice(super().__iter__(), mine(), None, 2)
+
+
+def mine():
+    worker = get_worker_info()
+    return 0 if worker is None else worker.id
+
+
+def test_an_iterable_dataset_is_to_be_split_before_it_gets_workers(make_trainer):
     slow = Stream(60)
     slow.samples.slow = "data"
     analysis = trained(make_trainer, DataLoader(slow, 4))
-    assert analysis.run.settings.loader.iterable
-    wait = LoaderWait(host_ms=16, exposed_ms=16, step_ms=24, on_gpu=False)
-    known = replace(wait, settings=analysis.run.settings.loader)
-    assert "IterableDataset must split its samples" in loader_advice(known)[0]
+    found = the("input-bound", analysis)
+    assert found.remedy.startswith("Split the dataset by torch.utils.data.get_worker_info() in its __iter__ first")
+    assert (found.fix, found.saves) == ("", None), "no number before that"
+    assert "try_num_workers" not in found.evidence
+    slow = Split(60)
+    slow.samples.slow = "data"
+    assert not trained(make_trainer, DataLoader(slow, 4)).run.settings.loader.unsplit
+    other = DataLoader(Stream(60), 4, worker_init_fn=print)
+    assert not trained(make_trainer, other).run.settings.loader.unsplit
 
 
 def test_what_is_no_torch_dataloader_gets_other_advice(make_trainer):

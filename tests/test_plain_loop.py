@@ -265,7 +265,7 @@ def test_each_fetch_of_training_is_data_however_the_loader_is_made(profiled, kin
     assert run.timing.regions["data"].device_ms * run.timing.steps >= 0.9 * (sum(fetched[3:-1]) - max(fetched))
     assert callback.ledger().counts["validation"] == 3
     assert run.settings.loader.loaders == (2 if kind == "two at once" else 1)
-    assert (run.settings.loader.num_workers, run.settings.loader.iterable) == (
+    assert (run.settings.loader.num_workers, run.settings.loader.unsplit) == (
         kind == "with a worker",
         kind == "of unknown length",
     )

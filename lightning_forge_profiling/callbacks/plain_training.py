@@ -82,6 +82,7 @@ def loader_of(iterator: Any) -> DataLoader[Any]:
         persistent_workers=getattr(iterator, "_persistent_workers", False),
         prefetch_factor=getattr(iterator, "_prefetch_factor", None),
         pin_memory=iterator._pin_memory,  # noqa: SLF001
+        worker_init_fn=getattr(iterator, "_worker_init_fn", None),
         collate_fn=iterator._collate_fn,  # noqa: SLF001
         batch_sampler=sampler if batches else None,
         sampler=getattr(sampler, "sampler", sampler) if batches else sampler,

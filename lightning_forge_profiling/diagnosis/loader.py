@@ -128,7 +128,8 @@ def _explain_wait(wait: LoaderWait) -> Explanation:
         title = f"the GPU {takes} (host wait {in_ms(wait.host_ms)}, {wait.hidden} of it hidden)"
     evidence: Evidence = {"exposed_wait_ms_per_step": wait.exposed_ms, "host_wait_ms_per_step": wait.host_ms}
     workers = workers_to_try(wait)
-    tried: Evidence = {} if workers is None else {TRY_WORKERS: workers}
+    split = wait.settings is None or not wait.settings.unsplit
+    tried: Evidence = {TRY_WORKERS: workers} if split and workers is not None else {}
     return Explanation(title, evidence | loader_evidence(wait.settings) | tried, *loader_advice(wait))
 
 
@@ -301,10 +302,8 @@ def loader_advice(wait: LoaderWait) -> tuple[str, str]:
 def workers_to_try(wait: LoaderWait) -> int | None:
     """The number of workers to try or to measure; None if it is unknown, or another one than now would not gain."""
     settings = wait.settings
-    if wait.needs_no_workers:
-        return 0
-    if wait.host_ms < _HANDED_OVER_MS:
-        return None
+    if wait.needs_no_workers or wait.host_ms < _HANDED_OVER_MS:
+        return 0 if wait.needs_no_workers else None
     if settings is None:
         return wait.suggest_workers() if wait.in_process else None
     cpu, now, most = wait.cpu, settings.num_workers, settings.most_workers
@@ -315,7 +314,9 @@ def workers_to_try(wait: LoaderWait) -> int | None:
     if cpu is None or affordable is None:
         return min(wanted, most) if now < most else most if now > most else min(2 * now, max(_MOST_TRIED, now + 1))
     tried = min(wanted, affordable, max(_MOST_TRIED, now), max(2 * now, 4) if _waits(cpu) else most)
-    return tried if tried > now else None
+    # a single one makes batches no faster: without a GPU it overlaps a short rest of the step (see `_workers`)
+    least = 1 if wait.on_gpu or _waits(cpu) else 2
+    return tried if tried >= max(now + 1, least) else None
 
 
 def only_bounded(wait: LoaderWait) -> bool:
@@ -328,8 +329,10 @@ def only_bounded(wait: LoaderWait) -> bool:
     return now is None or wait.workers_to_keep_up(now) > wait.settings.most_workers
 
 
-def _workers_save_ms(wait: LoaderWait) -> float:
+def _workers_save_ms(wait: LoaderWait) -> float | None:
     """What the workers to try save, which make batches side by side; all of the wait if there is other advice."""
+    if wait.settings is not None and wait.settings.unsplit:
+        return None
     tried, now = workers_to_try(wait), None if wait.settings is None else wait.settings.num_workers
     if tried == 0:
         return wait.exposed_ms - (wait.made_ms or 0.0)
@@ -416,21 +419,27 @@ def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> tuple[str,
     pin = wait.on_gpu and not settings.pin_memory
     if pin:
         also.append("pin_memory=True")
-    splits = ""
-    if settings.iterable:
-        splits = " An IterableDataset must split its samples among the workers (torch.utils.data.get_worker_info)."
+    if settings.unsplit:
+        split = "Split the dataset by torch.utils.data.get_worker_info() in its __iter__"
+        if now:
+            return f"{split}: each of the num_workers={now} workers yields all samples. Or {cheaper}.", ""
+        then = f", then measure {listed([f'num_workers={tried}', *also])} ({MEASURE})" if tried else ""
+        return f"{split} first, else each worker yields all samples{then}. Or {cheaper}.", ""
     if cpu is None or cpu.idle is None or cpu.loader_busy_pct is None or _affordable(cpu, now) is None:
         return (
             f"{state} on {_cores(settings)}. Workers gain where a core is free, or where they wait for a disk or a "
-            f"network: measure {listed([f'num_workers={tried}', *also])} ({MEASURE}), or {cheaper}.{splits}"
+            f"network: measure {listed([f'num_workers={tried}', *also])} ({MEASURE}), or {cheaper}."
         ), _loader_fix([f"num_workers={tried}", *also])
     busy = f"{'A worker' if now else 'Loading'} keeps a core busy for {cpu.loader_busy_pct:.0f} % of the time"
     free = f"and {cpu.idle:.1f} of {_cores(settings)} are free"
     if tried is None:
         pinned = " Set pin_memory=True." if pin else ""
-        return (
-            f"{cheaper[0].upper()}{cheaper[1:]}. {state}. {busy}, {free}: more workers would compete for them.{pinned}"
-        ), _loader_fix(["pin_memory=True"]) if pin else ""
+        # pandas in __getitem__: steps with one worker on two idle cores took 1.13 to 1.16 times as long (torch 2.13)
+        gains = "more workers would compete for them"
+        if not now and _affordable(cpu, now):
+            gains = f"one worker may gain or lose, measure num_workers=1 ({MEASURE})"
+        fix = _loader_fix(["pin_memory=True"]) if pin else ""
+        return f"{cheaper[0].upper()}{cheaper[1:]}. {state}. {busy}, {free}: {gains}.{pinned}", fix
     why = "and waits for the rest, as for a disk or a network, so there may be more workers than cores"
     advice = f"{state}. {busy} {why}" if _waits(cpu) else f"{state}. {busy}, {free}"
     advice += f": try {listed([f'num_workers={tried}', *also])}."
@@ -439,7 +448,7 @@ def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> tuple[str,
     keeps_up = wait.workers_to_keep_up(now)
     if keeps_up > tried:
         advice += f" {keeps_up} would keep up; so also {cheaper}."
-    return advice + splits, _loader_fix([f"num_workers={tried}", *also])
+    return advice, _loader_fix([f"num_workers={tried}", *also])
 
 
 def _waits(cpu: CpuUse) -> bool:

@@ -104,7 +104,7 @@ _ABOUT: Final = (
 )  # fmt: skip
 _LOADER: Final = (
     "kind", "loaders", "num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "batch_size", "sampler",
-    "iterable", "cores", "ranks_on_host", "accumulate_grad_batches", "batches",
+    "unsplit", "cores", "ranks_on_host", "accumulate_grad_batches", "batches",
 )  # fmt: skip
 _SETTINGS: Final = (
     "schemaVersion", "displayTimeUnit", "baseTimeNanoseconds", "record_shapes", "profile_memory", "with_stack",

@@ -1,9 +1,11 @@
 """Settings that an analysis gives advice on: of the loaders, of the optimizer, and switches that slow a run down."""
 
+import inspect
 import os
 import sys
 from math import isfinite
 from statistics import median
+from types import CodeType
 from typing import Any, Literal
 
 import torch
@@ -13,6 +15,7 @@ from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf3
 from lightning_forge_profiling.host import usable_cores
 from lightning_forge_profiling.plain_text import name_of
 from lightning_forge_profiling.profiler.collector import records_each_step
+from lightning_forge_profiling.ranks.stacks import is_users
 from lightning_forge_profiling.run.training import Training
 from lightning_forge_profiling.schema import LoaderSettings, OptimizerSettings, Switches
 
@@ -65,8 +68,28 @@ def loader_settings(training: Training, *, validation: bool = False) -> LoaderSe
         prefetch_factor=min((int(each.prefetch_factor or 0) for each in with_workers), default=None),
         batch_size=_batch_size(first),
         sampler=_sampler(first),
-        iterable=any(isinstance(each.dataset, IterableDataset) for each in known),
+        unsplit=any(_is_unsplit(each) for each in known),
     )
+
+
+def _is_unsplit(loader: DataLoader[Any]) -> bool:
+    """Whether each worker would yield all samples. What libraries have splits itself, as `datasets` does."""
+    if not isinstance(loader.dataset, IterableDataset) or loader.worker_init_fn is not None:
+        return False
+    iterates = inspect.unwrap(type(loader.dataset).__iter__)
+    code = getattr(iterates, "__code__", None)
+    if code is None or not is_users(code.co_filename):
+        return False
+    methods = [each for kind in type(loader.dataset).__mro__ for each in vars(kind).values()]
+    called = [getattr(iterates, "__globals__", {}).get(name) for name in _names(iterates)]
+    return not any("get_worker_info" in _names(each) for each in (*methods, *called))
+
+
+def _names(function: object) -> set[str]:
+    """The globals and attributes that the code of a function names."""
+    code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+    inner = () if code is None else (code, *(each for each in code.co_consts if isinstance(each, CodeType)))
+    return {name for each in inner for name in each.co_names}
 
 
 def _batch_size(loader: DataLoader[Any]) -> int | None:

@@ -19,6 +19,7 @@ WITHOUT_CASE = {
     "between-regions",
     "blocked",
     "busy-machine",
+    "distorted-times",
 }
 
 

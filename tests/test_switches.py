@@ -1,5 +1,6 @@
 """Switches that slow a run down are named, with how to switch them off; as the verdict if all times include them."""
 
+import gc
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.hints import switch_hints
 from lightning_forge_profiling.diagnosis.machine_rules import DISTORTED
 from lightning_forge_profiling.pipeline import analyze
+from lightning_forge_profiling.profiler.collector import records_each_step
 from lightning_forge_profiling.schema import Distribution, Switches
 from tests.evidence import made_evidence
 from tests.models import Classifier, Samples, loader
@@ -160,6 +162,11 @@ def test_a_tool_of_sys_monitoring_is_named(make_trainer):
 def test_another_torch_profiler(make_trainer):
     with torch.profiler.profile():
         assert distorting(fit(make_trainer)) == "other-profiler"
+
+
+def test_objects_are_looked_through_only_where_a_profiler_is_active(monkeypatch):
+    monkeypatch.setattr(gc, "get_objects", lambda: pytest.fail("that takes 30 ms"))
+    assert not records_each_step()
 
 
 def test_another_torch_profiler_of_few_steps_is_none(make_trainer):

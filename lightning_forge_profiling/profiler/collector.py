@@ -51,8 +51,9 @@ def scheduled_profiler(until: int) -> str:
 
 def records_each_step() -> bool:
     """Whether another torch profiler is active that has no schedule, and so is not limited to a few steps."""
-    scheduled = (each for each in gc.get_objects() if issubclass(type(each), profile) and each.record_steps)
-    return bool(active_profiler()) and not any(True for _ in scheduled)
+    return bool(active_profiler()) and not any(
+        issubclass(type(each), profile) and each.record_steps for each in gc.get_objects()
+    )
 
 
 @functools.cache

@@ -515,11 +515,15 @@ class SampledLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A line of the user's code, with its share of the samples of one part of the step.
 
     Attributes:
-        file: its file, relative to the working directory if it is below it.
-        line: number of the line.
-        function: name of the function.
+        file: its file, relative to the working directory if it is below it; "" where the Trainer runs none of the
+            user's code.
+        line: number of the line; 0 for none.
+        function: name of the function; that of the library which the Trainer calls, if there is no file.
         pct: share of the sampled time of that part in which this was the innermost line of the user's code.
         waiting_pct: share of this line's time in which the thread used no core.
+        call: the expression in it that takes most of the time, as `self.auc.compute()`; "" if unknown.
+        callee: the function that is called there, as `torchmetrics.metric.Metric.forward`, or `item` of one in C; ""
+            for none.
     """
 
     file: str
@@ -527,6 +531,8 @@ class SampledLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     function: str
     pct: float
     waiting_pct: float | None = None
+    call: str = ""
+    callee: str = ""
 
 
 class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):

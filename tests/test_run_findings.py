@@ -1,8 +1,8 @@
 """The verdict on a run without any trace: on figures measured on an H200, on a simulated GPU, on real Trainers."""
 
+import dis
 import json
 import time
-from collections import defaultdict
 
 import pytest
 from lightning.pytorch import Callback
@@ -16,7 +16,7 @@ from lightning_forge_profiling.diagnosis.hints import run_hints
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.diagnosis.verdict import decide, in_order
 from lightning_forge_profiling.names import REGIONS
-from lightning_forge_profiling.run.stack_sampler import sampled_lines, stack_region
+from lightning_forge_profiling.run.stack_sampler import Place, PlaceTime, sampled_lines, stack_region
 from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.schema import (
     NO_VERDICT,
@@ -379,18 +379,30 @@ def test_gradients_are_not_advised_to_be_accumulated_by_lightning_where_it_refus
         assert "fused" not in found.advice, "LBFGS has no such argument"
 
 
-class BeingAddedTo(defaultdict):
-    """Sums to which the sampler's thread adds a line whenever somebody reads them."""
+class BeingAddedTo(dict):
+    """Sums to which the sampler adds a place whenever somebody reads them."""
 
     def values(self):
         for times in super().values():
-            self[("b.py", len(self), "g")] = [1, 0, 1]
+            self[0, len(self), 0] = PlaceTime(Place(is_loaded.__code__, len(self)), 1, 0, 1)
             yield times
 
 
+def is_loaded(data):
+    return [
+        len(data),
+        min(data),
+    ]
+
+
 def test_the_lines_can_be_read_while_the_sampler_goes_on():
-    sums = BeingAddedTo(None, {("a.py", number, "f"): [10**9, 0, 50] for number in range(2)})
-    assert [line.line for line in sampled_lines(sums)] == [0, 1]
+    calls = [each for each in dis.get_instructions(is_loaded) if each.opname == "CALL"]
+    sums = BeingAddedTo(
+        {(0, each.offset, 1): PlaceTime(Place(is_loaded.__code__, each.offset), 10**9, 0, 50) for each in calls}
+    )
+    lines = sampled_lines(sums)
+    assert [(line.call, line.callee) for line in lines] == [("len(data)", "len"), ("min(data)", "min")]
+    assert [line.line for line in lines] == [each.positions.lineno for each in calls]
 
 
 # -- from the boundaries to the verdict, on a simulated GPU ------------------------------------------------------------

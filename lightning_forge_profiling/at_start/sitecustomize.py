@@ -31,6 +31,15 @@ def _import_other() -> None:
         sys.modules.setdefault(__name__, ours)
 
 
+def _sample() -> None:
+    from contextlib import suppress  # noqa: PLC0415
+
+    with suppress(Exception):  # the script comes first
+        from lightning_forge_profiling.run.stack_sampler import sample_from_start  # noqa: PLC0415
+
+        sample_from_start()
+
+
 def _say(pid: int) -> None:
     from lightning_forge_profiling import entry_point  # noqa: PLC0415  (when the script has ended)
 
@@ -39,5 +48,6 @@ def _say(pid: int) -> None:
 
 if __name__ == "sitecustomize":  # and nobody looks at this file
     _restore()
+    _sample()
     atexit.register(_say, os.getpid())
     _import_other()

@@ -17,7 +17,7 @@ from lightning_forge_profiling.callbacks.plain_training import PlainTraining, lo
 from lightning_forge_profiling.guard import Guarded, guarded
 from lightning_forge_profiling.run.batches import length_of
 from lightning_forge_profiling.run.run import Run
-from lightning_forge_profiling.run.stack_sampler import WorkerStacks
+from lightning_forge_profiling.run.worker_stacks import WorkerStacks
 
 _MOST_LOADERS: Final = 16  # a script may make a new loader for each epoch
 

@@ -50,7 +50,7 @@ class PlainLoop(Guarded):
         assert run is not None  # noqa: S101
         self.run, self.timer = run, run.step_timer
         self.workers = run.readings.workers
-        run.readings.stacks_show_regions = False
+        run.readings.is_plain_loop()
         run.start()
         set_region_sink(self)
         self.watch = LoopWatch(self)

@@ -204,7 +204,7 @@ def _with_line(finding: Finding, run: RunEvidence) -> Finding:
     spent: defaultdict[str, float] = defaultdict(float)
     waiting: defaultdict[str, float] = defaultdict(float)
     for name, weight in weights.items():
-        for line in run.lines.get(name, ()):
+        for line in filter(lambda line: line.file, run.lines.get(name, ())):
             spent[_name(line)] += weight * line.pct
             waiting[_name(line)] += weight * line.pct * (line.waiting_pct or 0.0) / 100
     where, whole = max(spent, key=spent.__getitem__, default=""), sum(weights.values())

@@ -8,6 +8,7 @@ threads may run, and reading their frames without the lock can crash the process
 import ctypes
 import dis
 import faulthandler
+import linecache
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final, Literal, NamedTuple
@@ -145,9 +147,28 @@ def called(code: CodeType, instruction: int) -> str:
         at = each.positions.lineno, each.positions.col_offset
         if each.opname.startswith("LOAD_") and isinstance(each.argval, str):
             loaded[at] = each.argval  # of `file.buffer.read(1)` all begin in the same place, and the last is `read`
-        elif each.offset == instruction and not each.opname.startswith("CALL"):
+        elif each.offset == instruction and not each.opname.startswith(("CALL", "PRECALL")):  # Python 3.11 has both
             return ""
     return loaded.get(at, "") if at is not None else ""
+
+
+def call_at(code: CodeType, instruction: int) -> str:
+    """The source of the expression that an instruction evaluates, as `self.auc.compute()`; "" if it is unknown."""
+    positions = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
+    line, last_line, column, end = positions
+    text = linecache.getline(code.co_filename, line or 0).encode()[:-1]  # columns count bytes
+    if column is None or not text:
+        return ""
+    cut = text[column:end] if line == last_line else text[column:] + b" ..."
+    return cut.decode(errors="replace")[:_LONGEST]
+
+
+def library_name(code: CodeType) -> str:
+    """A library's function as `torchmetrics.metric.Metric.forward`."""
+    inside = max((folder for folder in library_folders() if code.co_filename.startswith(folder)), key=len, default="")
+    path = code.co_filename.removeprefix(inside).removesuffix(".py").removesuffix("/__init__")
+    package = f"{Path(inside).name}." if Path(inside).name in _LIBRARIES else ""
+    return f"{package}{path.replace('/', '.')}.{code.co_qualname}"
 
 
 def parse_dump(text: str) -> list[Line]:

@@ -61,6 +61,9 @@ class CpuAccount:
         self._sums = _Sums()
         self._readings = 0
         self._marks: Marks[tuple[float, float]] = Marks()  # seconds, and those in which it waited
+        # for how long the thread has waited for a core only because the stack sampler woke it, in nanoseconds
+        self.woken_ns: Callable[[], int] = lambda: 0
+        self._woken_then_ns = 0  # at the last reading
         self.clock: ThreadClock | None = None  # that of the training thread; None if the system does not have it
         self._turned_ns = 0, 0, 0
         self._period_s = ACCOUNT_PERIOD_S
@@ -85,7 +88,7 @@ class CpuAccount:
         """A region of a split step ends: add its time, the CPU time in it, and its waits for a core. Takes 2 us."""
         if self.clock is None:
             return
-        waited_ns, now_ns, cpu_ns = self.clock.ns()[1], perf_counter_ns(), thread_time_ns()
+        waited_ns, now_ns, cpu_ns = self.clock.ns()[1] - self.woken_ns(), perf_counter_ns(), thread_time_ns()
         if self._last is not None:
             sums, (then_ns, cpu_then_ns, waited_then_ns) = self._regions_ns[region], self._turned_ns
             sums[0] += now_ns - then_ns
@@ -103,12 +106,13 @@ class CpuAccount:
         """Read, and add what was used since the last reading if that was of steps that count."""
         began_ns = thread_time_ns()
         before, now = self._last, self._times(self._workers())
+        woken_ns, self._woken_then_ns = self.woken_ns() - self._woken_then_ns, self.woken_ns()
         self._period_s = max(ACCOUNT_PERIOD_S, (thread_time_ns() - began_ns) / 1e9 / _SHARE)
         self._first = self._first or now
         self._last = now if counts else None
         self._regions_then_ns = {region: [*ns] for region, ns in self._regions_ns.items()}
         if before is not None:
-            self._add(before, now)
+            self._add(before, now, woken_ns / 1e9)
 
     def skip(self) -> None:
         """Leave out what was since the last reading: training stood still."""
@@ -116,7 +120,7 @@ class CpuAccount:
         for region, ns in self._regions_ns.items():
             ns[:] = self._regions_then_ns.get(region, [0, 0, 0])
 
-    def _add(self, before: CpuTimes, now: CpuTimes) -> None:
+    def _add(self, before: CpuTimes, now: CpuTimes, woken_s: float) -> None:
         sums, wall_s = self._sums, now.at_s - before.at_s
         sums.wall_s += wall_s
         sums.process_s += now.process_s - before.process_s
@@ -135,7 +139,7 @@ class CpuAccount:
             if self._readings >= self._marks.due:
                 self._marks.add(self._readings, (sums.known_s, sums.waits_s))
             sums.known_s += wall_s
-            sums.waits_s += min(waited_s(before, now), wall_s)
+            sums.waits_s += min(max(waited_s(before, now) - woken_s, 0.0), wall_s)
             self._readings += 1
         sums.stolen_s += _grown(before.stolen_s, now.stolen_s)
         sums.pressure_s += _grown(before.pressure_s, now.pressure_s)
@@ -184,8 +188,8 @@ class CpuAccount:
             if name in REGIONS and wall_ns > 0:
                 regions[name] = RegionCpu(
                     used_pct=min(100 * cpu_ns / wall_ns, 100.0),
-                    waits_pct=min(100 * waited_ns / wall_ns, 100.0),
-                    blocked_pct=max(100 * (wall_ns - cpu_ns - waited_ns) / wall_ns, 0.0),
+                    waits_pct=min(max(100 * waited_ns / wall_ns, 0.0), 100.0),
+                    blocked_pct=min(max(100 * (wall_ns - cpu_ns - waited_ns) / wall_ns, 0.0), 100.0),
                 )
         return regions
 

@@ -92,7 +92,9 @@ class FitWindow(Guarded):
         self._skipped: TraceReport | None = None
         self._ended_steps = 0
         self._folders: folders.WindowFolders | None = None
-        self.before_start: Callable[[], object] = lambda: None  # called right before the profiler starts
+        # called right before the profiler starts, with whether it records stacks, and after it has ended
+        self.before_start: Callable[..., object] = lambda **_: None
+        self.after_end: Callable[[], object] = lambda: None
         self.record: Path | None = None  # the folder of the run's record, once it is written
         self._first = settings.window  # of this fit
         if training.facts.is_trial:
@@ -377,6 +379,7 @@ class FitWindow(Guarded):
             began_ns = perf_counter_ns()
             self._session.stop(interrupted=interrupted)
             self._mark(self._session, began_ns)
+            self.after_end()
 
     @guarded_end
     def finish(self, *, interrupted: bool) -> None:
@@ -413,7 +416,7 @@ class FitWindow(Guarded):
             return
         self._step_timer.regions.followers.mark = None
         if not session.running:
-            self.before_start()
+            self.before_start(stacks=self._settings.config.with_stack)
         began_ns = perf_counter_ns()
         with self._as_profiler():
             if start:
@@ -422,7 +425,9 @@ class FitWindow(Guarded):
                 session.step()
         self._step_timer.regions.followers.mark = session.marks.begin if session.recording else None
         self._mark(session, began_ns)
-        if session.running:
+        if not session.running:
+            self.after_end()
+        else:
             self._step_timer.regions.split()  # a trace shows the regions of each of its steps
 
     @contextmanager

@@ -137,6 +137,7 @@ class Run(FitParts, Guarded):
     def _watch_set_up(self) -> None:
         set_up = self._ends[Phase.SETTING_UP]
         set_up.callback(self.training.time_set_up(self.ledger, self._finish_log).release)
+        self.readings.sample_stacks()
         self.readings.workers.watch()
         set_up.callback(self.readings.workers.release)
 
@@ -170,7 +171,8 @@ class Run(FitParts, Guarded):
         for callback in self.callbacks:
             callback.skip_hooks(backward=self.training.automatic)
         if self.window is not None:
-            self.window.before_start = self.readings.pause  # it takes CPU time, which is not the steps'
+            self.window.before_start = self.readings.recording_begins
+            self.window.after_end = self.readings.recording_ends
             self.window.begin()
         self.ledger.count_steps(on=not (self.recording or steps.warming_up()))
         if self.log is not None:
@@ -370,6 +372,7 @@ class Run(FitParts, Guarded):
                 ends.callback(callback.fit_is_over)
             ends.callback(self._reporter.publish_results, ledger)
             ends.callback(self.readings.workers.close)
+            ends.callback(self.readings.end_stacks)
             ends.callback(self._close_record, reason)
             self._reporter.print(ledger)
 

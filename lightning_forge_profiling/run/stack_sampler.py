@@ -1,61 +1,43 @@
-"""Samples the stack of the training thread for some seconds: which line of the user's code a part of the step is in.
+"""Which line and call of the user's code each part of a fit is in, by samples of the training thread's stack.
 
-A thread of its own looks 50 times a second. It sees the training thread only where that lets go of the interpreter
-lock, up to 5 ms late: samples name lines, and how long a part takes is measured at its boundaries. A sampler in the
-training thread itself, as pyinstrument's, is not late, but it slows steps in which Python sets the pace by 19 %, this
-one at 100 Hz by 1.1 % (`python -m benchmarks.stack_samplers`, pyinstrument 5.1, two cores, 2026-11-24).
+Samples say where: how long a part takes is measured at its boundaries.
 """
 
+import _thread
 import dis
-import json
-import multiprocessing
-import os
 import re
-import sys
 import threading
+import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from contextlib import closing, suppress
-from time import perf_counter_ns
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from time import perf_counter_ns, thread_time_ns
 from types import CodeType, FrameType
-from typing import Any, Final, NamedTuple
-
-from torch.utils.data._utils import worker
+from typing import Final, NamedTuple
 
 from lightning_forge_profiling.host import ThreadClock, python_threads_s
-from lightning_forge_profiling.names import STEPS
-from lightning_forge_profiling.plain_text import plain_logger
-from lightning_forge_profiling.ranks.stacks import is_users, shown_file
-from lightning_forge_profiling.run.cpu_account import share_of
-from lightning_forge_profiling.run.worker_batches import forget_batches, time_batches
+from lightning_forge_profiling.names import STARTUP_PROCESS, STEPS
+from lightning_forge_profiling.ranks.stacks import call_at, called, is_users, library_folders, library_name, shown_file
+from lightning_forge_profiling.run.stack_timer import StackTimer, keep_restarting, stack_timer
 from lightning_forge_profiling.schema import SampledLine, ShareInterval
 from lightning_forge_profiling.timing.counters import Marks
 
-_log = plain_logger(__name__)
-
-_PERIOD_S: Final = 0.02
-_SAMPLES: Final = 300  # six seconds of steps that count
+_OFF: Final = 0.1  # a smaller share of the time without a core is not looked into
 _ENOUGH: Final = 10  # samples of a part from which its lines are named
-_LINES: Final = 3
+_LINES: Final = 5
+_MOST: Final = 10_000  # places that are told apart
 # samples over which CPU times of threads are compared: the kernel brings those up to date each 1 to 10 ms
 _INTERVAL: Final = 12
-
-# a thread that finds the interpreter lock free has it within 0.1 ms; one that has to ask for it waits 5 ms
-_LATE_NS: Final = 1_000_000
-
-_HALF: Final = 0.5
-
-# parts of torch whose calls may wait for something else than the interpreter lock
-_BLOCKING: Final = ("distributed", "cuda", "multiprocessing", "utils/data")
 
 # in which the thread that calls backward waits for the one that runs it for a GPU
 _IN_BACKWARD: Final = "_engine_run_backward"
 
 _LOOPS: Final = ("loops/training_epoch_loop.py", "utils/data/_utils/worker.py")
-
-# nanoseconds in all and without a core, and samples, by file, line and function; "" where none is the user's
-LineSums = defaultdict[tuple[str, int, str], list[int]]
-
+_TRAINER: Final = "pytorch/trainer/trainer.py"
+_MODULE_CALL: Final = "/torch/nn/modules/module.py"
+_AROUND: Final = 8  # frames from the function of a region to the user's code that calls it, as by `manual_backward`
 
 _STACK_REGIONS = {
     ("loops", "__next__"): "data",
@@ -75,207 +57,284 @@ def stack_region(file: str, function: str) -> str | None:
     return _STACK_REGIONS.get((within.partition("/")[0], function))
 
 
-class Sample(NamedTuple):
-    """What a sample stands for: the time since the one before."""
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """What a code object is part of that a stack is searched for."""
 
-    wall_ns: int
-    idle_ns: int  # the part of it in which the sampled thread neither computed nor waited for a core; 0 if unknown
-    late_ns: int  # how much later than asked the sampling thread went on, without waiting for a core
-
-
-class _Code(NamedTuple):
-    """What a code object is part of."""
-
-    users: bool
-    calls: bool  # whether it calls what may wait for something else than the interpreter lock
-    is_loop: bool  # whether it is Lightning's loop or that of a loader's worker, around which is the script
+    code: CodeType  # kept, so that its identity is no other's
+    users: bool = False
+    is_loop: bool = False  # whether it is Lightning's loop or that of a loader's worker, around which is the script
+    is_fit: bool = False  # whether it is the Trainer's, around which is the call in the script
     # the region of the step that it is the outermost function of; None for other code, "" outside of training
-    region: str | None
+    region: str | None = None
 
 
-class StackThread:
-    """Samples the stack of the thread that creates it."""
+class Place(NamedTuple):
+    """Where a thread is in the user's code: the innermost instruction of it, and the function called there.
 
-    def __init__(self, clock: ThreadClock | None) -> None:
-        self.counts = True  # whether to sample at present
-        self._clock = clock
-        self._sampled = threading.get_ident()
-        self._codes: dict[CodeType, _Code] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="forge-stacks", daemon=True)
+    Where the Trainer runs none of the user's code, the function is the one that it calls.
+    """
 
-    def start(self) -> None:
-        """Begin to sample."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._stop.set()
-        self._thread.join(timeout=1.0)
-
-    def add(self, frame: FrameType, sample: Sample) -> None:
-        """Called in the sampling thread for each sample; `frame` is the innermost one."""
-
-    def _run(self) -> None:
-        try:
-            if self._clock is None:
-                self._sample(None)
-            else:
-                with closing(ThreadClock()) as own:
-                    self._sample(own)
-        except Exception as exc:
-            _log.warning("The stack of a thread is not sampled any more: %s: %s", type(exc).__name__, exc)
-        finally:
-            self._codes.clear()
-
-    def _sample(self, own: ThreadClock | None) -> None:
-        samples, before = 0, self._read(own)
-        while samples < _SAMPLES and not self._stop.wait(_PERIOD_S):
-            now = self._read(own)
-            wall_ns, used_ns, waited_ns = (later - earlier for earlier, later in zip(before, now, strict=True))
-            before = now
-            frame = sys._current_frames().get(self._sampled)  # noqa: SLF001  (the public way to another thread's stack)
-            if self.counts and frame is not None:
-                samples += 1
-                late_ns = max(wall_ns - waited_ns - int(_PERIOD_S * 1e9), 0)
-                idle_ns = 0 if self._clock is None else max(wall_ns - used_ns, 0)
-                self.add(frame, Sample(wall_ns, idle_ns, late_ns))
-            del frame  # its locals are the user's
-
-    def _read(self, own: ThreadClock | None) -> tuple[int, int, int]:
-        """The time, the CPU time of the sampled thread with its waits for a core, and the waits of this one."""
-        used_ns = 0 if self._clock is None else sum(self._clock.ns())
-        return perf_counter_ns(), used_ns, 0 if own is None else own.ns()[1]
-
-    def walk(self, frame: FrameType) -> tuple[tuple[str, int, str], str | None]:
-        """The innermost line of the user's code inside the loop, and the region; None outside of the loop."""
-        line, region = ("", 0, ""), None
-        each: FrameType | None = frame
-        while each is not None:
-            code = self.classify(each.f_code)
-            if code.is_loop:
-                return line, region or "other" if region != "" else None
-            if code.users and not line[0]:
-                line = each.f_code.co_filename, each.f_lineno or 0, each.f_code.co_qualname
-            if region is None:
-                region = code.region
-            each = each.f_back
-        return line, None
-
-    def classify(self, code: CodeType) -> _Code:
-        """What a code object is part of."""
-        known = self._codes.get(code)
-        if known is None:
-            file = code.co_filename
-            of_library = not is_users(file)
-            _, torch, within = file.partition("/torch/")
-            lightning = "/lightning/" in file or "/pytorch_lightning/" in file
-            self._codes[code] = known = _Code(
-                users=not of_library,
-                calls=within.startswith(_BLOCKING) if torch else not lightning,
-                is_loop=of_library and file.endswith(_LOOPS),
-                region=stack_region(file, code.co_name) if of_library else None,
-            )
-        return known
+    code: CodeType | None = None
+    instruction: int = 0
+    callee: CodeType | None = None  # None for one in C, or none
 
 
-class StackSampler(StackThread):
-    """Samples the training thread: its lines by region and hook, and how long it waits for the interpreter lock."""
+@dataclass(slots=True)
+class PlaceTime:
+    """How long a thread was in a place."""
 
-    def __init__(
-        self, part: Callable[[], str], clock: ThreadClock | None, region: Callable[[], str | None] | None = None
-    ) -> None:
-        super().__init__(clock)
-        self._part = part
-        self._region = region  # says the region of a plain loop, which is the script's own and so not in the stack
-        self._native = threading.get_native_id()
-        self._lines: defaultdict[str, LineSums] = defaultdict(new_sums)
-        self._interval: list[
-            tuple[Sample, bool]
-        ] = []  # a quarter of a second; whether the thread may have been blocked
-        self._threads_s = python_threads_s(self._native)
-        self._marks: Marks[tuple[float, float]] = Marks()
-        self._wall_ms = self._held_ms = 0.0  # and of it, waiting for the lock that a thread held
-        self._intervals = 0
-        self._held_by: Counter[str] = Counter()
+    place: Place
+    wall_ns: int = 0
+    idle_ns: int = 0  # of it, without using or awaiting a core
+    samples: int = 0
 
-    def lines(self) -> dict[str, tuple[SampledLine, ...]]:
-        """The lines in which most samples of each part are, by region or part of the ledger."""
-        lines = {part: sampled_lines(sums) for part, sums in dict(self._lines).items()}
-        return {part: top for part, top in lines.items() if top}
 
-    def gil(self) -> tuple[ShareInterval | None, str]:
-        """The share of time in which the thread waited for the interpreter lock, and the name of who had it."""
-        if self._clock is None:
-            return None, ""
-        return share_of(self._marks, self._intervals, (self._wall_ms, self._held_ms)), next(
-            (name for name, _ in self._held_by.most_common(1)), ""
+PlaceSums = dict[tuple[int, int, int], PlaceTime]  # by the identity of its code objects
+
+# by the identity of a code object, as its hash takes microseconds. Most code is nothing special: None, and kept.
+_codes: Final[dict[int, _Code | None]] = {}
+_others: Final[list[CodeType]] = []
+
+
+def _classify(code: CodeType) -> _Code | None:
+    """What a code object is part of; None if it is nothing special."""
+    file = code.co_filename
+    if is_users(file):
+        found = _Code(code, users=True)
+    else:
+        found = _Code(
+            code,
+            is_loop=file.endswith(_LOOPS),
+            is_fit=file.endswith(_TRAINER) and code.co_name == "_run",
+            region=stack_region(file, code.co_name),
         )
-
-    def add(self, frame: FrameType, sample: Sample) -> None:
-        """Add a sample to its line, and to the present interval."""
-        line, region = self.walk(frame)
-        part = self._part()
-        if self._region is not None:
-            region = self._region()
-        hooked = part.startswith(("callback/", "module/", "datamodule/", "logger"))
-        if hooked or (region is not None and part == STEPS):
-            own = sample._replace(idle_ns=0) if frame.f_code.co_name == _IN_BACKWARD else sample
-            add_sample(self._lines[part if hooked else region or ""], line, own)
-        self._interval.append((sample, self._may_block(frame)))
-        if len(self._interval) >= _INTERVAL:
-            self._end_interval()
-
-    def _may_block(self, frame: FrameType) -> bool:
-        code = frame.f_code
-        return self.classify(code).calls and dis.opname[code.co_code[frame.f_lasti]] not in _NEVER_BLOCK
-
-    def _end_interval(self) -> None:
-        """If another Python thread held the lock, add how long training waited for it."""
-        before_s, self._threads_s = self._threads_s, python_threads_s(self._native)
-        samples, self._interval = self._interval, []
-        used_s = {name: now_s - before_s[name] for name, now_s in self._threads_s.items() if name in before_s}
-        busiest = max(used_s, key=used_s.__getitem__, default="")
-        wall_ns, idle_ns, late_ns = (sum(ns) for ns in zip(*(sample for sample, _ in samples), strict=True))
-        held = late_ns > _LATE_NS * len(samples) and used_s.get(busiest, 0.0) * 1e9 > _HALF * idle_ns
-        waiting_ns = sum(sample.idle_ns for sample, blocked in samples if held and not blocked)
-        if self._intervals >= self._marks.due:
-            self._marks.add(self._intervals, (self._wall_ms, self._held_ms))
-        self._wall_ms += wall_ns / 1e6
-        self._held_ms += waiting_ns / 1e6
-        self._intervals += 1
-        if held:
-            self._held_by[busiest] += 1
+    # between a module's call and its forward is nothing that has a name of its own
+    special = found if found != _Code(code) or file.endswith(_MODULE_CALL) else None
+    _codes[id(code)] = special
+    _others.append(code)
+    return special
 
 
-def new_sums() -> LineSums:
-    """No samples yet."""
-    return defaultdict(lambda: [0, 0, 0])
+def find_place(frame: FrameType, *, in_loop: bool) -> tuple[Place, str | None]:
+    """The innermost place in the user's code that the Trainer calls, and the region of the step that it is in.
+
+    Args:
+        frame: the innermost one.
+        in_loop: whether the region is asked for: "other" in none, and None outside of Lightning's loop.
+    """
+    place, region, callee, further = Place(), None, None, _AROUND
+    each: FrameType | None = frame
+    while each is not None and further:  # a microsecond for each frame, and more the first time
+        code = _codes[id(each.f_code)] if id(each.f_code) in _codes else _classify(each.f_code)
+        if code is None:
+            callee = each.f_code
+        elif code.users and place.code is None:
+            place = Place(each.f_code, each.f_lasti, callee)
+        elif code.is_fit and not in_loop:
+            return Place(callee=callee), None
+        elif code.is_loop and in_loop:
+            return place, region or "other" if region != "" else None
+        else:
+            region = code.region if region is None else region
+        if place.code is not None and (region or not in_loop):
+            break
+        further -= bool(region)
+        each = each.f_back
+    return place, region or None
 
 
-def add_sample(sums: LineSums, line: tuple[str, int, str], sample: Sample) -> None:
-    """Add a sample to its line."""
-    times = sums[line]
-    times[0] += sample.wall_ns
-    times[1] += sample.idle_ns
-    times[2] += 1
-
-
-def sampled_lines(sums: LineSums) -> tuple[SampledLine, ...]:
-    """The lines of the user's code with most time, at most three; empty for too few samples."""
-    now = dict(sums)  # another thread may be adding to them
-    whole_ns = sum(ns for ns, _, _ in now.values())
-    if sum(samples for _, _, samples in now.values()) < _ENOUGH or not whole_ns:
+def sampled_lines(sums: PlaceSums) -> tuple[SampledLine, ...]:
+    """The lines of the user's code with most time, with the call that most of it is in; empty for too few samples."""
+    times = [*sums.values()]  # a sample may add to them just now
+    whole_ns = sum(each.wall_ns for each in times)
+    if sum(each.samples for each in times) < _ENOUGH or not whole_ns:
         return ()
-    top = sorted(now.items(), key=lambda item: -item[1][0])[:_LINES]
-    return tuple(
-        SampledLine(
-            file=shown_file(file), line=line, function=function, pct=100 * ns / whole_ns, waiting_pct=100 * idle_ns / ns
-        )
-        for (file, line, function), (ns, idle_ns, _) in top
-        if file
+    lines: defaultdict[tuple[str, int, str], list[PlaceTime]] = defaultdict(list)
+    for each in times:
+        lines[_line_of(each.place)].append(each)
+    top = sorted(lines.items(), key=lambda item: -sum(each.wall_ns for each in item[1]))[:_LINES]
+    return tuple(_line(*where, places, whole_ns) for where, places in top if where != _NOWHERE)
+
+
+_NOWHERE: Final = "", 0, ""
+
+
+def _line_of(place: Place) -> tuple[str, int, str]:
+    """The file, line and function of a place; the function that the Trainer calls, if none is the user's."""
+    code = place.code
+    if code is None:
+        return _NOWHERE if place.callee is None else ("", 0, library_name(place.callee))
+    line, *_ = next(islice(code.co_positions(), place.instruction // 2, None), (0,))
+    return code.co_filename, line or 0, code.co_qualname
+
+
+def _line(file: str, line: int, function: str, times: Sequence[PlaceTime], whole_ns: int) -> SampledLine:
+    by_call: Counter[tuple[str, str]] = Counter()
+    for each in times:
+        by_call[_call_of(each.place)] += each.wall_ns
+    ns, idle_ns = sum(each.wall_ns for each in times), sum(each.idle_ns for each in times)
+    (call, callee), _ = by_call.most_common(1)[0]
+    return SampledLine(
+        file=shown_file(file) if file else "",
+        line=line,
+        function=function,
+        pct=100 * ns / whole_ns,
+        waiting_pct=100 * idle_ns / ns if ns else 0.0,
+        call=call,
+        callee=callee,
     )
 
+
+def _call_of(place: Place) -> tuple[str, str]:
+    """The expression at a place, and the name of the function that is called in it."""
+    if place.code is None:
+        return "", ""
+    callee = called(place.code, place.instruction) if place.callee is None else library_name(place.callee)
+    return call_at(place.code, place.instruction), callee
+
+
+class Took(NamedTuple):
+    """The time since the sample before."""
+
+    wall_ns: int
+    idle_ns: int  # of it, in which the thread neither computed nor waited for a core; 0 if unknown
+    waited_ns: int  # of it, in which it waited for a core; 0 if unknown
+    now_ns: int
+
+
+class ThreadTime:
+    """The time of the thread that creates this, from one sample to the next."""
+
+    def __init__(self) -> None:
+        self.clock: ThreadClock | None = None
+        try:
+            self.clock = ThreadClock()
+            self.clock.ns()
+        except (OSError, ValueError):  # as in a sandbox
+            self.close()
+        self._at = perf_counter_ns(), thread_time_ns()
+        self._waited_ns = 0 if self.clock is None else self.clock.ns()[1]
+
+    def take(self) -> Took:
+        """The time since the last call."""
+        (then_ns, used_then_ns), self._at = self._at, (perf_counter_ns(), thread_time_ns())
+        now_ns, used_ns = self._at
+        wall_ns, off_ns = now_ns - then_ns, now_ns - then_ns - (used_ns - used_then_ns)
+        # the kernel's file takes some 50 us to read between two steps: too much for a thread that computes all the time
+        if self.clock is None or off_ns < _OFF * wall_ns:
+            return Took(wall_ns, 0, 0, now_ns)
+        waited_then_ns, self._waited_ns = self._waited_ns, self.clock.ns()[1]
+        waited_ns = min(self._waited_ns - waited_then_ns, off_ns)
+        return Took(wall_ns, off_ns - waited_ns, waited_ns, now_ns)
+
+    def close(self) -> None:
+        """Close the file that it is read from."""
+        clock, self.clock = self.clock, None
+        if clock is not None:
+            clock.close()
+
+
+class PlaceTimes:
+    """Time by part of the fit and place in the user's code."""
+
+    def __init__(self) -> None:
+        self.by_part: dict[str, PlaceSums] = {}
+        self._places = 0
+
+    def add(self, part: str, place: Place, took: Took) -> None:
+        """Add a sample."""
+        sums = self.by_part.get(part)
+        if sums is None:
+            sums = self.by_part[part] = {}
+        key = id(place.code), place.instruction, id(place.callee)  # hashing code objects takes microseconds
+        times = sums.get(key)
+        if times is None:
+            if self._places >= _MOST:
+                return
+            self._places += 1
+            times = sums[key] = PlaceTime(place)
+        times.wall_ns += took.wall_ns
+        times.idle_ns += took.idle_ns
+        times.samples += 1
+
+    def lines(self) -> dict[str, tuple[SampledLine, ...]]:
+        """The lines in which most of each part is."""
+        lines = {part: sampled_lines(sums) for part, sums in dict(self.by_part).items()}
+        return {part: top for part, top in lines.items() if top}
+
+
+class StackSampler:
+    """Samples the thread that starts it: its places by part of the fit, and how long it waits for the interpreter lock.
+
+    Args:
+        part: the innermost part of the ledger at present.
+    """
+
+    def __init__(self, part: Callable[[], str]) -> None:
+        self.counts = False  # whether the present step does
+        self.paces = False  # whether the host sets the pace of the steps, so that a wait for the lock costs time
+        self.part = part
+        # the region of a plain loop, which is the script's own and so not in the stack; None for Lightning's
+        self.region: Callable[[], str | None] | None = None
+        self.times = PlaceTimes()
+        self.lock: LockWaits | None = None
+        # for how long the thread waited for a core only because it was woken to be looked at, in nanoseconds
+        self.woken_ns = 0
+        self._thread: ThreadTime | None = None
+        self._timer: StackTimer | None = None
+
+    def start(self) -> None:
+        """Begin to sample this thread."""
+        self._thread = ThreadTime()
+        self._timer = stack_timer(self._look)
+        self._timer.start()
+
+    def pause(self, *, on: bool) -> None:
+        """Whether to leave the thread alone for now, as while a profiler records its stacks."""
+        if self._timer is not None:
+            self._timer.pause(on=on)
+
+    def stop(self) -> None:
+        """End, and restore what was changed."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.stop()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.close()
+
+    def _look(self, frame: FrameType) -> None:
+        if self._thread is None or self._timer is None:
+            return
+        took, part = self._thread.take(), self.part()
+        self.woken_ns += min(took.idle_ns, took.waited_ns, self._timer.late_ns(took.now_ns))
+        if part != STEPS:
+            self.times.add(part, find_place(frame, in_loop=False)[0], took)
+        elif self.counts:
+            place, region = find_place(frame, in_loop=self.region is None)
+            region = region if self.region is None else self.region()
+            if region is not None:
+                # that thread waits for the one that runs the backward pass
+                self.times.add(
+                    region, place, took if frame.f_code.co_name != _IN_BACKWARD else took._replace(idle_ns=0)
+                )
+        if self.counts and self.paces and self._thread.clock is not None:
+            self.lock = self.lock or LockWaits()
+            if self.lock.add(frame, took):
+                keep_restarting()
+
+
+# -- waits for the interpreter lock ------------------------------------------------------------------------------------
+
+# a thread that finds the interpreter lock free has it within 0.1 ms; one that has to ask for it waits 5 ms
+_LATE_NS: Final = 1_000_000
+_HALF: Final = 0.5
+_PROBES: Final = 10
+_PROBE_S: Final = 0.01
+
+# parts of torch whose calls may wait for something else than the interpreter lock
+_BLOCKING: Final = ("distributed", "cuda", "multiprocessing", "utils/data")
 
 # instructions at which a thread that uses no core waits for the interpreter lock, and nothing else
 _NEVER_BLOCK: Final = frozenset(
@@ -283,80 +342,126 @@ _NEVER_BLOCK: Final = frozenset(
 )
 
 
-_WORKER_ID: Final = 10  # the position of the worker's number among the arguments of torch's worker loop (2.4 to 2.13)
-_WRITTEN_EVERY: Final = 25
+def may_block(frame: FrameType) -> bool:
+    """Whether a thread without a core may wait for something else there than the interpreter lock."""
+    code = frame.f_code
+    _, torch, within = code.co_filename.partition("/torch/")
+    lightning = "/lightning/" in code.co_filename or "/pytorch_lightning/" in code.co_filename
+    if code.co_name == _IN_BACKWARD or (within.startswith(_BLOCKING) if torch else not lightning):
+        return dis.opname[code.co_code[frame.f_lasti]] not in _NEVER_BLOCK
+    return False
 
-_torchs_loop = worker._worker_loop  # noqa: SLF001
-_written_to = -1
 
+class LockWaits:
+    """How long a thread waits for the interpreter lock.
 
-class WorkerStacks:
-    """Lets the first worker that is forked from here on sample itself, by a replaced worker loop, and reads that."""
+    It is suspected where the thread uses no core at instructions that wait for nothing else, while another Python
+    thread uses one. That one may compute without the lock: while there is a suspicion, a short-lived thread asks for
+    the lock and says how late it got it.
+    """
 
     def __init__(self) -> None:
-        self._file = -1
+        self._native = _thread.get_native_id()
+        self._samples = self._wall_ns = self._idle_ns = self._blocked_ns = 0
+        self._threads_s = python_threads_s(self._native)
+        self._probe: _LockProbe | None = None
+        self._marks: Marks[tuple[float, float]] = Marks()
+        self._wall_ms = self._held_ms = 0.0  # and of it, waiting for the lock that a thread held
+        self._intervals = 0
+        self._held_by: Counter[str] = Counter()
 
-    def watch(self) -> None:
-        """Replace the loop. Does nothing where workers are not forked: they would have to import this package."""
-        global _written_to  # noqa: PLW0603  (what a forked worker inherits)
-        start = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-        if start == "fork" and hasattr(os, "memfd_create") and worker._worker_loop is _torchs_loop:  # noqa: SLF001
-            if self._file < 0:
-                self._file = os.memfd_create("forge-worker-stacks")
-                forget_batches()
-            _written_to = self._file
-            worker._worker_loop = _sampled_loop  # type: ignore[assignment]  # noqa: SLF001
-
-    def release(self) -> None:
-        """Restore torch's loop. Workers that run go on."""
-        if worker._worker_loop is _sampled_loop:  # noqa: SLF001
-            worker._worker_loop = _torchs_loop  # noqa: SLF001
-
-    def close(self) -> None:
-        """Restore torch's loop and forget what was read."""
-        self.release()
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def lines(self) -> tuple[SampledLine, ...]:
-        """The lines that the worker spends most time in, of those that make batches."""
-        if self._file < 0:
-            return ()
-        try:
-            written = json.loads(os.pread(self._file, 1 << 20, 0) or b"[]")
-        except ValueError:  # written just now
-            return ()
-        sums = new_sums()
-        for file, line, function, *times in written:
-            sums[file, line, function] = times
-        return sampled_lines(sums)
-
-
-def _sampled_loop(*arguments: Any) -> None:
-    with suppress(Exception):  # the batches come first; a spawned worker inherits no file
-        if arguments[_WORKER_ID] == 0:
-            time_batches()
-        if _written_to >= 0 and arguments[_WORKER_ID] == 0 and os.fstat(_written_to).st_size == 0:
-            _Worker(_written_to).start()
-    _torchs_loop(*arguments)
-
-
-class _Worker(StackThread):
-    """Samples the thread of a worker that makes batches, and writes what it found twice a second."""
-
-    def __init__(self, written_to: int) -> None:
-        super().__init__(ThreadClock())
-        self._written_to = written_to
-        self._sums, self._samples = new_sums(), 0
-        os.pwrite(written_to, b"[]", 0)
-
-    def add(self, frame: FrameType, sample: Sample) -> None:
-        """Add a sample to its line, unless the worker waits for a request."""
-        line, region = self.walk(frame)
-        if line[0] or region == "data":
-            add_sample(self._sums, line, sample)
+    def add(self, frame: FrameType, took: Took) -> bool:
+        """Add a sample. Returns whether an interval has ended, which is a quarter of a second."""
         self._samples += 1
-        if self._samples % _WRITTEN_EVERY == 0:
-            lines = [[*line, *times] for line, times in self._sums.items()]
-            os.pwrite(self._written_to, json.dumps(lines).encode(), 0)
+        self._wall_ns += took.wall_ns
+        self._idle_ns += took.idle_ns
+        if took.idle_ns and may_block(frame):
+            self._blocked_ns += took.idle_ns
+        if self._samples < _INTERVAL:
+            return False
+        self._end_interval()
+        return True
+
+    def _end_interval(self) -> None:
+        before_s, self._threads_s = self._threads_s, python_threads_s(self._native)
+        used_s = {name: now_s - before_s[name] for name, now_s in self._threads_s.items() if name in before_s}
+        busiest = max(used_s, key=used_s.__getitem__, default="")
+        suspected = used_s.get(busiest, 0.0) * 1e9 > _HALF * self._idle_ns > 0
+        held = suspected and self._probe is not None and self._probe.is_late()
+        if self._intervals >= self._marks.due:
+            self._marks.add(self._intervals, (self._wall_ms, self._held_ms))
+        self._wall_ms += self._wall_ns / 1e6
+        self._intervals += 1
+        if held:
+            self._held_ms += (self._idle_ns - self._blocked_ns) / 1e6
+            self._held_by[busiest] += 1
+        self._samples = self._wall_ns = self._idle_ns = self._blocked_ns = 0
+        self._probe = _LockProbe() if suspected else None
+
+    def share(self) -> tuple[ShareInterval | None, str]:
+        """The share of time in which the thread waited for it, and the name of who had it."""
+        from lightning_forge_profiling.run.cpu_account import share_of  # noqa: PLC0415  (loads torch)
+
+        share = share_of(self._marks, self._intervals, (self._wall_ms, self._held_ms))
+        return share, next((name for name, _ in self._held_by.most_common(1)), "")
+
+
+class _LockProbe:
+    """A thread that asks for the interpreter lock ten times within a quarter of a second."""
+
+    def __init__(self) -> None:
+        self._late_ns: list[int] = []
+        # not by `threading`, whose locks the code that a signal interrupts may hold
+        _thread.start_new_thread(self._run, ())
+
+    def _run(self) -> None:
+        with closing(ThreadClock()) as clock:
+            for _ in range(_PROBES):
+                began_ns, waited_ns = perf_counter_ns(), clock.ns()[1]
+                time.sleep(_PROBE_S)
+                took_ns = perf_counter_ns() - began_ns - (clock.ns()[1] - waited_ns)
+                self._late_ns.append(took_ns - int(_PROBE_S * 1e9))
+
+    def is_late(self) -> bool:
+        """Whether it had to wait for the lock, on average."""
+        late_ns = [*self._late_ns]
+        return sum(late_ns) > _LATE_NS * max(len(late_ns), 1)
+
+
+# -- from the start of the script --------------------------------------------------------------------------------------
+
+_of_process: StackSampler | None = None
+
+
+def sample_from_start() -> None:
+    """Sample this thread from here to the end of the process, for the fits that come."""
+    global _of_process  # noqa: PLW0603  (a process has one main thread)
+    _of_process = StackSampler(_between_fits)
+    _of_process.start()
+
+
+def _between_fits() -> str:
+    return STARTUP_PROCESS
+
+
+def begin_sampling(part: Callable[[], str]) -> StackSampler:
+    """A sampler for a fit that is set up: the one that has sampled the script so far, if there is one."""
+    sampler = _of_process
+    if sampler is not None and sampler.part is _between_fits and threading.current_thread() is threading.main_thread():
+        sampler.part = part
+        library_folders.cache_clear()  # by now torch and Lightning are imported
+        _codes.clear()
+        return sampler
+    sampler = StackSampler(part)
+    sampler.start()
+    return sampler
+
+
+def end_sampling(sampler: StackSampler) -> None:
+    """The fit is over. What it has sampled stays with it."""
+    if sampler is not _of_process:
+        sampler.stop()
+        return
+    sampler.part, sampler.region, sampler.lock = _between_fits, None, None
+    sampler.counts = sampler.paces = False
+    sampler.times = PlaceTimes()

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from lightning_forge_profiling.host import ThreadClock, python_threads_s
 from lightning_forge_profiling.names import STARTUP_PROCESS, STEPS
 from lightning_forge_profiling.ranks.stacks import call_at, called, is_users, library_folders, library_name, shown_file
-from lightning_forge_profiling.run.stack_timer import StackTimer, keep_restarting, stack_timer
+from lightning_forge_profiling.run.stack_timer import PERIOD_NS, StackTimer, keep_restarting, stack_timer
 from lightning_forge_profiling.schema import SampledLine, ShareInterval
 from lightning_forge_profiling.timing.counters import Marks
 
@@ -256,7 +256,7 @@ class PlaceTimes:
             times = sums[key] = PlaceTime(place)
         times.wall_ns += took.wall_ns
         times.idle_ns += took.idle_ns
-        times.samples += 1
+        times.samples += max(took.wall_ns // PERIOD_NS, 1)  # a call in C is seen when it ends
 
     def lines(self) -> dict[str, tuple[SampledLine, ...]]:
         """The lines in which most of each part is."""

@@ -21,7 +21,7 @@ from lightning_forge_profiling.plain_text import plain_logger
 _log = plain_logger(__name__)
 
 PERIOD_S: Final = 0.02
-_PERIOD_NS: Final = int(PERIOD_S * 1e9)
+PERIOD_NS: Final = int(PERIOD_S * 1e9)
 
 # one that nobody notices: it is ignored where it has no handler, as in a new program, and nothing else sends it. The
 # number is Linux's, which alone has timers of a thread.
@@ -134,14 +134,14 @@ class SignalTimer:
         """Whether to leave the thread alone for now."""
         if self._timer is not None:
             keep_restarting()
-            period_ns = 0 if on else _PERIOD_NS
+            period_ns = 0 if on else PERIOD_NS
             times = (ctypes.c_long * 4)(0, period_ns, 0, period_ns)
             self._began_ns = perf_counter_ns()
             ctypes.CDLL(None).timer_settime(self._timer, 0, ctypes.byref(times), None)
 
     def late_ns(self, now_ns: int) -> int:
         """How long ago the signal was sent, less whole periods."""
-        return (now_ns - self._began_ns) % _PERIOD_NS
+        return (now_ns - self._began_ns) % PERIOD_NS
 
     def stop(self) -> None:
         """Delete the timer and restore the handler."""

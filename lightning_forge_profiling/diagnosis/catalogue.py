@@ -1,0 +1,144 @@
+"""Calls that users make by mistake: how to know one, what is wrong with it, and what to write instead.
+
+To add one, add a `Mistake`: nothing else has to change. `calls.py` finds them among the sampled lines of a run.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from lightning_forge_profiling.schema import WORKER_LINES, RunEvidence, SampledLine
+
+# what is done for each batch, by the function of the user's that does it: at an epoch's end the same call is right
+_EACH_BATCH: Final = re.compile(r"(_step|forward|batch_start|batch_end|zero_grad|backward|optimizer_step)$|\.<locals>\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A call that costs time for nothing, or for what another call does in less."""
+
+    name: str  # a stable identifier
+    callee: str  # a regular expression that matches the whole name of the called function, as of `SampledLine.callee`
+    wrong: str  # what is wrong with it, after the call and its line
+    instead: str  # what to write
+    fix: str = ""  # the same as code to copy
+    each_batch: bool = True  # whether it is a mistake only in what is done for each batch
+    within: str = ""  # a regular expression of the parts of the fit in which it is one; "" for all
+    left: str = ""  # what a fix leaves of its time, so that all of it is a bound; "" for nothing
+    # when it is none although all of the above is so
+    unless: Callable[[RunEvidence], bool] = lambda _: False
+
+    def is_in(self, part: str, line: SampledLine, run: RunEvidence) -> bool:
+        """Whether a sampled line of a part of the fit is this mistake."""
+        return (
+            re.fullmatch(self.callee, line.callee or line.function) is not None
+            and (not self.each_batch or not line.file or _EACH_BATCH.search(line.function) is not None)
+            and re.match(self.within, part) is not None
+            and not self.unless(run)
+        )
+
+
+def _without_gpu(run: RunEvidence) -> bool:
+    return not run.timing.on_device
+
+
+_IN_DATASET: Final = f"data$|{WORKER_LINES}$|validation"
+
+CATALOGUE: Final = (
+    Mistake(
+        "metric-in-step",
+        r"torchmetrics\.(metric\.Metric\.(forward|_wrap_compute.*)|collections\.MetricCollection\.(forward|compute.*))",
+        "a metric is computed for each batch, from all that it keeps",
+        "Update it in the step, compute it once at the epoch's end: self.auc.update(...) in the step, and "
+        "self.log(name, self.auc) or compute() and reset() in the epoch's last hook. One that keeps all predictions "
+        "(thresholds=None) takes longer with each batch until it is reset.",
+        fix="metric.update(...) in the step; metric.compute(); metric.reset() in on_train_epoch_end",
+        left="update() and one compute() an epoch",
+    ),
+    Mistake(
+        "functional-metric-in-step",
+        r"(torchmetrics\.functional|sklearn\.metrics)\..*",
+        "a metric is computed for each batch",
+        "Compute it every n steps, or collect what it needs and compute it once at the epoch's end.",
+        left="the few that stay",
+    ),
+    Mistake(
+        "hyperparameters",
+        r"lightning\.pytorch\.loggers\.utilities\._log_hyperparams"
+        r"|lightning\.pytorch\.core\.mixins\.hparams_mixin\..*",
+        "saving and logging the hyperparameters copies, compares and writes all that save_hyperparameters() was given",
+        "Leave out large arguments: a dataset, a frame, a list of samples, a model.",
+        fix='self.save_hyperparameters(ignore=["series"])  # the names of the large arguments',
+        each_batch=False,
+        left="the small ones",
+    ),
+    Mistake(
+        "frame-per-sample",
+        r"(pandas|polars|pyarrow)\..*",
+        "a table is searched for each sample",
+        "Convert it once, in the dataset's __init__, to a NumPy array or a tensor, with the rows of each sample "
+        "together, and index that: a row of an array takes a microsecond, a query of a frame hundreds. More workers "
+        "only spread the same work.",
+        each_batch=False,
+        within=_IN_DATASET,
+        left="indexing the array",
+    ),
+    Mistake(
+        "reads-values",
+        r"item|cpu|tolist|numpy|isnan|isinf|isfinite|any|all|allclose|equal|nonzero|__bool__|__float__|print"
+        r"|torch\._tensor\.Tensor\.(__format__|__repr__|__contains__|__iter__|tolist)|torch\.functional\.norm",
+        "a value is read from the GPU, which has to finish all queued work first",
+        "Keep it on the GPU: add it up in a tensor (detach()), and read it every n steps; check one number, such as "
+        "the loss, in place of each parameter.",
+        left="the reads that stay",
+        unless=_without_gpu,
+    ),
+    Mistake(
+        "norm-per-parameter",
+        r"norm|torch\._tensor\.Tensor\.norm|torch\.functional\.norm|linalg_vector_norm|vector_norm",
+        "a norm is computed for each parameter by itself",
+        "Compute all in one call, and read no value of them: torch.nn.utils.get_total_norm(gradients), or what "
+        "torch.nn.utils.clip_grad_norm_ returns.",
+        fix="torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])",
+        left="that call",
+    ),
+    Mistake(
+        "average-per-parameter",
+        r"lerp_|copy_|mul_|add_|lerp",
+        "weights are averaged or copied parameter by parameter",
+        "Update all of them in one call, as by torch._foreach_lerp_ or Lightning's WeightAveraging callback, or every "
+        "n steps.",
+        fix="torch._foreach_lerp_(averages, list(self.parameters()), 1 - decay)",
+        within=r"(callback|module)/|other$",
+        left="that call",
+    ),
+    Mistake(
+        "loop-over-time",
+        r"torch\.nn\.modules\.rnn\.(LSTM|GRU|RNN)Cell\.forward",
+        "a recurrent cell is called for each time step",
+        "Call nn.LSTM, nn.GRU or nn.RNN once for the whole sequence: one call of cuDNN in place of a loop in Python.",
+        left="that call",
+    ),
+    Mistake(
+        "copies",
+        r"copy\.deepcopy|deepcopy",
+        "objects are copied for each batch",
+        "Copy what changes alone, or once before training.",
+    ),
+    Mistake(
+        "collects",
+        r"gc\.collect|collect|torch\.cuda\.memory\.empty_cache|empty_cache|_cuda_emptyCache"
+        r"|torch\.cuda\.synchronize|synchronize|_cuda_synchronize",
+        "it stops training for each batch, and frees or orders nothing that PyTorch does not",
+        "Leave it out: PyTorch reuses freed memory, and waits where a value is read.",
+    ),
+    Mistake(
+        "sleeps",
+        r"sleep",
+        "it waits on purpose",
+        "Leave it out.",
+        within=r"(?!data)",
+    ),
+)
+"""The calls that are known, the most specific first."""

@@ -1,0 +1,250 @@
+"""Which line and call of the user's code each part of a fit is in, and that looking changes nothing."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling.run.stack_timer import SIGNAL, LookingThread, SignalTimer, stack_timer
+from tests.models import quiet_trainer
+from tests.outcomes import HANGS_S
+
+CHECKOUT = Path(__file__).parent.parent
+FREE = signal.SIG_DFL
+
+
+class Places(L.LightningModule):
+    """Spends its time in places of its own, each in another kind of code."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+        self.numbers = torch.rand(1_000_000).tolist()
+        self.text = json.dumps([[number] * 10 for number in range(5000)])
+
+    def setup(self, stage):
+        self.counts_up(15_000_000)
+
+    def counts_up(self, times):
+        for _ in range(times):
+            pass
+
+    def training_step(self, batch):
+        self.counts_up(20_000)
+        json.loads(self.text)
+        return self.layer(batch).mean()
+
+    def validation_step(self, batch):
+        torch.linalg.svd(torch.rand(120, 120))
+
+    def on_train_epoch_end(self):
+        sorted(self.numbers)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+@pytest.fixture(scope="module")
+def lines():
+    callback = ThroughputCallback(warmup_steps=2, record=False)
+    data = DataLoader(torch.rand(120, 8), 1)
+    quiet_trainer(callback, num_sanity_val_steps=0, max_epochs=2).fit(Places(), data, DataLoader(torch.rand(30, 8), 1))
+    return callback.analysis().run.lines
+
+
+@pytest.mark.parametrize(
+    ("part", "function", "call", "callee"),
+    [
+        ("forward", "Places.training_step", "json.loads(self.text)", "json.loads"),
+        ("validation", "Places.validation_step", "torch.linalg.svd(torch.rand(120, 120))", "svd"),
+        ("startup/module.setup", "Places.counts_up", "", ""),
+        ("module/on_train_epoch_end", "Places.on_train_epoch_end", "sorted(self.numbers)", "sorted"),
+    ],
+)
+def test_each_part_has_its_line_and_what_is_called_there(lines, part, function, call, callee):
+    found = next(line for line in lines[part] if line.function == function)
+    assert found.file.endswith("test_stack_sampler.py")
+    assert found.call.startswith(call)
+    assert found.callee == callee
+    assert found.pct > 20
+
+
+def test_pure_python_is_seen_as_much_as_it_takes(lines):
+    counts = sum(line.pct for line in lines["forward"] if line.function == "Places.counts_up")
+    loads = sum(line.pct for line in lines["forward"] if line.callee == "json.loads")
+    model, began_s = Places(), time.perf_counter()
+    for _ in range(100):
+        model.counts_up(20_000)
+    counted_s = time.perf_counter() - began_s
+    for _ in range(100):
+        json.loads(model.text)
+    loaded_s = time.perf_counter() - began_s - counted_s
+    assert counts / (counts + loads) == pytest.approx(counted_s / (counted_s + loaded_s), abs=0.15)
+
+
+# -- the signal --------------------------------------------------------------------------------------------------------
+
+
+def fit(*callbacks, model=None):
+    quiet_trainer(*callbacks).fit(model or Places(), DataLoader(torch.rand(30, 8), 1))
+
+
+def test_the_signal_is_free_again_after_a_fit():
+    fit(ThroughputCallback(record=False))
+    handler = signal.getsignal(SIGNAL)
+    assert handler is FREE or not handler.is_in_use()  # Lightning restores what it saw when the fit began
+    signal.raise_signal(SIGNAL)
+
+
+def test_a_handler_of_the_users_stays_and_a_thread_looks():
+    received = []
+    before = signal.signal(SIGNAL, lambda number, _: received.append(number))
+    try:
+        assert isinstance(stack_timer(lambda _: None), LookingThread)
+        fit(ThroughputCallback(record=False))
+        assert received == []
+        signal.raise_signal(SIGNAL)
+        assert received == [SIGNAL]
+    finally:
+        signal.signal(SIGNAL, before)
+
+
+def test_an_event_loop_is_not_woken():
+    async def chosen():
+        return type(stack_timer(lambda _: None))
+
+    assert asyncio.run(chosen()) is SignalTimer, "an event loop without handlers of signals is not woken"
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing)
+    try:
+        assert isinstance(stack_timer(lambda _: None), LookingThread)
+    finally:
+        assert signal.set_wakeup_fd(before) == writing
+        os.close(reading)
+        os.close(writing)
+
+
+def test_training_in_a_thread_is_looked_at_from_another():
+    kinds = []
+    thread = threading.Thread(target=lambda: kinds.append(type(stack_timer(lambda _: None))))
+    thread.start()
+    thread.join(HANGS_S)
+    assert kinds == [LookingThread]
+
+
+def test_a_function_that_fails_ends_the_looking_and_nothing_else(caplog):
+    def fails(_):
+        raise RuntimeError("planted")
+
+    timer = SignalTimer(fails)
+    timer.start()
+    try:
+        until_s = time.monotonic() + HANGS_S
+        while not caplog.records and time.monotonic() < until_s:
+            pass
+    finally:
+        timer.stop()
+    [record] = caplog.records
+    assert "not sampled any more: RuntimeError: planted" in record.message
+
+
+def test_a_system_call_goes_on_and_a_forked_process_is_left_alone():
+    looks = []
+    timer = SignalTimer(looks.append)
+    timer.start()
+    try:
+        reading, writing = os.pipe()
+        if (pid := os.fork()) == 0:
+            before = len(looks)
+            time.sleep(0.1)
+            os.write(writing, b"x" * (1 + len(looks) - before))
+            os._exit(0)
+        os.close(writing)
+        assert os.read(reading, 100) == b"x"
+        assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        timer.stop()
+        os.close(reading)
+    assert looks, "the call is not broken off, and the time in it is seen when it returns"
+    looks.clear()
+    signal.raise_signal(SIGNAL)
+    assert looks == []
+
+
+class Compiled(Places):
+    """A module whose forward is compiled, and long enough to be looked at."""
+
+    def __init__(self):
+        super().__init__()
+        self.run = torch.compile(self._run, backend="eager")
+
+    def _run(self, batch):
+        batch = self.layer(batch)
+        torch._dynamo.graph_break()
+        json.loads(self.text)  # plain Python between two graphs
+        return batch.mean()
+
+    def training_step(self, batch):
+        return self.run(batch)
+
+
+@pytest.mark.slow
+def test_dynamo_compiles_nothing_of_ours():
+    compiled = []
+    for callbacks in ([], [ThroughputCallback(record=False)]):
+        torch._dynamo.reset()
+        torch._dynamo.utils.clear_compilation_metrics()
+        fit(*callbacks, model=Compiled())
+        compiled.append([(each.co_filename, each.co_name) for each in torch._dynamo.utils.get_compilation_metrics()])
+    assert compiled[0]
+    assert compiled[0] == compiled[1]
+
+
+@pytest.mark.slow
+def test_a_window_with_stacks_has_none_of_ours(tmp_path):
+    callback = ForgeProfilerCallback(start_step=5, end_step=20, trace_dir=tmp_path, with_stack=True)
+    fit(callback, ThroughputCallback(record=False))
+    [trace] = tmp_path.rglob("*.pt.trace.json*")
+    assert "stack_timer.py" not in (
+        subprocess.run(["zcat", "-f", trace], capture_output=True, text=True, check=True).stdout
+    )
+
+
+@pytest.mark.slow
+def test_a_script_under_run_is_sampled_from_its_first_line(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "total = 0\n"
+        "for number in range(8_000_000):\n"
+        "    total += number\n"
+        "from tests.test_stack_sampler import Places, quiet_trainer\n"
+        "import torch\n"
+        "data = torch.utils.data.DataLoader(torch.rand(60, 8), 1)\n"
+        "quiet_trainer(logger=True, default_root_dir='.').fit(Places(), data)\n"
+    )
+    command = [sys.executable, "-m", "lightning_forge_profiling", "run", "--no-window", script]
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=HANGS_S, capture_output=True)
+    shown = subprocess.run(
+        [sys.executable, "-m", "lightning_forge_profiling", "show", "--json", "lightning_logs/version_0"],
+        cwd=tmp_path,
+        env=environment,
+        check=True,
+        timeout=HANGS_S,
+        capture_output=True,
+        text=True,
+    )
+    lines = json.loads(shown.stdout)["analysis"]["run"]["lines"]["startup/process"]
+    assert [line for line in lines if line["file"] == "train.py" and line["line"] in {2, 3}]

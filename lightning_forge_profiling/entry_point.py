@@ -72,6 +72,13 @@ def fabric_callbacks() -> list[object]:
     return [LoopProfiling(added)]
 
 
+def sample_stack() -> None:
+    """Sample the stack of the script's thread from here on, for the fits that come."""
+    from lightning_forge_profiling.run.stack_sampler import sample_from_start  # noqa: PLC0415
+
+    sample_from_start()
+
+
 def is_first_rank() -> bool:
     """Whether this process is rank 0 of a launcher, or there is no launcher."""
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))

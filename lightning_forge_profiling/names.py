@@ -142,7 +142,7 @@ _DOCS: Final = "https://lightning-forge-profiling.readthedocs.io/en/latest"
 _OWN_PAGE: Final = (
     *("input-bound", "worker-restarts", "transfer-bound", "sync-bound", "launch-bound", "allocator-churn"),
     *("between-regions", "slow-launches", "slow-optimizer", "communication-bound", "straggler", "compute-bound"),
-    *("python-bound", "memory-bandwidth-bound", "gpu-idle", "memory-near-limit", "distorted-times"),
+    *("slow-call", "python-bound", "memory-bandwidth-bound", "gpu-idle", "memory-near-limit", "distorted-times"),
 )
 _SHARED_PAGES: Final = {
     "blocked": ("blocked-forward", "blocked-backward", "blocked-optimizer"),

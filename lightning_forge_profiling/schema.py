@@ -524,6 +524,7 @@ class SampledLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         call: the expression in it that takes most of the time, as `self.auc.compute()`; "" if unknown.
         callee: the function that is called there, as `torchmetrics.metric.Metric.forward`, or `item` of one in C; ""
             for none.
+        samples: number of samples, each of 20 ms.
     """
 
     file: str
@@ -533,6 +534,7 @@ class SampledLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     waiting_pct: float | None = None
     call: str = ""
     callee: str = ""
+    samples: int = 0
 
 
 class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):

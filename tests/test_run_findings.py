@@ -379,15 +379,6 @@ def test_gradients_are_not_advised_to_be_accumulated_by_lightning_where_it_refus
         assert "fused" not in found.advice, "LBFGS has no such argument"
 
 
-class BeingAddedTo(dict):
-    """Sums to which the sampler adds a place whenever somebody reads them."""
-
-    def values(self):
-        for times in super().values():
-            self[0, len(self), 0] = PlaceTime(Place(is_loaded.__code__, len(self)), 1, 0, 1)
-            yield times
-
-
 def is_loaded(data):
     return [
         len(data),
@@ -395,12 +386,10 @@ def is_loaded(data):
     ]
 
 
-def test_the_lines_can_be_read_while_the_sampler_goes_on():
+def test_a_call_over_lines_is_known_by_the_line_and_name_of_each():
     calls = [each for each in dis.get_instructions(is_loaded) if each.opname == "CALL"]
-    sums = BeingAddedTo(
-        {(0, each.offset, 1): PlaceTime(Place(is_loaded.__code__, each.offset), 10**9, 0, 50) for each in calls}
-    )
-    lines = sampled_lines(sums)
+    places = [Place(is_loaded.__code__, each.offset) for each in calls]
+    lines = sampled_lines({(0, place.instruction, 1): PlaceTime(place, 10**9, 0, 50) for place in places})
     assert [(line.call, line.callee) for line in lines] == [("len(data)", "len"), ("min(data)", "min")]
     assert [line.line for line in lines] == [each.positions.lineno for each in calls]
 

@@ -32,12 +32,12 @@ def _import_other() -> None:
 
 
 def _sample() -> None:
-    from contextlib import suppress  # noqa: PLC0415
+    try:
+        from lightning_forge_profiling import entry_point  # noqa: PLC0415
 
-    with suppress(Exception):  # the script comes first
-        from lightning_forge_profiling.run.stack_sampler import sample_from_start  # noqa: PLC0415
-
-        sample_from_start()
+        entry_point.sample_stack()
+    except Exception as exc:  # the script comes first
+        sys.stderr.write(f"forge-profiling: the script is not sampled before its first fit: {exc}\n")
 
 
 def _say(pid: int) -> None:

@@ -1,11 +1,13 @@
 """The cause that a call of the user's is: one of the catalogue's, with what the whole fit spends in it."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.catalogue import CATALOGUE, Mistake
+from msgspec.structs import replace
+
+from lightning_forge_profiling.diagnosis.catalogue import Mistake, mistakes_in
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
 from lightning_forge_profiling.diagnosis.rule import (
     MIN_SHARE_PCT,
@@ -15,13 +17,13 @@ from lightning_forge_profiling.diagnosis.rule import (
     in_s,
     saving,
     saving_of_fit,
+    subtract,
 )
-from lightning_forge_profiling.names import BEFORE_FIT, REGIONS
-from lightning_forge_profiling.schema import WORKER_LINES, Finding, RunEvidence, SampledLine
+from lightning_forge_profiling.names import BEFORE_FIT, hook_region
+from lightning_forge_profiling.schema import WORKER_LINES, Finding, RunEvidence, RunLedger, SampledLine
 
 SLOW_CALL: Final = "slow-call"
 
-_MOSTLY: Final = 0.5  # from this share of a finding's time on, a call in it is its cause
 _Z: Final = 1.96  # of a 95 % interval
 
 
@@ -32,16 +34,11 @@ class _Spent:
     part: str
     line: SampledLine
     seconds: float
-    whole_s: float  # of the part
-
-    @property
-    def in_steps(self) -> bool:
-        """Whether the part is one of each step."""
-        return self.part in {*REGIONS, WORKER_LINES}
+    in_steps: bool  # whether the part is one of each step
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class Call:
     """A mistake with all that it costs, wherever it is made."""
 
     mistake: Mistake
@@ -51,11 +48,6 @@ class _Call:
     def seconds(self) -> float:
         """Of the whole fit."""
         return sum(each.seconds for each in self.spent)
-
-    @property
-    def samples(self) -> int:
-        """How often it was seen."""
-        return sum(each.line.samples for each in self.spent)
 
     @property
     def in_steps(self) -> bool:
@@ -71,87 +63,86 @@ class _Call:
         return f"{line.call or line.function} at {line.file}:{line.line}"
 
 
-def call_findings(run: RunEvidence) -> tuple[Finding, ...]:
+def find_calls(run: RunEvidence) -> tuple[Call, ...]:
     """The calls of the catalogue in which the fit spends at least `MIN_SHARE_PCT` of its time."""
-    whole_s = _fit_s(run)
-    if whole_s <= 0:
-        return ()
-    found = (_finding(call, run, whole_s) for call in _calls(run) if 100 * call.seconds >= MIN_SHARE_PCT * whole_s)
-    return tuple(found)
+    spent: defaultdict[str, list[_Spent]] = defaultdict(list)
+    known: dict[str, Mistake] = {}
+    for mistake, part, line in mistakes_in(run):
+        seconds, in_steps = _part_s(run, part)
+        known[mistake.name] = mistake
+        spent[mistake.name].append(_Spent(part, line, seconds * line.pct / 100, in_steps))
+    calls = (Call(known[name], tuple(sorted(each, key=lambda one: -one.seconds))) for name, each in spent.items())
+    return tuple(call for call in calls if 100 * call.seconds >= MIN_SHARE_PCT * LedgerCosts(run).whole_s > 0)
 
 
-def explained_by_calls(findings: Iterable[Finding], calls: Iterable[Finding]) -> list[Finding]:
-    """The findings without those of parts of the fit whose time is mostly in a call that is named."""
-    parts = {part for call in calls for part in str(call.evidence.get("explains", "")).split(", ")}
-    return [finding for finding in findings if _part_of(finding) not in parts]
-
-
-def _part_of(finding: Finding) -> str:
-    return "data" if finding.code == "input-bound" else str(finding.evidence.get("part") or finding.code)
-
-
-def _fit_s(run: RunEvidence) -> float:
-    """Seconds of the fit, or of its steps where there is no ledger."""
-    if run.ledger is not None:
-        return run.ledger.fit_s
-    return run.timing.step_ms.mean * LedgerCosts(run).steps / 1e3
-
-
-def _part_s(run: RunEvidence, part: str) -> float:
-    """Seconds that the fit spends in a part: on a GPU, in steps, no more than the GPU waits."""
-    timing, name = run.timing, "data" if part == WORKER_LINES else part
-    region = timing.regions.get(name)
+def _part_s(run: RunEvidence, part: str) -> tuple[float, bool]:
+    """Seconds that the fit spends in a part, and whether it is one of the steps: there on a GPU what the GPU waits."""
+    timing, costs = run.timing, LedgerCosts(run)
+    region = timing.regions.get("data" if part == WORKER_LINES else part)
     if region is None:
-        return 0.0 if run.ledger is None or part in BEFORE_FIT else run.ledger.parts.get(part, 0.0)
-    ms = min(region.host_ms, timing.step_ms.mean) if part != WORKER_LINES else region.device_ms
+        seconds = 0.0 if run.ledger is None or part in BEFORE_FIT else run.ledger.parts.get(part, 0.0)
+        in_steps, ms = bool(hook_region(part)), costs.per_step_ms(part)
+        return seconds * costs.exposed_ms(part) / ms if in_steps and ms else seconds, in_steps
+    ms = region.device_ms if part == WORKER_LINES or not timing.on_device else region.host_ms
     if timing.on_device and timing.gpu_starved_pct is not None:
         ms = min(ms, timing.step_ms.mean * timing.gpu_starved_pct / 100)
-    return ms * LedgerCosts(run).steps / 1e3
+    return ms * costs.steps / 1e3, True
 
 
-def _calls(run: RunEvidence) -> list[_Call]:
-    """Each mistake of the catalogue that is made."""
-    spent: defaultdict[str, list[_Spent]] = defaultdict(list)
-    mistakes = {mistake.name: mistake for mistake in CATALOGUE}
-    for part, lines in run.lines.items():
-        part_s = _part_s(run, part)
-        for line in lines:
-            mistake = next((each for each in CATALOGUE if each.is_in(part, line, run)), None)
-            if mistake is not None and part_s:
-                spent[mistake.name].append(_Spent(part, line, part_s * line.pct / 100, part_s))
-    return [
-        _Call(mistakes[name], tuple(sorted(each, key=lambda one: -one.seconds)))
-        for name, each in spent.items()
-    ]
+def without_calls(run: RunEvidence, calls: Iterable[Call]) -> RunEvidence:
+    """The run without the time that is these calls', and no other cause's."""
+    ms: defaultdict[str, float] = defaultdict(float)
+    seconds: defaultdict[str, float] = defaultdict(float)
+    named = set()
+    for each in (each for call in calls for each in call.spent):
+        named.add(each.line)
+        seconds[each.part] += each.seconds
+        region = "data" if each.part == WORKER_LINES else hook_region(each.part) or each.part
+        ms[region] += 1e3 * each.seconds / LedgerCosts(run).steps
+    if not named:
+        return run
+    regions = {name: subtract(times, ms[name], ms[name], ms[name]) for name, times in run.timing.regions.items()}
+    lines = {part: tuple(line for line in lines if line not in named) for part, lines in run.lines.items()}
+    return replace(run, timing=replace(run.timing, regions=regions), ledger=_ledger_without(run, seconds), lines=lines)
 
 
-def _finding(call: _Call, run: RunEvidence, whole_s: float) -> Finding:
-    mistake, steps = call.mistake, LedgerCosts(run).steps
+def _ledger_without(run: RunEvidence, seconds: Mapping[str, float]) -> RunLedger | None:
+    if run.ledger is None:
+        return None
+    left = {part: 1 - min(seconds.get(part, 0.0) / s, 1.0) if s else 1.0 for part, s in run.ledger.parts.items()}
+    parts = {part: s * left[part] for part, s in run.ledger.parts.items()}
+    counted = run.ledger.counted_s and {part: s * left.get(part, 1.0) for part, s in run.ledger.counted_s.items()}
+    return replace(run.ledger, parts=parts, counted_s=counted)
+
+
+def call_findings(run: RunEvidence, calls: Iterable[Call]) -> list[Finding]:
+    """The finding that each of these calls is."""
+    return [_finding(call, run) for call in calls]
+
+
+def _finding(call: Call, run: RunEvidence) -> Finding:
+    costs, mistake = LedgerCosts(run), call.mistake
     at_most = bool(mistake.left) or run.timing.on_device
-    seconds = min(call.seconds, whole_s)
-    share_pct = 100 * seconds / whole_s
     if call.in_steps:
-        ms, step_ms = 1e3 * seconds / steps, run.timing.step_ms.mean
-        share_pct = 100 * ms / step_ms
-        took = f"{in_ms(ms)} of each {in_ms(step_ms)} step"
+        ms, step_ms = 1e3 * call.seconds / costs.steps, run.timing.step_ms.mean
+        share_pct, took = 100 * ms / step_ms, f"{in_ms(ms)} of each {in_ms(step_ms)} step"
         saves = saving(ms, step_ms, at_most=at_most)
     else:
-        took = f"{in_s(seconds)} of the fit's {in_s(whole_s)}"
-        saves = saving_of_fit(seconds, whole_s, steps, at_most=at_most)
-    explains = [each.part for each in call.spent if each.seconds > _MOSTLY * each.whole_s]
+        share_pct = 100 * call.seconds / costs.whole_s
+        took = f"{in_s(call.seconds)} of the fit's {in_s(costs.whole_s)}"
+        saves = saving_of_fit(call.seconds, costs.whole_s, costs.steps, at_most=at_most)
     explained = Explanation(
         f"{took} go to {call.place}: {mistake.wrong}",
         {
             "mistake": mistake.name,
             "where": call.place,
-            "seconds": round(seconds, 3),
+            "seconds": round(call.seconds, 3),
             "parts": ", ".join(each.part for each in call.spent),
-            "explains": ", ".join("data" if part == WORKER_LINES else part for part in explains),
         },
         mistake.instead,
         mistake.fix,
     )
-    error = min(_Z / max(call.samples, 1) ** 0.5, 1.0)  # of a count
+    error = min(_Z / max(sum(each.line.samples for each in call.spent), 1) ** 0.5, 1.0)  # of a count
     return as_finding(
         SLOW_CALL,
         explained,

@@ -4,14 +4,16 @@ To add one, add a `Mistake`: nothing else has to change. `calls.py` finds them a
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from lightning_forge_profiling.schema import WORKER_LINES, RunEvidence, SampledLine
 
 # what is done for each batch, by the function of the user's that does it: at an epoch's end the same call is right
-_EACH_BATCH: Final = re.compile(r"(_step|forward|batch_start|batch_end|zero_grad|backward|optimizer_step)$|\.<locals>\.")
+_EACH_BATCH: Final = re.compile(
+    r"(_step|forward|batch_start|batch_end|zero_grad|backward|optimizer_step)$|\.<locals>\."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +135,14 @@ CATALOGUE: Final = (
         "it stops training for each batch, and frees or orders nothing that PyTorch does not",
         "Leave it out: PyTorch reuses freed memory, and waits where a value is read.",
     ),
-    Mistake(
-        "sleeps",
-        r"sleep",
-        "it waits on purpose",
-        "Leave it out.",
-        within=r"(?!data)",
-    ),
 )
 """The calls that are known, the most specific first."""
+
+
+def mistakes_in(run: RunEvidence) -> Iterator[tuple[Mistake, str, SampledLine]]:
+    """Each sampled line of a run that is a mistake, with the part of the fit that it is in."""
+    for part, lines in run.lines.items():
+        for line in lines:
+            found = next((mistake for mistake in CATALOGUE if mistake.is_in(part, line, run)), None)
+            if found is not None:
+                yield found, part, line

@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from lightning_forge_profiling.diagnosis.calls import call_findings, find_calls, without_calls
 from lightning_forge_profiling.diagnosis.compute import CPU_WORK
 from lightning_forge_profiling.diagnosis.findings import (
     find_causes,
@@ -78,13 +79,15 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     works = with_waits(evidence.ranks.works)
     compared = replace(evidence, ranks=replace(evidence.ranks, works=works))
     late = straggler(compared) if compared.timing.steps >= MIN_STEPS else None
-    run = LiveRun(compared, without_rank_waits(compared, late), late)
+    own = without_rank_waits(compared, late)
+    calls = find_calls(own) if compared.timing.steps >= MIN_STEPS else ()
+    run = LiveRun(compared, without_calls(own, calls), late)
     if analysis is not None and evidence.timing.steps < MIN_STEPS:
         combined = replace(analysis, run=run.all)
     else:
         findings, differences = _to_live_step(analysis, run)
         others = (*ledger_findings(run.own), *memory_findings(run.all))
-        merged = beside_straggler(_merged(findings, others, run.own), run.all, late)
+        merged = beside_straggler(_merged(findings, others, run.own), run.all, late) + call_findings(own, calls)
         ranked = _ranked(merged if late is None else [*merged, late], run, analysis)
         combined = naming_missing(
             prioritize_machine_findings(_with_verdict(ranked, differences, analysis, run), run.all)

@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
+from lightning_forge_profiling.diagnosis.catalogue import mistakes_in
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
     Evidence,
@@ -16,6 +17,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     subtract,
 )
 from lightning_forge_profiling.names import (
+    BEFORE_FIT,
     CHECKPOINT_WRITE,
     COMPILE,
     EPOCH_METRICS,
@@ -106,12 +108,15 @@ class LedgerCosts:
     def whole_s(self) -> float:
         """Seconds that costs are a share of."""
         # time before the fit is left out, since the script may have run for long, and so is the profiler's. In a trial,
-        # one-time work is left out too: setup, the sanity check.
+        # one-time work is left out too: setup, the sanity check. But not a call there that is known to be a mistake.
         if self.of == "step":
             return self.evidence.timing.step_ms.mean * self.steps / 1e3
         if not self.is_trial:
             return self.ledger.fit_s
-        return self.ledger.wall_s - sum(s for name, s in self.ledger.parts.items() if part_kind(name) in ONCE)
+        once = {name: s for name, s in self.ledger.parts.items() if part_kind(name) in ONCE and name not in BEFORE_FIT}
+        known_s = sum(once.get(part, 0.0) * line.pct / 100 for _, part, line in mistakes_in(self.evidence))
+        before_s = sum(self.ledger.parts.get(name, 0.0) for name in BEFORE_FIT)
+        return self.ledger.wall_s - before_s - sum(once.values()) + known_s
 
     def leaves(self) -> list[str]:
         """The parts of the ledger that may be named, no two of which have time in common."""

@@ -46,7 +46,7 @@ _ROUNDING: Final = 1 + 1e-6
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """A run, its times without what its ranks do to each other, and the rank that the others wait for."""
+    """A run, its times without what its ranks do to each other and without known calls, and the straggler."""
 
     all: RunEvidence
     own: RunEvidence
@@ -63,8 +63,8 @@ class LiveRun:
         return 0.0 if self.straggler is None else self.straggler.share_pct * self.all.timing.step_ms.mean / 100
 
     @property
-    def ranks_ms(self) -> float:
-        """What the own times lack of the step: this rank waits for others, or they for it."""
+    def known_ms(self) -> float:
+        """What the own times lack of the step: known calls, and waits for other ranks, or theirs for this one."""
         regions = self.all.timing.regions
         return sum(regions[name].device_ms - own.device_ms for name, own in self.own.timing.regions.items())
 
@@ -332,7 +332,7 @@ def _operators_and_python(recorded: Sequence[Finding], steps: RecordedSteps) -> 
     apart_ms = (
         hooks_ms(run, "transfer", "forward", "backward", "optimizer", "other")
         + own.blocked_ms(*COMPUTE)
-        + steps.live.ranks_ms
+        + steps.live.known_ms
     )
     if not steps.difference and not update_differs and 100 * apart_ms < MIN_SHARE_PCT * live_ms:
         known = RuleContext(rank, run=run)

@@ -17,22 +17,22 @@ class HostReadings:
     def __init__(self, step_timer: StepTimer) -> None:
         self._step_timer = step_timer
         self._cpu: CpuAccount | None = None
-        self._sampler: StackSampler | None = None
+        self.sampler: StackSampler | None = None
         self.workers = WorkerStacks()
         self.switches: Switches | None = None
 
     def sample_stacks(self) -> None:
         """Sample this thread's stack from here to the end of the fit."""
-        self._sampler = begin_sampling(self._step_timer.ledger.innermost)
+        self.sampler = begin_sampling(self._step_timer.ledger.innermost)
 
     def is_plain_loop(self) -> None:
         """The loop is the script's own, so that stacks do not show the regions of a step."""
-        if self._sampler is not None:
-            self._sampler.region = self._step_timer.regions.under_way
+        if self.sampler is not None:
+            self.sampler.region = self._step_timer.regions.under_way
 
     def end_stacks(self) -> None:
         """The fit is over."""
-        sampler, self._sampler = self._sampler, None
+        sampler, self.sampler = self.sampler, None
         if sampler is not None:
             end_sampling(sampler)
 
@@ -41,7 +41,7 @@ class HostReadings:
         of_step = AUTOGRAD if self._step_timer.timers.on_device else ""
         self._cpu = cpu = CpuAccount(training.worker_processes, threads=of_step)
         cpu.watch_thread()
-        if (sampler := self._sampler) is not None:
+        if (sampler := self.sampler) is not None:
             cpu.woken_ns = lambda: sampler.woken_ns
         followers = self._step_timer.regions.followers
         followers.region_ends, followers.stood_still = cpu.turn, cpu.skip
@@ -55,8 +55,8 @@ class HostReadings:
     def between_steps(self, now_s: float, *, counts: bool) -> None:
         """Read what is due by `time.perf_counter`; `counts` is of the step that comes."""
         cpu = self._cpu
-        if self._sampler is not None:
-            self._sampler.counts, self._sampler.paces = counts, not self._step_timer.host_is_ahead
+        if self.sampler is not None:
+            self.sampler.counts, self.sampler.paces = counts, not self._step_timer.host_is_ahead
         if cpu is None or not cpu.due(now_s, counts=counts):
             return
         with self._step_timer.profiler_overhead():
@@ -65,13 +65,13 @@ class HostReadings:
     def recording_begins(self, *, stacks: bool) -> None:
         """A profiler starts, with Python stacks or without: the CPU time of that is not the steps'."""
         self.pause()
-        if stacks and self._sampler is not None:
-            self._sampler.pause(on=True)
+        if stacks and self.sampler is not None:
+            self.sampler.pause(on=True)
 
     def recording_ends(self) -> None:
         """It has ended."""
-        if self._sampler is not None:
-            self._sampler.pause(on=False)
+        if self.sampler is not None:
+            self.sampler.pause(on=False)
 
     def pause(self) -> None:
         """Validation begins, whose CPU time is not the steps'."""
@@ -87,8 +87,8 @@ class HostReadings:
 
     def end(self) -> None:
         """Training has ended."""
-        if self._sampler is not None:
-            self._sampler.counts = False
+        if self.sampler is not None:
+            self.sampler.counts = False
         if self._cpu is not None:
             self._step_timer.regions.followers.region_ends = None
             try:
@@ -98,7 +98,7 @@ class HostReadings:
 
     def lines(self) -> dict[str, tuple[SampledLine, ...]]:
         """The lines of the user's code in which most samples of each part are."""
-        lines = {} if self._sampler is None else self._sampler.times.lines()
+        lines = {} if self.sampler is None else self.sampler.times.lines()
         of_workers = self.workers.lines()
         return {**lines, WORKER_LINES: of_workers} if of_workers else lines
 
@@ -109,7 +109,7 @@ class HostReadings:
     def cpu_use(self, ranks: int) -> CpuUse | None:
         """The mean use of the cores, on which there are so many ranks, over the steps that counted; None if unknown."""
         use = None if self._cpu is None else self._cpu.use(ranks)
-        if use is None or self._sampler is None or self._sampler.lock is None:
+        if use is None or self.sampler is None or self.sampler.lock is None:
             return use
-        gil, thread = self._sampler.lock.share()
+        gil, thread = self.sampler.lock.share()
         return replace(use, gil=gil, gil_thread=thread)

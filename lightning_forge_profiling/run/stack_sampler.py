@@ -183,6 +183,7 @@ def _line(file: str, line: int, function: str, times: Sequence[PlaceTime], whole
         waiting_pct=100 * idle_ns / ns if ns else 0.0,
         call=call,
         callee=callee,
+        samples=sum(each.samples for each in times),
     )
 
 
@@ -288,7 +289,8 @@ class StackSampler:
         """Begin to sample this thread."""
         self._thread = ThreadTime()
         self._timer = stack_timer(self._look)
-        self._timer.start()
+        if self._timer is not None:
+            self._timer.start()
 
     def pause(self, *, on: bool) -> None:
         """Whether to leave the thread alone for now, as while a profiler records its stacks."""

@@ -48,8 +48,14 @@ class StackTimer(Protocol):
         """End, and restore what was changed."""
 
 
-def stack_timer(look: Look) -> StackTimer:
-    """The one that this thread can have: by a signal, else by a thread."""
+SWITCH: Final = "FORGE_PROFILING_STACKS"
+"""Environment variable that switches the looking off, with the value `off`."""
+
+
+def stack_timer(look: Look) -> StackTimer | None:
+    """The one that this thread can have: by a signal, else by a thread; None where it is switched off."""
+    if os.environ.get(SWITCH) == "off":
+        return None
     return SignalTimer(look) if signals_are_free() else LookingThread(look)
 
 

@@ -75,7 +75,9 @@ class _Worker:
 
     def start(self) -> None:
         """Begin, for as long as the worker lives."""
-        stack_timer(self._look).start()
+        timer = stack_timer(self._look)
+        if timer is not None:
+            timer.start()
 
     def _look(self, frame: FrameType) -> None:
         """Add a sample to its place, unless the worker waits for a request."""

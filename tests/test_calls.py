@@ -1,0 +1,146 @@
+"""A call of the user's that costs time is the cause, with its line and what to write; a healthy run has none."""
+
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torchmetrics import AUROC, MeanMetric
+
+from lightning_forge_profiling import ThroughputCallback
+from lightning_forge_profiling.diagnosis.calls import SLOW_CALL
+from lightning_forge_profiling.diagnosis.catalogue import CATALOGUE
+from tests.models import quiet_trainer
+
+ROWS = 12_000
+
+
+class Net(L.LightningModule):
+    """A small net; subclasses add a mistake."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+        self.auroc, self.average = AUROC(task="binary"), MeanMetric()
+
+    def training_step(self, batch):
+        x, y = batch
+        return torch.nn.functional.binary_cross_entropy_with_logits(self.net(x)[:, 0], y.float())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class ComputesInStep(Net):
+    def training_step(self, batch):
+        x, y = batch
+        self.auroc.update(self.net(x)[:, 0].detach(), y)
+        self.auroc.compute()
+        return super().training_step(batch)
+
+
+class ComputesAtTheEnd(Net):
+    def training_step(self, batch):
+        loss = super().training_step(batch)
+        self.average.update(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self):
+        for _ in range(200):
+            self.average.compute()
+            self.average.update(1.0)
+        self.average.reset()
+
+
+class ComputesInValidation(Net):
+    def validation_step(self, batch):
+        x, y = batch
+        self.auroc(self.net(x)[:, 0], y)
+
+
+class KeepsItsData(Net):
+    def __init__(self, series):
+        super().__init__()
+        self.save_hyperparameters()
+
+
+class NormsOneByOne(Net):
+    def __init__(self):
+        super().__init__()
+        self.many = torch.nn.ParameterList(torch.rand(8) for _ in range(200))
+
+    def training_step(self, batch):
+        return super().training_step(batch) + torch.cat(list(self.many)).mean()
+
+    def on_before_optimizer_step(self, optimizer):
+        norms = [p.grad.norm(2) for p in self.parameters()]
+        torch.stack(norms).norm()
+
+
+class Frame(Dataset):
+    def __init__(self):
+        pandas = pytest.importorskip("pandas")
+        self.frame = pandas.DataFrame({"of": [row % 200 for row in range(20_000)], "value": 1.0})
+
+    def __len__(self):
+        return 1200
+
+    def __getitem__(self, index):
+        rows = self.frame[self.frame["of"] == index % 200]
+        return torch.full((16,), float(rows["value"].sum())), index % 2
+
+
+def data(rows=ROWS):
+    x = torch.randn(rows, 16)
+    return DataLoader(TensorDataset(x, (x.sum(1) > 0).long()), 64)
+
+
+def analysed(model, train=None, validation=None, **options):
+    callback = ThroughputCallback(warmup_steps=2, record=False)
+    options = {"num_sanity_val_steps": 0, "max_epochs": 2, **options}
+    quiet_trainer(callback, **options).fit(model, train or data(), validation)
+    return callback.analysis()
+
+
+def call_of(analysis):
+    return next((finding for finding in analysis.findings if finding.code == SLOW_CALL), None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "loaders", "mistake", "said"),
+    [
+        (ComputesInStep, {}, "metric-in-step", "self.auroc.compute() at"),
+        (ComputesInValidation, {"validation": data(64_000)}, "metric-in-step", "self.auroc(self.net(x)[:, 0], y) at"),
+        (NormsOneByOne, {}, "norm-per-parameter", "p.grad.norm(2) at"),
+        (Net, {"train": "frame"}, "frame-per-sample", 'self.frame[self.frame["of"] == index % 200] at'),
+    ],
+)
+def test_a_mistake_is_named_with_its_call_and_line(model, loaders, mistake, said):
+    loaders = {name: DataLoader(Frame(), 16) if loader == "frame" else loader for name, loader in loaders.items()}
+    found = call_of(analysed(model(), **loaders))
+    assert found is not None
+    assert found.evidence["mistake"] == mistake
+    assert f"{said} tests/test_calls.py:" in found.title
+    assert found.share_pct > 5
+    assert found.saves.at_most
+
+
+@pytest.mark.slow
+def test_large_hyperparameters_are_known_without_a_line(tmp_path):
+    series = [[float(i * j % 17) for j in range(40)] for i in range(1500)]
+    found = call_of(analysed(KeepsItsData(series), logger=True, default_root_dir=tmp_path))
+    assert found.evidence["mistake"] == "hyperparameters"
+    assert "save_hyperparameters(ignore=" in found.fix
+    assert "validation" not in found.evidence["parts"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [Net, ComputesAtTheEnd])
+def test_a_healthy_run_has_no_such_call(model):
+    assert call_of(analysed(model())) is None
+
+
+def test_each_mistake_has_its_own_name_and_says_what_to_write():
+    names = [mistake.name for mistake in CATALOGUE]
+    assert len(names) == len({*names})
+    assert all(mistake.instead.endswith(".") and mistake.wrong for mistake in CATALOGUE)

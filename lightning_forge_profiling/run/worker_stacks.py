@@ -11,6 +11,7 @@ from torch.utils.data._utils import worker
 
 from lightning_forge_profiling.run.stack_sampler import PlaceTimes, ThreadTime, find_place, sampled_lines
 from lightning_forge_profiling.run.stack_timer import stack_timer
+from lightning_forge_profiling.run.worker_batches import forget_batches, time_batches
 from lightning_forge_profiling.schema import SampledLine
 
 _WORKER_ID: Final = 10  # the position of the worker's number among the arguments of torch's worker loop (2.4 to 2.13)
@@ -31,7 +32,9 @@ class WorkerStacks:
         global _written_to  # noqa: PLW0603  (what a forked worker inherits)
         start = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
         if start == "fork" and hasattr(os, "memfd_create") and worker._worker_loop is _torchs_loop:  # noqa: SLF001
-            self._file = self._file if self._file >= 0 else os.memfd_create("forge-worker-stacks")
+            if self._file < 0:
+                self._file = os.memfd_create("forge-worker-stacks")
+                forget_batches()
             _written_to = self._file
             worker._worker_loop = _sampled_loop  # type: ignore[assignment]  # noqa: SLF001
 
@@ -59,6 +62,8 @@ class WorkerStacks:
 
 def _sampled_loop(*arguments: Any) -> None:
     with suppress(Exception):  # the batches come first; a spawned worker inherits no file
+        if arguments[_WORKER_ID] == 0:
+            time_batches()
         if _written_to >= 0 and arguments[_WORKER_ID] == 0 and os.fstat(_written_to).st_size == 0:
             _Worker(_written_to).start()
     _torchs_loop(*arguments)

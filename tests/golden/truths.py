@@ -144,12 +144,11 @@ _FAULTS: Final[dict[str, tuple[tuple[str, tuple[str, Check], str], ...]]] = {
     ),
 }  # fmt: skip
 
-_SYMPTOM: Final = "the work that a call or a switch of the user's adds is taken for the model's"
 _MISTAKES: Final[dict[str, tuple[tuple[str, Check], str]]] = {  # what the verdict says first
-    "metric_in_each_step": (names("AUROC", "auroc", "compute()"), _SYMPTOM),
+    "metric_in_each_step": (names("AUROC", "auroc", "compute()"), ""),
     "anomaly_detection": (names("anomaly detection is on"), ""),
     "workers_of_short_epochs": (one_of("worker-restarts", "loader-startup"), ""),
-    "large_hyperparameters": (names("save_hyperparameters"), "what passes before the first step names no call"),
+    "large_hyperparameters": (names("save_hyperparameters"), ""),
 }
 
 TRUTHS: Final = (

@@ -46,7 +46,7 @@ class Places(L.LightningModule):
         return self.layer(batch).mean()
 
     def validation_step(self, batch):
-        torch.linalg.svd(torch.rand(120, 120))
+        torch.linalg.svd(torch.rand(300, 300))
 
     def on_train_epoch_end(self):
         sorted(self.numbers)
@@ -67,7 +67,7 @@ def lines():
     ("part", "function", "call", "callee"),
     [
         ("forward", "Places.training_step", "json.loads(self.text)", "json.loads"),
-        ("validation", "Places.validation_step", "torch.linalg.svd(torch.rand(120, 120))", "svd"),
+        ("validation", "Places.validation_step", "torch.linalg.svd(torch.rand(300, 300))", "svd"),
         ("startup/module.setup", "Places.counts_up", "", ""),
         ("module/on_train_epoch_end", "Places.on_train_epoch_end", "sorted(self.numbers)", "sorted"),
     ],

@@ -10,6 +10,7 @@ from typing import Final
 
 from lightning_forge_profiling.schema import WORKER_LINES, RunEvidence, SampledLine
 
+_WAITS_PCT: Final = 30.0
 # what is done for each batch, by the function of the user's that does it: at an epoch's end the same call is right
 _EACH_BATCH: Final = re.compile(
     r"(_step|forward|batch_start|batch_end|zero_grad|backward|optimizer_step)$|\.<locals>\."
@@ -27,6 +28,7 @@ class Mistake:
     fix: str = ""  # the same as code to copy
     each_batch: bool = True  # whether it is a mistake only in what is done for each batch
     within: str = ""  # a regular expression of the parts of the fit in which it is one; "" for all
+    waits: bool = False  # whether it is one only where the thread waits in it
     left: str = ""  # what a fix leaves of its time, so that all of it is a bound; "" for nothing
     # when it is none although all of the above is so
     unless: Callable[[RunEvidence], bool] = lambda _: False
@@ -37,6 +39,7 @@ class Mistake:
             re.fullmatch(self.callee, line.callee or line.function) is not None
             and (not self.each_batch or not line.file or _EACH_BATCH.search(line.function) is not None)
             and re.match(self.within, part) is not None
+            and (not self.waits or (line.waiting_pct or 0.0) >= _WAITS_PCT)
             and not self.unless(run)
         )
 
@@ -88,12 +91,13 @@ CATALOGUE: Final = (
     ),
     Mistake(
         "reads-values",
-        r"item|cpu|tolist|numpy|isnan|isinf|isfinite|any|all|allclose|equal|nonzero|__bool__|__float__|print"
+        r"item|cpu|tolist|numpy|isnan|isinf|isfinite|any|all|allclose|equal|nonzero|bool|float|int|print"
         r"|torch\._tensor\.Tensor\.(__format__|__repr__|__contains__|__iter__|tolist)|torch\.functional\.norm",
         "a value is read from the GPU, which has to finish all queued work first",
         "Keep it on the GPU: add it up in a tensor (detach()), and read it every n steps; check one number, such as "
         "the loss, in place of each parameter.",
         left="the reads that stay",
+        waits=True,
         unless=_without_gpu,
     ),
     Mistake(

@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from lightning_forge_profiling.diagnosis.calls import SLOW_CALL
 from lightning_forge_profiling.diagnosis.ledger_costs import in_steps_pct
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
@@ -68,7 +69,7 @@ def _comes_first(finding: Finding, *, gpu: bool) -> bool:
     """Whether a finding is of a cause that can be removed, and large enough to come before the work itself."""
     if finding.code in WORK:  # but time in one function of the user's is a call that he can remove
         return finding.code == "python-bound" and "where" in finding.evidence
-    is_measured = finding.of == "run" or (gpu and finding.source == "trace")
+    is_measured = finding.of == "run" or finding.code == SLOW_CALL or (gpu and finding.source == "trace")
     may_save_pct = max(finding.saves.pct, finding.saves.high_pct or 0.0) if finding.saves else finding.share_pct
     least_pct = MIN_SHARE_PCT if is_measured else _REGION_FROM_PCT
     is_known = finding.share_pct > 0  # 0 for a setting whose cost nothing measures: after all that is measured

@@ -138,7 +138,10 @@ def is_in_step(lines: Sequence[Line]) -> bool:
 
 
 def called(code: CodeType, instruction: int) -> str:
-    """The function that an instruction calls; "" if it calls none, or it cannot be told which."""
+    """The function that an instruction calls; "" if it calls none, or it cannot be told which.
+
+    A condition calls `bool` of its value, which for a tensor waits for the GPU.
+    """
     loaded: dict[tuple[int | None, int | None], str] = {}
     at = None
     for each in dis.get_instructions(code):
@@ -148,7 +151,7 @@ def called(code: CodeType, instruction: int) -> str:
         if each.opname.startswith("LOAD_") and isinstance(each.argval, str):
             loaded[at] = each.argval  # of `file.buffer.read(1)` all begin in the same place, and the last is `read`
         elif each.offset == instruction and not each.opname.startswith(("CALL", "PRECALL")):  # Python 3.11 has both
-            return ""
+            return "bool" if "JUMP_IF" in each.opname or each.opname == "TO_BOOL" else ""
     return loaded.get(at, "") if at is not None else ""
 
 

@@ -3,12 +3,16 @@
 import lightning as L
 import pytest
 import torch
+from msgspec.structs import replace
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchmetrics import AUROC, MeanMetric
 
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.diagnosis.calls import SLOW_CALL
 from lightning_forge_profiling.diagnosis.catalogue import CATALOGUE
+from lightning_forge_profiling.diagnosis.combine import combine
+from lightning_forge_profiling.schema import SampledLine
+from tests.golden import outputs
 from tests.models import quiet_trainer
 
 ROWS = 12_000
@@ -144,3 +148,23 @@ def test_each_mistake_has_its_own_name_and_says_what_to_write():
     names = [mistake.name for mistake in CATALOGUE]
     assert len(names) == len({*names})
     assert all(mistake.instead.endswith(".") and mistake.wrong for mistake in CATALOGUE)
+
+
+def test_a_hook_that_is_nothing_but_a_call_leaves_no_other_cause_on_a_gpu():
+    run = outputs.run_of("gpu_update").analysis.run
+    hook = "module/on_before_optimizer_step"
+    line = SampledLine(
+        file="model.py", line=3, function="Net.on_before_optimizer_step", pct=100.0, waiting_pct=90.0,
+        call="p.grad.norm().item()", callee="item", samples=400,
+    )  # fmt: skip
+    ledger = replace(
+        run.ledger,
+        parts={"steps": run.ledger.parts["steps"], hook: 2.0},
+        counted_s={hook: 1.9},
+        counts={"steps": 1, hook: 300},
+        first_s={hook: 0.5},
+    )
+    analysis = combine(None, replace(run, ledger=ledger, lines={hook: (line,)}))
+    assert analysis.verdict == SLOW_CALL
+    assert "p.grad.norm().item() at model.py:3" in analysis.verdict_text
+    assert [found for found in analysis.findings if found.code == "slow-hook"] == []

@@ -33,7 +33,8 @@ class _Spent:
 
     part: str
     line: SampledLine
-    seconds: float
+    share: float  # of the part's time
+    seconds: float  # that it costs: in steps on a GPU no more than the GPU waits
     in_steps: bool  # whether the part is one of each step
 
 
@@ -70,7 +71,7 @@ def find_calls(run: RunEvidence) -> tuple[Call, ...]:
     for mistake, part, line in mistakes_in(run):
         seconds, in_steps = _part_s(run, part)
         known[mistake.name] = mistake
-        spent[mistake.name].append(_Spent(part, line, seconds * line.pct / 100, in_steps))
+        spent[mistake.name].append(_Spent(part, line, line.pct / 100, seconds * line.pct / 100, in_steps))
     calls = (Call(known[name], tuple(sorted(each, key=lambda one: -one.seconds))) for name, each in spent.items())
     return tuple(call for call in calls if 100 * call.seconds >= MIN_SHARE_PCT * LedgerCosts(run).whole_s > 0)
 
@@ -92,27 +93,34 @@ def _part_s(run: RunEvidence, part: str) -> tuple[float, bool]:
 def without_calls(run: RunEvidence, calls: Iterable[Call]) -> RunEvidence:
     """The run without the time that is these calls', and no other cause's."""
     ms: defaultdict[str, float] = defaultdict(float)
-    seconds: defaultdict[str, float] = defaultdict(float)
+    shares: defaultdict[str, float] = defaultdict(float)
     named = set()
     for each in (each for call in calls for each in call.spent):
         named.add(each.line)
-        seconds[each.part] += each.seconds
+        shares[each.part] += each.share
         region = "data" if each.part == WORKER_LINES else hook_region(each.part) or each.part
         ms[region] += 1e3 * each.seconds / LedgerCosts(run).steps
     if not named:
         return run
     regions = {name: subtract(times, ms[name], ms[name], ms[name]) for name, times in run.timing.regions.items()}
     lines = {part: tuple(line for line in lines if line not in named) for part, lines in run.lines.items()}
-    return replace(run, timing=replace(run.timing, regions=regions), ledger=_ledger_without(run, seconds), lines=lines)
+    return replace(run, timing=replace(run.timing, regions=regions), ledger=_ledger_without(run, shares), lines=lines)
 
 
-def _ledger_without(run: RunEvidence, seconds: Mapping[str, float]) -> RunLedger | None:
+def _ledger_without(run: RunEvidence, shares: Mapping[str, float]) -> RunLedger | None:
     if run.ledger is None:
         return None
-    left = {part: 1 - min(seconds.get(part, 0.0) / s, 1.0) if s else 1.0 for part, s in run.ledger.parts.items()}
-    parts = {part: s * left[part] for part, s in run.ledger.parts.items()}
-    counted = run.ledger.counted_s and {part: s * left.get(part, 1.0) for part, s in run.ledger.counted_s.items()}
-    return replace(run.ledger, parts=parts, counted_s=counted)
+
+    def less(times: Mapping[str, float]) -> dict[str, float]:
+        return {part: s * max(1 - shares.get(part, 0.0), 0.0) for part, s in times.items()}
+
+    ledger, counted = run.ledger, run.ledger.counted_s
+    return replace(
+        ledger,
+        parts=less(ledger.parts),
+        first_s=less(ledger.first_s),
+        counted_s=None if counted is None else less(counted),
+    )
 
 
 def call_findings(run: RunEvidence, calls: Iterable[Call]) -> list[Finding]:

@@ -4,13 +4,12 @@ To add one, add a `Mistake`: nothing else has to change. `calls.py` finds them a
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from lightning_forge_profiling.schema import WORKER_LINES, RunEvidence, SampledLine
 
-_WAITS_PCT: Final = 30.0
 # what is done for each batch, by the function of the user's that does it: at an epoch's end the same call is right
 _EACH_BATCH: Final = re.compile(
     r"(_step|forward|batch_start|batch_end|zero_grad|backward|optimizer_step)$|\.<locals>\."
@@ -28,24 +27,15 @@ class Mistake:
     fix: str = ""  # the same as code to copy
     each_batch: bool = True  # whether it is a mistake only in what is done for each batch
     within: str = ""  # a regular expression of the parts of the fit in which it is one; "" for all
-    waits: bool = False  # whether it is one only where the thread waits in it
     left: str = ""  # what a fix leaves of its time, so that all of it is a bound; "" for nothing
-    # when it is none although all of the above is so
-    unless: Callable[[RunEvidence], bool] = lambda _: False
 
-    def is_in(self, part: str, line: SampledLine, run: RunEvidence) -> bool:
+    def is_in(self, part: str, line: SampledLine) -> bool:
         """Whether a sampled line of a part of the fit is this mistake."""
         return (
             re.fullmatch(self.callee, line.callee or line.function) is not None
             and (not self.each_batch or not line.file or _EACH_BATCH.search(line.function) is not None)
             and re.match(self.within, part) is not None
-            and (not self.waits or (line.waiting_pct or 0.0) >= _WAITS_PCT)
-            and not self.unless(run)
         )
-
-
-def _without_gpu(run: RunEvidence) -> bool:
-    return not run.timing.on_device
 
 
 _IN_DATASET: Final = f"data$|{WORKER_LINES}$|validation"
@@ -89,17 +79,8 @@ CATALOGUE: Final = (
         within=_IN_DATASET,
         left="indexing the array",
     ),
-    Mistake(
-        "reads-values",
-        r"item|cpu|tolist|numpy|isnan|isinf|isfinite|any|all|allclose|equal|nonzero|bool|float|int|print"
-        r"|torch\._tensor\.Tensor\.(__format__|__repr__|__contains__|__iter__|tolist)|torch\.functional\.norm",
-        "a value is read from the GPU, which has to finish all queued work first",
-        "Keep it on the GPU: add it up in a tensor (detach()), and read it every n steps; check one number, such as "
-        "the loss, in place of each parameter.",
-        left="the reads that stay",
-        waits=True,
-        unless=_without_gpu,
-    ),
+    # reading a value from a GPU is none of these: the time in the call is not its cost, as the GPU works meanwhile. It
+    # costs the GPU's idle time after it, which a trace shows (`sync-bound`).
     Mistake(
         "norm-per-parameter",
         r"norm|torch\._tensor\.Tensor\.norm|torch\.functional\.norm|linalg_vector_norm|vector_norm",
@@ -134,10 +115,9 @@ CATALOGUE: Final = (
     ),
     Mistake(
         "collects",
-        r"gc\.collect|collect|torch\.cuda\.memory\.empty_cache|empty_cache|_cuda_emptyCache"
-        r"|torch\.cuda\.synchronize|synchronize|_cuda_synchronize",
-        "it stops training for each batch, and frees or orders nothing that PyTorch does not",
-        "Leave it out: PyTorch reuses freed memory, and waits where a value is read.",
+        r"collect|torch\.cuda\.memory\.empty_cache|empty_cache",
+        "it stops training for each batch, and frees nothing that PyTorch would not use again",
+        "Leave it out, or call it once an epoch.",
     ),
 )
 """The calls that are known, the most specific first."""
@@ -147,6 +127,6 @@ def mistakes_in(run: RunEvidence) -> Iterator[tuple[Mistake, str, SampledLine]]:
     """Each sampled line of a run that is a mistake, with the part of the fit that it is in."""
     for part, lines in run.lines.items():
         for line in lines:
-            found = next((mistake for mistake in CATALOGUE if mistake.is_in(part, line, run)), None)
+            found = next((mistake for mistake in CATALOGUE if mistake.is_in(part, line)), None)
             if found is not None:
                 yield found, part, line

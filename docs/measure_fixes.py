@@ -51,6 +51,7 @@ from msgspec import structs
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torchmetrics import AUROC
 
 from benchmarks.real_models import Clicks, Pictures, Reading, RealGPT, Recommender, ResNet, loader, pictures
 from benchmarks.workloads import random_tokens
@@ -217,6 +218,26 @@ class CollectsGarbage(planted.MLP):
             gc.collect()
 
 
+class Scores(planted.MLP):
+    """Updates a metric in each step, and computes it there or not."""
+
+    def __init__(self, layers: int, width: int, *, each: bool) -> None:
+        super().__init__(layers, width)
+        self.score, self._each = AUROC(task="binary"), each
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        """The first outputs as predictions of the signs of the first inputs."""
+        self.score.update(self(batch)[:, 0].detach().sigmoid(), (batch[:, 0] > 0).long())
+        if self._each:
+            self.score.compute()
+        self.score.reset()  # so that steps do not become longer
+        return super().training_step(batch, batch_idx)
+
+
+def _scores(size: Size, *, each: bool) -> Setup:
+    return Setup(Scores(2, 32, each=each), planted.held(size.batches, 64, 32, pin=False))
+
+
 def _garbage(size: Size, *, frozen: bool) -> Setup:
     (gc.freeze if frozen else gc.unfreeze)()
     return Setup(CollectsGarbage(2, 32), planted.held(size.batches, 8, 32, pin=False))
@@ -268,6 +289,7 @@ CASES: dict[str, Case] = {
     "memory-bandwidth-bound": Case(partial(_gelu, planted.HandWrittenGELU), partial(_gelu, FusedGELU)),
     "outside-the-step": Case(partial(_logging, every=1), partial(_logging, every=50), on_cpu=True, code="slow-logger"),
     "gc-bound": Case(partial(_garbage, frozen=False), partial(_garbage, frozen=True), on_cpu=True),
+    "slow-call": Case(partial(_scores, each=True), partial(_scores, each=False), on_cpu=True),
     "communication-bound": Case(
         partial(_big_gradients, compressed=False), partial(_big_gradients, compressed=True), devices=2
     ),

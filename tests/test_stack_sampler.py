@@ -144,6 +144,30 @@ def test_training_in_a_thread_is_looked_at_from_another():
     assert kinds == [LookingThread]
 
 
+class Computes(Places):
+    def training_step(self, batch):
+        torch.linalg.svd(torch.rand(200, 200))
+        return self.layer(batch).mean()
+
+
+class Waits(Places):
+    def training_step(self, batch):
+        time.sleep(0.02)
+        return self.layer(batch).mean()
+
+
+@pytest.mark.parametrize(("model", "waits"), [(Computes, False), (Waits, True)])
+def test_a_line_seen_from_another_thread_waits_or_computes_as_it_does(model, waits):
+    callback, before = ThroughputCallback(warmup_steps=2, record=False), signal.signal(SIGNAL, lambda *_: None)
+    try:
+        quiet_trainer(callback).fit(model(), DataLoader(torch.rand(80, 8), 1))
+    finally:
+        signal.signal(SIGNAL, before)
+    line = callback.analysis().run.lines["forward"][0]
+    assert line.function == f"{model.__name__}.training_step"
+    assert (line.waiting_pct > 50) is waits
+
+
 def test_a_function_that_fails_ends_the_looking_and_nothing_else(caplog):
     def fails(_):
         raise RuntimeError("planted")

@@ -5,6 +5,7 @@ Samples say where: how long a part takes is measured at its boundaries.
 
 import _thread
 import dis
+import os
 import re
 import threading
 import time
@@ -205,21 +206,27 @@ class Took(NamedTuple):
 
 
 class ThreadTime:
-    """The time of the thread that creates this, from one sample to the next."""
+    """The time of the thread that creates this, from one sample to the next, which any thread may take."""
 
     def __init__(self) -> None:
+        self._thread = threading.get_ident()
         self.clock: ThreadClock | None = None
         try:
             self.clock = ThreadClock()
             self.clock.ns()
         except (OSError, ValueError):  # as in a sandbox
             self.close()
-        self._at = perf_counter_ns(), thread_time_ns()
+        self._at = perf_counter_ns(), self._used_ns()
         self._waited_ns = 0 if self.clock is None else self.clock.ns()[1]
+
+    def _used_ns(self) -> int:
+        if threading.get_ident() == self._thread:
+            return thread_time_ns()
+        return 0 if self.clock is None else self.clock.ns()[0]
 
     def take(self) -> Took:
         """The time since the last call."""
-        (then_ns, used_then_ns), self._at = self._at, (perf_counter_ns(), thread_time_ns())
+        (then_ns, used_then_ns), self._at = self._at, (perf_counter_ns(), self._used_ns())
         now_ns, used_ns = self._at
         wall_ns, off_ns = now_ns - then_ns, now_ns - then_ns - (used_ns - used_then_ns)
         # the kernel's file takes some 50 us to read between two steps: too much for a thread that computes all the time
@@ -284,9 +291,16 @@ class StackSampler:
         self.woken_ns = 0
         self._thread: ThreadTime | None = None
         self._timer: StackTimer | None = None
+        self._native = self._pid = 0
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it samples this thread: a forked process inherits no timer."""
+        return self._native == threading.get_native_id() and self._pid == os.getpid()
 
     def start(self) -> None:
         """Begin to sample this thread."""
+        self._native, self._pid = threading.get_native_id(), os.getpid()
         self._thread = ThreadTime()
         self._timer = stack_timer(self._look)
         if self._timer is not None:
@@ -322,7 +336,7 @@ class StackSampler:
                     region, place, took if frame.f_code.co_name != _IN_BACKWARD else took._replace(idle_ns=0)
                 )
         if self.counts and self.paces and self._thread.clock is not None:
-            self.lock = self.lock or LockWaits()
+            self.lock = self.lock or LockWaits(self._native)
             if self.lock.add(frame, took):
                 keep_restarting()
 
@@ -360,10 +374,13 @@ class LockWaits:
     It is suspected where the thread uses no core at instructions that wait for nothing else, while another Python
     thread uses one. That one may compute without the lock: while there is a suspicion, a short-lived thread asks for
     the lock and says how late it got it.
+
+    Args:
+        native: the kernel's number of the thread.
     """
 
-    def __init__(self) -> None:
-        self._native = _thread.get_native_id()
+    def __init__(self, native: int) -> None:
+        self._native = native
         self._samples = self._wall_ns = self._idle_ns = self._blocked_ns = 0
         self._threads_s = python_threads_s(self._native)
         self._probe: _LockProbe | None = None
@@ -449,7 +466,7 @@ def _between_fits() -> str:
 def begin_sampling(part: Callable[[], str]) -> StackSampler:
     """A sampler for a fit that is set up: the one that has sampled the script so far, if there is one."""
     sampler = _of_process
-    if sampler is not None and sampler.part is _between_fits and threading.current_thread() is threading.main_thread():
+    if sampler is not None and sampler.part is _between_fits and sampler.is_here:
         sampler.part = part
         library_folders.cache_clear()  # by now torch and Lightning are imported
         _codes.clear()

@@ -155,7 +155,8 @@ class SignalTimer:
             ctypes.CDLL(None).timer_delete(self._timer)
             self._timer = None
         self._handler.look = None
-        if signal.getsignal(SIGNAL) is self._handler:
+        in_main = threading.current_thread() is threading.main_thread()  # others may not
+        if in_main and signal.getsignal(SIGNAL) is self._handler:
             signal.signal(SIGNAL, self._before)
 
 

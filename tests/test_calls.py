@@ -42,6 +42,17 @@ class ComputesInStep(Net):
         return super().training_step(batch)
 
 
+class ComputesInHelper(ComputesInStep):
+    def training_step(self, batch):
+        self.scores(batch)
+        return Net.training_step(self, batch)
+
+    def scores(self, batch):
+        x, y = batch
+        self.auroc.update(self.net(x)[:, 0].detach(), y)
+        self.auroc.compute()
+
+
 class ComputesAtTheEnd(Net):
     def training_step(self, batch):
         loss = super().training_step(batch)
@@ -114,6 +125,7 @@ def call_of(analysis):
     ("model", "loaders", "mistake", "said"),
     [
         (ComputesInStep, {}, "metric-in-step", "self.auroc.compute() at"),
+        (ComputesInHelper, {}, "metric-in-step", "self.auroc.compute() at"),
         (ComputesInValidation, {"validation": data(64_000)}, "metric-in-step", "self.auroc(self.net(x)[:, 0], y) at"),
         (NormsOneByOne, {}, "norm-per-parameter", "p.grad.norm(2) at"),
         (Net, {"train": "frame"}, "frame-per-sample", 'self.frame[self.frame["of"] == index % 200] at'),

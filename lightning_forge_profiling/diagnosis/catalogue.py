@@ -8,12 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.schema import WORKER_LINES, RunEvidence, SampledLine
 
-# what is done for each batch, by the function of the user's that does it: at an epoch's end the same call is right
-_EACH_BATCH: Final = re.compile(
-    r"(_step|forward|batch_start|batch_end|zero_grad|backward|optimizer_step)$|\.<locals>\."
-)
+# hooks and steps of each batch: at an epoch's end the same call is right
+_EACH_BATCH: Final = re.compile(r"(_step|forward|_batch_\w+|zero_grad|_backward|_clipping)$|\.<locals>\.")
+
+
+def _is_of_each_batch(part: str, function: str) -> bool:
+    """Whether a part of the fit comes with each batch, or else a function in it."""
+    return part in REGIONS or _EACH_BATCH.search(part) is not None or _EACH_BATCH.search(function) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class Mistake:
         """Whether a sampled line of a part of the fit is this mistake."""
         return (
             re.fullmatch(self.callee, line.callee or line.function) is not None
-            and (not self.each_batch or not line.file or _EACH_BATCH.search(line.function) is not None)
+            and (not self.each_batch or _is_of_each_batch(part, line.function))
             and re.match(self.within, part) is not None
         )
 

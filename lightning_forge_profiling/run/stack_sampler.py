@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from time import perf_counter_ns, thread_time_ns
 from types import CodeType, FrameType
@@ -81,7 +82,10 @@ class Place(NamedTuple):
     callee: CodeType | None = None  # None for one in C, or none
 
 
-@dataclass(slots=True)
+_NOWHERE: Final = "", 0, ""
+
+
+@dataclass
 class PlaceTime:
     """How long a thread was in a place."""
 
@@ -89,6 +93,23 @@ class PlaceTime:
     wall_ns: int = 0
     idle_ns: int = 0  # of it, without using or awaiting a core
     samples: int = 0
+
+    @cached_property
+    def line(self) -> tuple[str, int, str]:
+        """The file, line and function of the place; the function that the Trainer calls, if none is the user's."""
+        code = self.place.code
+        if code is None:
+            return _NOWHERE if self.place.callee is None else ("", 0, library_name(self.place.callee))
+        line, *_ = next(islice(code.co_positions(), self.place.instruction // 2, None), (0,))
+        return code.co_filename, line or 0, code.co_qualname
+
+    @cached_property
+    def call(self) -> tuple[str, str]:
+        """The expression at the place, and the name of the function that is called in it."""
+        code, instruction, callee = self.place
+        if code is None:
+            return "", ""
+        return call_at(code, instruction), called(code, instruction) if callee is None else library_name(callee)
 
 
 PlaceSums = dict[tuple[int, int, int], PlaceTime]  # by the identity of its code objects
@@ -153,27 +174,15 @@ def sampled_lines(sums: PlaceSums) -> tuple[SampledLine, ...]:
         return ()
     lines: defaultdict[tuple[str, int, str], list[PlaceTime]] = defaultdict(list)
     for each in times:
-        lines[_line_of(each.place)].append(each)
+        lines[each.line].append(each)
     top = sorted(lines.items(), key=lambda item: -sum(each.wall_ns for each in item[1]))[:_LINES]
     return tuple(_line(*where, places, whole_ns) for where, places in top if where != _NOWHERE)
-
-
-_NOWHERE: Final = "", 0, ""
-
-
-def _line_of(place: Place) -> tuple[str, int, str]:
-    """The file, line and function of a place; the function that the Trainer calls, if none is the user's."""
-    code = place.code
-    if code is None:
-        return _NOWHERE if place.callee is None else ("", 0, library_name(place.callee))
-    line, *_ = next(islice(code.co_positions(), place.instruction // 2, None), (0,))
-    return code.co_filename, line or 0, code.co_qualname
 
 
 def _line(file: str, line: int, function: str, times: Sequence[PlaceTime], whole_ns: int) -> SampledLine:
     by_call: Counter[tuple[str, str]] = Counter()
     for each in times:
-        by_call[_call_of(each.place)] += each.wall_ns
+        by_call[each.call] += each.wall_ns
     ns, idle_ns = sum(each.wall_ns for each in times), sum(each.idle_ns for each in times)
     (call, callee), _ = by_call.most_common(1)[0]
     return SampledLine(
@@ -186,14 +195,6 @@ def _line(file: str, line: int, function: str, times: Sequence[PlaceTime], whole
         callee=callee,
         samples=sum(each.samples for each in times),
     )
-
-
-def _call_of(place: Place) -> tuple[str, str]:
-    """The expression at a place, and the name of the function that is called in it."""
-    if place.code is None:
-        return "", ""
-    callee = called(place.code, place.instruction) if place.callee is None else library_name(place.callee)
-    return call_at(place.code, place.instruction), callee
 
 
 class Took(NamedTuple):
@@ -308,7 +309,8 @@ class StackSampler:
 
     def pause(self, *, on: bool) -> None:
         """Whether to leave the thread alone for now, as while a profiler records its stacks."""
-        if self._timer is not None:
+        if self._timer is not None and self._thread is not None:
+            self._thread.take()  # the time until now is not that of the next sample
             self._timer.pause(on=on)
 
     def stop(self) -> None:

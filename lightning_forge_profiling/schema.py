@@ -524,6 +524,7 @@ class SampledLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         call: the expression in it that takes most of the time, as `self.auc.compute()`; "" if unknown.
         callee: the function that is called there, as `torchmetrics.metric.Metric.forward`, or `item` of one in C; ""
             for none.
+        in_loop: whether that is in a loop of the function, or in a comprehension.
         samples: number of samples, each of 20 ms.
     """
 
@@ -534,6 +535,7 @@ class SampledLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     waiting_pct: float | None = None
     call: str = ""
     callee: str = ""
+    in_loop: bool = False
     samples: int = 0
 
 

@@ -150,8 +150,14 @@ def test_large_hyperparameters_are_known_without_a_line(tmp_path):
     assert "validation" not in found.evidence["parts"]
 
 
+class NormsOnce(NormsOneByOne):
+    def on_before_optimizer_step(self, optimizer):
+        torch.nn.utils.get_total_norm([p.grad for p in self.parameters()])
+        torch.rand(300, 300).norm()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [Net, ComputesAtTheEnd])
+@pytest.mark.parametrize("model", [Net, ComputesAtTheEnd, NormsOnce])
 def test_a_healthy_run_has_no_such_call(model):
     assert call_of(analysed(model())) is None
 
@@ -167,7 +173,7 @@ def test_a_hook_that_is_nothing_but_a_call_leaves_no_other_cause_on_a_gpu():
     hook = "module/on_before_optimizer_step"
     line = SampledLine(
         file="model.py", line=3, function="Net.on_before_optimizer_step", pct=100.0, waiting_pct=90.0,
-        call="p.grad.norm()", callee="norm", samples=400,
+        call="p.grad.norm()", callee="norm", in_loop=True, samples=400,
     )  # fmt: skip
     ledger = replace(
         run.ledger,

@@ -16,6 +16,7 @@ from lightning_forge_profiling.diagnosis.hints import run_hints
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.diagnosis.verdict import decide, in_order
 from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.ranks.stacks import is_in_loop
 from lightning_forge_profiling.run.stack_sampler import Place, PlaceTime, sampled_lines, stack_region
 from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.schema import (
@@ -384,6 +385,21 @@ def is_loaded(data):
         len(data),
         min(data),
     ]
+
+
+def loops(many):
+    for one in many:
+        one.norm()
+    return many.norm() + sum(each.norm() for each in many)
+
+
+def test_a_call_in_a_loop_is_told_from_one_behind_it():
+    [inner] = [const for const in loops.__code__.co_consts if hasattr(const, "co_code")]
+    calls = [each for each in dis.get_instructions(loops) if each.opname == "CALL" and each.positions.lineno]
+    lines = [is_in_loop(loops.__code__, each.offset) for each in calls]
+    assert lines[0] is True
+    assert lines[1:] == [False] * len(lines[1:])
+    assert [is_in_loop(inner, each.offset) for each in dis.get_instructions(inner) if each.opname == "CALL"] == [True]
 
 
 def test_a_call_over_lines_is_known_by_the_line_and_name_of_each():

@@ -30,6 +30,7 @@ class Mistake:
     instead: str  # what to write
     fix: str = ""  # the same as code to copy
     each_batch: bool = True  # whether it is a mistake only in what is done for each batch
+    in_loop: bool = False  # whether it is one only in a loop: a single such call may be what has to be done
     within: str = ""  # a regular expression of the parts of the fit in which it is one; "" for all
     left: str = ""  # what a fix leaves of its time, so that all of it is a bound; "" for nothing
 
@@ -38,6 +39,7 @@ class Mistake:
         return (
             re.fullmatch(self.callee, line.callee or line.function) is not None
             and (not self.each_batch or _is_of_each_batch(part, line.function))
+            and (line.in_loop or not self.in_loop)
             and re.match(self.within, part) is not None
         )
 
@@ -91,6 +93,7 @@ CATALOGUE: Final = (
         "a norm is computed for each parameter by itself",
         "Compute all in one call, and read no value of them: torch.nn.utils.get_total_norm(gradients), or what "
         "torch.nn.utils.clip_grad_norm_ returns.",
+        in_loop=True,
         fix="torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])",
         left="that call",
     ),
@@ -100,6 +103,7 @@ CATALOGUE: Final = (
         "weights are averaged or copied parameter by parameter",
         "Update all of them in one call, as by torch._foreach_lerp_ or Lightning's WeightAveraging callback, or every "
         "n steps.",
+        in_loop=True,
         fix="torch._foreach_lerp_(averages, list(self.parameters()), 1 - decay)",
         within=r"(callback|module)/|other$",
         left="that call",
@@ -109,6 +113,7 @@ CATALOGUE: Final = (
         r"torch\.nn\.modules\.rnn\.(LSTM|GRU|RNN)Cell\.forward",
         "a recurrent cell is called for each time step",
         "Call nn.LSTM, nn.GRU or nn.RNN once for the whole sequence: one call of cuDNN in place of a loop in Python.",
+        in_loop=True,
         left="that call",
     ),
     Mistake(

@@ -155,6 +155,12 @@ def called(code: CodeType, instruction: int) -> str:
     return loaded.get(at, "") if at is not None else ""
 
 
+def is_in_loop(code: CodeType, instruction: int) -> bool:
+    """Whether an instruction is in a loop of its function, or in a comprehension."""
+    jumps = (each for each in dis.get_instructions(code) if "JUMP_BACKWARD" in each.opname)
+    return any(each.argval <= instruction <= each.offset for each in jumps)
+
+
 def call_at(code: CodeType, instruction: int) -> str:
     """The source of the expression that an instruction evaluates, as `self.auc.compute()`; "" if it is unknown."""
     positions = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)

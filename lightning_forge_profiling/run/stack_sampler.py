@@ -21,7 +21,15 @@ from typing import Final, NamedTuple
 
 from lightning_forge_profiling.host import ThreadClock, python_threads_s
 from lightning_forge_profiling.names import STARTUP_PROCESS, STEPS
-from lightning_forge_profiling.ranks.stacks import call_at, called, is_users, library_folders, library_name, shown_file
+from lightning_forge_profiling.ranks.stacks import (
+    call_at,
+    called,
+    is_in_loop,
+    is_users,
+    library_folders,
+    library_name,
+    shown_file,
+)
 from lightning_forge_profiling.run.stack_timer import PERIOD_NS, StackTimer, keep_restarting, stack_timer
 from lightning_forge_profiling.schema import SampledLine, ShareInterval
 from lightning_forge_profiling.timing.counters import Marks
@@ -104,12 +112,13 @@ class PlaceTime:
         return code.co_filename, line or 0, code.co_qualname
 
     @cached_property
-    def call(self) -> tuple[str, str]:
-        """The expression at the place, and the name of the function that is called in it."""
+    def call(self) -> tuple[str, str, bool]:
+        """The expression at the place, the name of the function that is called in it, and whether that is in a loop."""
         code, instruction, callee = self.place
         if code is None:
-            return "", ""
-        return call_at(code, instruction), called(code, instruction) if callee is None else library_name(callee)
+            return "", "", False
+        name = called(code, instruction) if callee is None else library_name(callee)
+        return call_at(code, instruction), name, is_in_loop(code, instruction)
 
 
 PlaceSums = dict[tuple[int, int, int], PlaceTime]  # by the identity of its code objects
@@ -180,11 +189,11 @@ def sampled_lines(sums: PlaceSums) -> tuple[SampledLine, ...]:
 
 
 def _line(file: str, line: int, function: str, times: Sequence[PlaceTime], whole_ns: int) -> SampledLine:
-    by_call: Counter[tuple[str, str]] = Counter()
+    by_call: Counter[tuple[str, str, bool]] = Counter()
     for each in times:
         by_call[each.call] += each.wall_ns
     ns, idle_ns = sum(each.wall_ns for each in times), sum(each.idle_ns for each in times)
-    (call, callee), _ = by_call.most_common(1)[0]
+    (call, callee, in_loop), _ = by_call.most_common(1)[0]
     return SampledLine(
         file=shown_file(file) if file else "",
         line=line,
@@ -193,6 +202,7 @@ def _line(file: str, line: int, function: str, times: Sequence[PlaceTime], whole
         waiting_pct=100 * idle_ns / ns if ns else 0.0,
         call=call,
         callee=callee,
+        in_loop=in_loop,
         samples=sum(each.samples for each in times),
     )
 

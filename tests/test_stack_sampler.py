@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
+from lightning_forge_profiling.host import thread_counts
 from lightning_forge_profiling.run.stack_timer import SIGNAL, LookingThread, SignalTimer, stack_timer
 from tests.models import quiet_trainer
 from tests.outcomes import HANGS_S
@@ -166,6 +167,29 @@ def test_a_line_seen_from_another_thread_waits_or_computes_as_it_does(model, wai
     line = callback.analysis().run.lines["forward"][0]
     assert line.function == f"{model.__name__}.training_step"
     assert (line.waiting_pct > 50) is waits
+
+
+def wakes(seconds, wait):
+    """How often a second the kernel gives this thread a core while it waits."""
+    before = thread_counts(os.getpid(), threading.get_native_id()).times
+    wait(seconds)
+    return (thread_counts(os.getpid(), threading.get_native_id()).times - before) / seconds
+
+
+def test_a_thread_that_stands_is_woken_so_seldom_that_a_hang_is_still_known():
+    reading, writing = os.pipe()
+    threading.Timer(2.0, os.write, (writing, b"x")).start()
+    timer = SignalTimer(lambda _: None)
+    timer.start()
+    try:
+        in_c = wakes(2.0, lambda _: os.read(reading, 1))
+        standing = wakes(6.0, threading.Event().wait)
+    finally:
+        timer.stop()
+        os.close(reading)
+        os.close(writing)
+    assert in_c < 10
+    assert standing < 25  # a hang is what wakes it less than 50 times
 
 
 def test_a_function_that_fails_ends_the_looking_and_nothing_else(caplog):

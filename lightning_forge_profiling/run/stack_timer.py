@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from types import FrameType
 from typing import Any, Final, Protocol
 
@@ -42,7 +42,7 @@ class StackTimer(Protocol):
         """Whether to leave the thread alone for now."""
 
     def late_ns(self, now_ns: int) -> int:
-        """How long ago the thread was woken to be looked at, less whole periods; 0 if it was not."""
+        """How long ago the thread was woken to be looked at; 0 if it was not."""
 
     def stop(self) -> None:
         """End, and restore what was changed."""
@@ -77,10 +77,10 @@ def signals_are_free() -> bool:
 class _Handler:
     """Handles the signal, and never raises. Lightning saves it among its own and restores it when it is not wanted."""
 
-    def __init__(self, look: Look | None) -> None:
-        self.look = look
+    def __init__(self, look: Look, again: Callable[[FrameType], None]) -> None:
+        self.look: Look | None = look
+        self._again = again  # called after each look, with what was looked at
         self._pid = os.getpid()
-        self._inside = False
         self._hidden = False
 
     def is_in_use(self) -> bool:
@@ -89,17 +89,15 @@ class _Handler:
 
     def __call__(self, _: int, frame: FrameType | None) -> None:
         look = self.look
-        if look is None or frame is None or self._inside:
+        if look is None or frame is None or self._pid != os.getpid():
             return
-        self._inside = True
         try:
             self._hidden = self._hidden or _hide_from_dynamo()
             look(frame)
+            self._again(frame)
         except Exception as exc:
             self.look = None
             _log.warning("The stack of this thread is not sampled any more: %s: %s", type(exc).__name__, exc)
-        finally:
-            self._inside = False
 
 
 def _hide_from_dynamo() -> bool:
@@ -115,14 +113,28 @@ def _hide_from_dynamo() -> bool:
     return True
 
 
+# a thread that has stood in one instruction for long is looked at more seldom, by this share of that time and at least
+# four times a second. It is woken for each look, and what a hang is known by is that nothing wakes it.
+_OF_STANDING: Final = 1 / 16
+_SELDOM_NS: Final = 250_000_000
+_STANDS: Final = 0.1  # the largest share of the time that a thread which stands uses a core for
+
+
 class SignalTimer:
-    """Has the kernel send this thread a signal, and looks in the handler."""
+    """Has the kernel send this thread a signal, looks in the handler, and only then asks for the next one.
+
+    So a thread in a call of C gets one signal, however long that takes.
+    """
 
     def __init__(self, look: Look) -> None:
-        self._handler = _Handler(look)
+        self._handler = _Handler(look, self._ask_again)
         self._before: Any = signal.SIG_DFL
         self._timer: ctypes.c_void_p | None = None
-        self._began_ns = 0
+        self._libc, self._times = ctypes.CDLL(None), (ctypes.c_long * 4)()
+        self._due_ns = 0
+        self._paused = False
+        self._place: tuple[int, int] = 0, 0
+        self._since_ns = self._used_ns = self._looked_ns = 0
 
     def start(self) -> None:
         """Begin. Does nothing where the system has no such timer."""
@@ -132,27 +144,41 @@ class SignalTimer:
         event, timer = (ctypes.c_int * 16)(), ctypes.c_void_p()
         event[2], event[3], event[4] = SIGNAL, _TO_THREAD, threading.get_native_id()
         with suppress(AttributeError, OSError):  # such as a C library without it
-            if ctypes.CDLL(None).timer_create(_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) == 0:
+            if self._libc.timer_create(_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) == 0:
                 self._timer = timer
         self.pause(on=False)
 
     def pause(self, *, on: bool) -> None:
         """Whether to leave the thread alone for now."""
+        self._paused = on
+        keep_restarting()
+        self._ask(0 if on else PERIOD_NS)
+
+    def _ask(self, after_ns: int) -> None:
+        """Ask for a signal after so long; 0 for none."""
         if self._timer is not None:
-            keep_restarting()
-            period_ns = 0 if on else PERIOD_NS
-            times = (ctypes.c_long * 4)(0, period_ns, 0, period_ns)
-            self._began_ns = perf_counter_ns()
-            ctypes.CDLL(None).timer_settime(self._timer, 0, ctypes.byref(times), None)
+            self._times[3] = after_ns
+            self._due_ns = perf_counter_ns() + after_ns
+            self._libc.timer_settime(self._timer, 0, ctypes.byref(self._times), None)
+
+    def _ask_again(self, frame: FrameType) -> None:
+        if self._paused:
+            return
+        now_ns, used_ns = perf_counter_ns(), thread_time_ns()
+        place = id(frame.f_code), frame.f_lasti
+        if place != self._place or used_ns - self._used_ns > _STANDS * (now_ns - self._looked_ns):
+            self._place, self._since_ns = place, now_ns
+        self._used_ns, self._looked_ns = used_ns, now_ns
+        self._ask(min(max(PERIOD_NS, int(_OF_STANDING * (now_ns - self._since_ns))), _SELDOM_NS))
 
     def late_ns(self, now_ns: int) -> int:
-        """How long ago the signal was sent, less whole periods."""
-        return (now_ns - self._began_ns) % PERIOD_NS
+        """How long ago the signal was sent."""
+        return max(now_ns - self._due_ns, 0)
 
     def stop(self) -> None:
         """Delete the timer and restore the handler."""
         if self._timer is not None:
-            ctypes.CDLL(None).timer_delete(self._timer)
+            self._libc.timer_delete(self._timer)
             self._timer = None
         self._handler.look = None
         in_main = threading.current_thread() is threading.main_thread()  # others may not

@@ -68,7 +68,7 @@ def asked():
 
 def full_pipe():
     _, end = os.pipe()
-    os.write(end, bytes(1 << 20))
+    os.fdopen(end, "wb").write(bytes(1 << 20))  # which goes on after a signal; `os.write` returns what it has written
 
 
 def blocking_read():

@@ -121,6 +121,14 @@ def test_a_handler_of_the_users_stays_and_a_thread_looks():
         signal.signal(SIGNAL, before)
 
 
+def test_it_can_be_switched_off(monkeypatch):
+    monkeypatch.setenv("FORGE_PROFILING_STACKS", "off")
+    callback = ThroughputCallback(record=False)
+    fit(callback)
+    assert callback.analysis().run.lines == {}
+    assert signal.getsignal(SIGNAL) is FREE or not signal.getsignal(SIGNAL).is_in_use()
+
+
 def test_an_event_loop_is_not_woken():
     async def chosen():
         return type(stack_timer(lambda _: None))

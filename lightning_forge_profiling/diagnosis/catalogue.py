@@ -66,8 +66,7 @@ CATALOGUE: Final = (
     ),
     Mistake(
         "hyperparameters",
-        r"lightning\.pytorch\.loggers\.utilities\._log_hyperparams"
-        r"|lightning\.pytorch\.core\.mixins\.hparams_mixin\..*",
+        r"(lightning\.pytorch|pytorch_lightning)\.(loggers\.utilities\._log_hyperparams|core\.mixins\.hparams_mixin\..*)",
         "saving and logging the hyperparameters copies, compares and writes all that save_hyperparameters() was given",
         "Leave out large arguments: a dataset, a frame, a list of samples, a model.",
         fix='self.save_hyperparameters(ignore=["series"])  # the names of the large arguments',

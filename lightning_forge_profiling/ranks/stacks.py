@@ -31,7 +31,8 @@ _PACKAGE: Final = str(Path(__file__).parent.parent)
 _LIBRARIES: Final = ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics", "numpy")
 _TYPED: Final = ("<stdin>", "<ipython")  # code of the user's that has no file
 # the frames around these are the script's: the call of `fit`, or of a plain loop's worker
-_OUTERMOST: Final = ("pytorch/trainer/trainer.py", "utils/data/_utils/worker.py")
+TRAINER: Final = ("/pytorch/trainer/trainer.py", "/pytorch_lightning/trainer/trainer.py")
+_OUTERMOST: Final = (*TRAINER, "utils/data/_utils/worker.py")
 _MOST: Final = 20_000  # characters of all threads' stacks
 _LONGEST: Final = 300  # characters of a place
 _LIMIT: Final = 1 << 18  # of what is read of faulthandler's: at most 100 lines

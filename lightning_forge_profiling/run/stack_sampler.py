@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 from lightning_forge_profiling.host import ThreadClock, python_threads_s
 from lightning_forge_profiling.names import STARTUP_PROCESS, STEPS
 from lightning_forge_profiling.ranks.stacks import (
+    TRAINER,
     call_at,
     called,
     is_in_loop,
@@ -30,7 +31,7 @@ from lightning_forge_profiling.ranks.stacks import (
     library_name,
     shown_file,
 )
-from lightning_forge_profiling.run.stack_timer import PERIOD_NS, StackTimer, keep_restarting, stack_timer
+from lightning_forge_profiling.run.stack_timer import PERIOD_NS, StackTimer, stack_timer
 from lightning_forge_profiling.schema import SampledLine, ShareInterval
 from lightning_forge_profiling.timing.counters import Marks
 
@@ -45,7 +46,6 @@ _INTERVAL: Final = 12
 _IN_BACKWARD: Final = "_engine_run_backward"
 
 _LOOPS: Final = ("loops/training_epoch_loop.py", "utils/data/_utils/worker.py")
-_TRAINER: Final = "pytorch/trainer/trainer.py"
 _MODULE_CALL: Final = "/torch/nn/modules/module.py"
 _AROUND: Final = 8  # frames from the function of a region to the user's code that calls it, as by `manual_backward`
 
@@ -137,7 +137,7 @@ def _classify(code: CodeType) -> _Code | None:
         found = _Code(
             code,
             is_loop=file.endswith(_LOOPS),
-            is_fit=file.endswith(_TRAINER) and code.co_name == "_run",
+            is_fit=file.endswith(TRAINER) and code.co_name == "_run",
             region=stack_region(file, code.co_name),
         )
     # between a module's call and its forward is nothing that has a name of its own
@@ -349,8 +349,7 @@ class StackSampler:
                 )
         if self.counts and self.paces and self._thread.clock is not None:
             self.lock = self.lock or LockWaits(self._native)
-            if self.lock.add(frame, took):
-                keep_restarting()
+            self.lock.add(frame, took)
 
 
 # -- waits for the interpreter lock ------------------------------------------------------------------------------------
@@ -401,17 +400,15 @@ class LockWaits:
         self._intervals = 0
         self._held_by: Counter[str] = Counter()
 
-    def add(self, frame: FrameType, took: Took) -> bool:
-        """Add a sample. Returns whether an interval has ended, which is a quarter of a second."""
+    def add(self, frame: FrameType, took: Took) -> None:
+        """Add a sample."""
         self._samples += 1
         self._wall_ns += took.wall_ns
         self._idle_ns += took.idle_ns
         if took.idle_ns and may_block(frame):
             self._blocked_ns += took.idle_ns
-        if self._samples < _INTERVAL:
-            return False
-        self._end_interval()
-        return True
+        if self._samples >= _INTERVAL:
+            self._end_interval()
 
     def _end_interval(self) -> None:
         before_s, self._threads_s = self._threads_s, python_threads_s(self._native)

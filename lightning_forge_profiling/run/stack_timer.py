@@ -169,6 +169,7 @@ class SignalTimer:
         if place != self._place or used_ns - self._used_ns > _STANDS * (now_ns - self._looked_ns):
             self._place, self._since_ns = place, now_ns
         self._used_ns, self._looked_ns = used_ns, now_ns
+        keep_restarting()
         self._ask(min(max(PERIOD_NS, int(_OF_STANDING * (now_ns - self._since_ns))), _SELDOM_NS))
 
     def late_ns(self, now_ns: int) -> int:

@@ -113,6 +113,9 @@ def leftovers(before, folder):
     region = sys.modules.get("lightning_forge_profiling.timing.region")
     if region is not None and region._sinks:
         found.append(f"sinks for regions: {region._sinks}")
+    handler = signal.getsignal(signal.SIGURG)
+    if getattr(handler, "is_in_use", bool)():
+        found.append("a timer that samples the stack")
     return found
 
 

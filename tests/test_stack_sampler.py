@@ -35,7 +35,7 @@ class Places(L.LightningModule):
         self.text = json.dumps([[number] * 10 for number in range(5000)])
 
     def setup(self, stage):
-        self.counts_up(15_000_000)
+        self.counts_up(40_000_000)  # half a second at least
 
     def counts_up(self, times):
         for _ in range(times):

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from lightning_forge_profiling.run.cpu_account import AUTOGRAD, CpuAccount
 from lightning_forge_profiling.run.run_settings import find_switches
-from lightning_forge_profiling.run.stack_sampler import StackSampler, begin_sampling, end_sampling
+from lightning_forge_profiling.run.stack_sampler import PlaceTimes, StackSampler, begin_sampling, end_sampling
 from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.run.training import Training
 from lightning_forge_profiling.run.worker_stacks import WorkerStacks
@@ -18,12 +18,14 @@ class HostReadings:
         self._step_timer = step_timer
         self._cpu: CpuAccount | None = None
         self.sampler: StackSampler | None = None
+        self._times = PlaceTimes()  # what it has sampled, which stays when it ends
         self.workers = WorkerStacks()
         self.switches: Switches | None = None
 
     def sample_stacks(self) -> None:
         """Sample this thread's stack from here to the end of the fit."""
         self.sampler = begin_sampling(self._step_timer.ledger.innermost)
+        self._times = self.sampler.times
 
     def is_plain_loop(self) -> None:
         """The loop is the script's own, so that stacks do not show the regions of a step."""
@@ -31,7 +33,7 @@ class HostReadings:
             self.sampler.region = self._step_timer.regions.under_way
 
     def end_stacks(self) -> None:
-        """The fit is over."""
+        """The fit is over, or its set-up has failed and nothing may follow."""
         sampler, self.sampler = self.sampler, None
         if sampler is not None:
             end_sampling(sampler)
@@ -98,7 +100,7 @@ class HostReadings:
 
     def lines(self) -> dict[str, tuple[SampledLine, ...]]:
         """The lines of the user's code in which most samples of each part are."""
-        lines = {} if self.sampler is None else self.sampler.times.lines()
+        lines = self._times.lines()
         of_workers = self.workers.lines()
         return {**lines, WORKER_LINES: of_workers} if of_workers else lines
 

@@ -136,10 +136,15 @@ class Run(FitParts, Guarded):
     @guarded
     def _watch_set_up(self) -> None:
         set_up = self._ends[Phase.SETTING_UP]
-        set_up.callback(self.training.time_set_up(self.ledger, self._finish_log).release)
+        set_up.callback(self.training.time_set_up(self.ledger, self._set_up_failed).release)
         self.readings.sample_stacks()
         self.readings.workers.watch()
         set_up.callback(self.readings.workers.release)
+
+    def _set_up_failed(self) -> None:
+        """End what would outlive the fit: where a callback raises in `on_exception`, no hook of ours is called."""
+        self.readings.end_stacks()
+        self._finish_log()
 
     def start(self) -> None:
         """Training begins, and with it the first step."""

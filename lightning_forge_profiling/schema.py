@@ -488,6 +488,22 @@ class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
         return self.regions[region].blocked_pct if region in self.regions else 0.0
 
 
+class DenseEmbedding(msgspec.Struct, frozen=True, kw_only=True):
+    """An `Embedding` or `EmbeddingBag` of at least a million elements whose gradient is dense.
+
+    Attributes:
+        name: its name in the module, such as `encoder.table`.
+        rows: number of its rows.
+        width: number of elements of a row.
+        used_pct: share of the rows with a gradient after the first step, by up to 4,096 rows spread over the table.
+    """
+
+    name: str
+    rows: int
+    width: int
+    used_pct: float
+
+
 class OptimizerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The first optimizer of a fit.
 
@@ -639,6 +655,7 @@ class Switches(msgspec.Struct, frozen=True, kw_only=True):
         float64_pct: share of the trainable parameters that are float64.
         tf32_off: whether matrix products are float32 on a GPU that has TF32, and do not use it.
         pin_memory_unused: whether the DataLoader is asked to pin memory where there is no GPU.
+        embedding: the largest embedding with a dense gradient; None without one.
     """
 
     anomaly_detection: bool = False
@@ -650,6 +667,7 @@ class Switches(msgspec.Struct, frozen=True, kw_only=True):
     float64_pct: float = 0.0
     tf32_off: bool = False
     pin_memory_unused: bool = False
+    embedding: DenseEmbedding | None = None
 
 
 class SyncCause(msgspec.Struct, frozen=True, kw_only=True):

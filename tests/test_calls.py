@@ -15,7 +15,7 @@ from lightning_forge_profiling.schema import SampledLine
 from tests.golden import outputs
 from tests.models import quiet_trainer
 
-ROWS = 12_000
+ROWS = 24_000
 
 
 class Net(L.LightningModule):
@@ -81,7 +81,7 @@ class KeepsItsData(Net):
 class NormsOneByOne(Net):
     def __init__(self):
         super().__init__()
-        self.many = torch.nn.ParameterList(torch.rand(8) for _ in range(200))
+        self.many = torch.nn.ParameterList(torch.rand(8) for _ in range(400))
 
     def training_step(self, batch):
         return super().training_step(batch) + torch.cat(list(self.many)).mean()
@@ -91,13 +91,28 @@ class NormsOneByOne(Net):
         torch.stack(norms).norm()
 
 
+class Table(Net):
+    """Looks some rows of a large table up."""
+
+    def __init__(self, sparse, optimizer=torch.optim.SGD):
+        super().__init__()
+        self.table, self.optimizer = torch.nn.Embedding(200_000, 16, sparse=sparse), optimizer
+
+    def training_step(self, batch):
+        rows = torch.randint(0, 200_000, (256,))
+        return super().training_step(batch) + self.table(rows).mean()
+
+    def configure_optimizers(self):
+        return self.optimizer(self.parameters(), lr=0.01)
+
+
 class Frame(Dataset):
     def __init__(self):
         pandas = pytest.importorskip("pandas")
         self.frame = pandas.DataFrame({"of": [row % 200 for row in range(20_000)], "value": 1.0})
 
     def __len__(self):
-        return 1200
+        return 2400
 
     def __getitem__(self, index):
         rows = self.frame[self.frame["of"] == index % 200]
@@ -150,6 +165,21 @@ def test_large_hyperparameters_are_known_without_a_line(tmp_path):
     assert "validation" not in found.evidence["parts"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_a_large_embedding_with_a_dense_gradient_is_named_with_what_all_its_rows_take(optimizer):
+    analysis = analysed(Table(sparse=False, optimizer=optimizer))
+    found = call_of(analysis)
+    assert analysis.verdict == SLOW_CALL
+    assert found.evidence["mistake"] == "dense-embedding"
+    assert "the gradient of self.table, of whose 200,000 rows a step uses 0." in found.title
+    steps_ms = analysis.run.timing.step_ms.mean
+    sparse_ms = analysed(Table(sparse=True)).run.timing.step_ms.mean
+    assert found.saves.ms_per_step < steps_ms
+    assert steps_ms - found.saves.ms_per_step > 0.5 * sparse_ms, "what is predicted to stay"
+    assert "slow-optimizer" not in {each.code for each in analysis.findings}
+
+
 class NormsOnce(NormsOneByOne):
     def on_before_optimizer_step(self, optimizer):
         torch.nn.utils.get_total_norm([p.grad for p in self.parameters()])
@@ -160,6 +190,19 @@ class NormsOnce(NormsOneByOne):
 @pytest.mark.parametrize("model", [Net, ComputesAtTheEnd, NormsOnce])
 def test_a_healthy_run_has_no_such_call(model):
     assert call_of(analysed(model())) is None
+
+
+class AllRows(Table):
+    """Uses each row of its table in each step, as one that is tied to the output does."""
+
+    def training_step(self, batch):
+        return Net.training_step(self, batch) + self.table.weight.mean() * self.table(batch[1]).mean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [Table(sparse=True), AllRows(sparse=False)])
+def test_an_embedding_whose_gradient_has_few_rows_or_needs_all_is_no_mistake(model):
+    assert call_of(analysed(model, data(3000))) is None
 
 
 def test_each_mistake_has_its_own_name_and_says_what_to_write():

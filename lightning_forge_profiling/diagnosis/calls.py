@@ -1,13 +1,13 @@
-"""The cause that a call of the user's is: one of the catalogue's, with what the whole fit spends in it."""
+"""The cause that a call or a setting of the user's is: one of the catalogue's, with what the whole fit spends on it."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.diagnosis.catalogue import Mistake, mistakes_in
+from lightning_forge_profiling.diagnosis.catalogue import Made, Mistake, mistakes_in
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
 from lightning_forge_profiling.diagnosis.rule import (
     MIN_SHARE_PCT,
@@ -20,7 +20,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     subtract,
 )
 from lightning_forge_profiling.names import BEFORE_FIT, hook_region
-from lightning_forge_profiling.schema import WORKER_LINES, Finding, RunEvidence, RunLedger, SampledLine
+from lightning_forge_profiling.schema import WORKER_LINES, Finding, Operator, RunEvidence, RunLedger
 
 SLOW_CALL: Final = "slow-call"
 
@@ -29,12 +29,10 @@ _Z: Final = 1.96  # of a 95 % interval
 
 @dataclass(frozen=True, slots=True)
 class _Spent:
-    """What the fit spends in a line within one part of it."""
+    """What the fit spends on a mistake within one part of it."""
 
-    part: str
-    line: SampledLine
-    share: float  # of the part's time
-    seconds: float  # that it costs: in steps on a GPU no more than the GPU waits
+    made: Made
+    seconds: float  # that it costs: in steps on a GPU no more than the GPU waits for a call
     in_steps: bool  # whether the part is one of each step
 
 
@@ -57,35 +55,31 @@ class Call:
 
     @property
     def place(self) -> str:
-        """The call and its line, as `self.auc.compute() at model.py:41`."""
-        line = self.spent[0].line
-        if not line.file:
-            return line.function.rpartition(".")[2]
-        return f"{line.call or line.function} at {line.file}:{line.line}"
+        """The call and its line, as `self.auc.compute() at model.py:41`, or the setting."""
+        return self.spent[0].made.place
 
 
-def find_calls(run: RunEvidence) -> tuple[Call, ...]:
-    """The calls of the catalogue in which the fit spends at least `MIN_SHARE_PCT` of its time."""
+def find_calls(run: RunEvidence, recorded: Sequence[Operator] = ()) -> tuple[Call, ...]:
+    """The mistakes of the catalogue on which the fit spends at least `MIN_SHARE_PCT` of its time."""
     spent: defaultdict[str, list[_Spent]] = defaultdict(list)
-    known: dict[str, Mistake] = {}
-    for mistake, part, line in mistakes_in(run):
-        seconds, in_steps = _part_s(run, part)
-        known[mistake.name] = mistake
-        spent[mistake.name].append(_Spent(part, line, line.pct / 100, seconds * line.pct / 100, in_steps))
-    calls = (Call(known[name], tuple(sorted(each, key=lambda one: -one.seconds))) for name, each in spent.items())
+    for made in mistakes_in(run, recorded):
+        seconds, in_steps = _part_s(run, made)
+        spent[made.mistake.name].append(_Spent(made, seconds * made.share, in_steps))
+    calls = [Call(each[0].made.mistake, tuple(sorted(each, key=lambda one: -one.seconds))) for each in spent.values()]
     return tuple(call for call in calls if 100 * call.seconds >= MIN_SHARE_PCT * LedgerCosts(run).whole_s > 0)
 
 
-def _part_s(run: RunEvidence, part: str) -> tuple[float, bool]:
+def _part_s(run: RunEvidence, made: Made) -> tuple[float, bool]:
     """Seconds that the fit spends in a part, and whether it is one of the steps: there on a GPU what the GPU waits."""
-    timing, costs = run.timing, LedgerCosts(run)
+    timing, costs, part = run.timing, LedgerCosts(run), made.part
     region = timing.regions.get("data" if part == WORKER_LINES else part)
     if region is None:
         seconds = 0.0 if run.ledger is None or part in BEFORE_FIT else run.ledger.parts.get(part, 0.0)
         in_steps, ms = bool(hook_region(part)), costs.per_step_ms(part)
         return seconds * costs.exposed_ms(part) / ms if in_steps and ms else seconds, in_steps
-    ms = region.device_ms if part == WORKER_LINES or not timing.on_device else region.host_ms
-    if timing.on_device and timing.gpu_starved_pct is not None:
+    is_work = made.line is None or part == WORKER_LINES or not timing.on_device
+    ms = region.device_ms if is_work else region.host_ms
+    if timing.on_device and timing.gpu_starved_pct is not None and made.line is not None:
         ms = min(ms, timing.step_ms.mean * timing.gpu_starved_pct / 100)
     return ms * costs.steps / 1e3, True
 
@@ -93,16 +87,20 @@ def _part_s(run: RunEvidence, part: str) -> tuple[float, bool]:
 def without_calls(run: RunEvidence, calls: Iterable[Call]) -> RunEvidence:
     """The run without the time that is these calls', and no other cause's."""
     ms: defaultdict[str, float] = defaultdict(float)
+    host_ms: defaultdict[str, float] = defaultdict(float)
     shares: defaultdict[str, float] = defaultdict(float)
     named = set()
     for each in (each for call in calls for each in call.spent):
-        named.add(each.line)
-        shares[each.part] += each.share
-        region = "data" if each.part == WORKER_LINES else hook_region(each.part) or each.part
-        ms[region] += 1e3 * each.seconds / LedgerCosts(run).steps
+        named.add(each.made.line)
+        shares[each.made.part] += each.made.share
+        region = "data" if each.made.part == WORKER_LINES else hook_region(each.made.part) or each.made.part
+        each_ms = 1e3 * each.seconds / LedgerCosts(run).steps
+        ms[region] += each_ms
+        if each.made.line is not None or not run.timing.on_device:  # on a GPU a setting's time is the GPU's work
+            host_ms[region] += each_ms
     if not named:
         return run
-    regions = {name: subtract(times, ms[name], ms[name], ms[name]) for name, times in run.timing.regions.items()}
+    regions = {name: subtract(times, ms[name], host_ms[name], ms[name]) for name, times in run.timing.regions.items()}
     lines = {part: tuple(line for line in lines if line not in named) for part, lines in run.lines.items()}
     return replace(run, timing=replace(run.timing, regions=regions), ledger=_ledger_without(run, shares), lines=lines)
 
@@ -145,12 +143,13 @@ def _finding(call: Call, run: RunEvidence) -> Finding:
             "mistake": mistake.name,
             "where": call.place,
             "seconds": round(call.seconds, 3),
-            "parts": ", ".join(each.part for each in call.spent),
+            "parts": ", ".join(each.made.part for each in call.spent),
         },
         mistake.instead,
         mistake.fix,
     )
-    error = min(_Z / max(sum(each.line.samples for each in call.spent), 1) ** 0.5, 1.0)  # of a count
+    samples = sum(each.made.line.samples for each in call.spent if each.made.line is not None)
+    error = min(_Z / max(samples, 1) ** 0.5, 1.0)  # of a count
     return as_finding(
         SLOW_CALL,
         explained,
@@ -158,5 +157,5 @@ def _finding(call: Call, run: RunEvidence) -> Finding:
         saves=saves,
         run=run,
         of="step" if call.in_steps else "run",
-        between_pct=(share_pct * (1 - error), min(share_pct * (1 + error), 100.0)),
+        between_pct=(share_pct * (1 - error), min(share_pct * (1 + error), 100.0)) if samples else None,
     )

@@ -1,15 +1,17 @@
-"""Calls that users make by mistake: how to know one, what is wrong with it, and what to write instead.
+"""Mistakes that users make: how to know one, what is wrong with it, and what to write instead.
 
-To add one, add a `Mistake`: nothing else has to change. `calls.py` finds them among the sampled lines of a run.
+To add one, add a `Mistake`: nothing else has to change. `calls.py` finds them in the sampled lines of a run, or in its
+settings.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
+from lightning_forge_profiling.diagnosis.rule import BACKWARD_TO_FORWARD, RunTimes
 from lightning_forge_profiling.names import REGIONS
-from lightning_forge_profiling.schema import WORKER_LINES, RunEvidence, SampledLine
+from lightning_forge_profiling.schema import WORKER_LINES, Operator, RunEvidence, SampledLine
 
 # hooks and steps of each batch: at an epoch's end the same call is right
 _EACH_BATCH: Final = re.compile(r"(_step|forward|_batch_\w+|zero_grad|_backward|_clipping)$|\.<locals>\.")
@@ -20,12 +22,20 @@ def _is_of_each_batch(part: str, function: str) -> bool:
     return part in REGIONS or _EACH_BATCH.search(part) is not None or _EACH_BATCH.search(function) is not None
 
 
+class Setting(NamedTuple):
+    """A setting that costs time in each step."""
+
+    place: str  # what it is of, before what is wrong with it
+    shares: Mapping[str, float]  # by region how much of it
+
+
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A call that costs time for nothing, or for what another call does in less."""
+    """A call or a setting that costs time for nothing, or for what another one does in less."""
 
     name: str  # a stable identifier
-    callee: str  # a regular expression that matches the whole name of the called function, as of `SampledLine.callee`
+    # a regular expression that matches the whole name of the called function, as of `SampledLine.callee`; "" for none
+    callee: str
     wrong: str  # what is wrong with it, after the call and its line
     instead: str  # what to write
     fix: str = ""  # the same as code to copy
@@ -33,15 +43,43 @@ class Mistake:
     in_loop: bool = False  # whether it is one only in a loop: a single such call may be what has to be done
     within: str = ""  # a regular expression of the parts of the fit in which it is one; "" for all
     left: str = ""  # what a fix leaves of its time, so that all of it is a bound; "" for nothing
+    # where the run has it, of one that is no call; with the operators that were recorded
+    setting: Callable[[RunEvidence, Sequence[Operator]], Setting | None] | None = None
 
     def is_in(self, part: str, line: SampledLine) -> bool:
         """Whether a sampled line of a part of the fit is this mistake."""
         return (
-            re.fullmatch(self.callee, line.callee or line.function) is not None
+            bool(self.callee)
+            and re.fullmatch(self.callee, line.callee or line.function) is not None
             and (not self.each_batch or _is_of_each_batch(part, line.function))
             and (line.in_loop or not self.in_loop)
             and re.match(self.within, part) is not None
         )
+
+
+_FEW_ROWS_PCT: Final = 10.0  # a sparse gradient keeps an index for each row, and its update is no fused one
+
+
+def _dense_embedding(run: RunEvidence, recorded: Sequence[Operator]) -> Setting | None:
+    """A large embedding of which a step uses few rows, while all of them are filled and updated.
+
+    Of the update that is what the table is of all elements. Of backward it is what was recorded of its operator, and
+    else what the rest of the model does not explain.
+    """
+    switches, optimizer = run.settings.switches, run.settings.optimizer
+    table = None if switches is None else switches.embedding
+    if table is None or optimizer is None or table.used_pct > _FEW_ROWS_PCT:
+        return None
+    part, times = min(table.rows * table.width / optimizer.elements, 1.0), RunTimes.of(run)
+    forward_ms, backward_ms = (times.region(name).device_ms for name in ("forward", "backward"))
+    filled = next((each for each in recorded if each.name == "aten::embedding_dense_backward"), None)
+    if filled is None:
+        fills_ms = part * max(backward_ms - BACKWARD_TO_FORWARD * forward_ms, 0.0)
+    else:
+        fills_ms = filled.device_ms_per_step if run.timing.on_device else filled.host_ms_per_step
+    of_backward = min(fills_ms / backward_ms, 1.0) if backward_ms else 0.0
+    place = f"the gradient of self.{table.name}, of whose {table.rows:,} rows a step uses {table.used_pct:.2g} %"
+    return Setting(place, {"optimizer": part, "backward": of_backward})
 
 
 _IN_DATASET: Final = f"data$|{WORKER_LINES}$|validation"
@@ -127,14 +165,51 @@ CATALOGUE: Final = (
         "it stops training for each batch, and frees nothing that PyTorch would not use again",
         "Leave it out, or call it once an epoch.",
     ),
+    # what takes sparse gradients: tried with torch 2.13 (2026-11-28); NCCL: pytorch/pytorch#22400
+    Mistake(
+        "dense-embedding",
+        "",
+        "it is dense, so that backward fills and the optimizer updates all of them",
+        "Use nn.Embedding(..., sparse=True) with SparseAdam, Adagrad or SGD without weight decay, fused or clipping by "
+        "norm, which take no sparse gradients; Adam for the other parameters is then a second optimizer (manual "
+        "optimization). DDP averages sparse gradients by Gloo alone.",
+        fix="nn.Embedding(..., sparse=True)  # with SGD, Adagrad or SparseAdam, and without clipping by norm",
+        left="the rows that are used",
+        setting=_dense_embedding,
+    ),
 )
-"""The calls that are known, the most specific first."""
+"""The mistakes that are known, the most specific first."""
 
 
-def mistakes_in(run: RunEvidence) -> Iterator[tuple[Mistake, str, SampledLine]]:
-    """Each sampled line of a run that is a mistake, with the part of the fit that it is in."""
+class Made(NamedTuple):
+    """A mistake that was made, in one part of the fit."""
+
+    mistake: Mistake
+    part: str
+    share: float  # of the part's time
+    place: str  # the call and its line, as `self.auc.compute() at model.py:41`, or the setting
+    line: SampledLine | None = None  # of a call
+
+
+def mistakes_in(run: RunEvidence, recorded: Sequence[Operator] = ()) -> Iterator[Made]:
+    """Each sampled line and each setting of a run that is a mistake, by part of the fit.
+
+    Args:
+        run: the run.
+        recorded: operators of some of its steps, if a trace has them.
+    """
     for part, lines in run.lines.items():
         for line in lines:
             found = next((mistake for mistake in CATALOGUE if mistake.is_in(part, line)), None)
             if found is not None:
-                yield found, part, line
+                yield Made(found, part, line.pct / 100, _place(line), line)
+    for mistake in CATALOGUE:
+        setting = None if mistake.setting is None else mistake.setting(run, recorded)
+        if setting is not None:
+            yield from (Made(mistake, part, share, setting.place) for part, share in setting.shares.items())
+
+
+def _place(line: SampledLine) -> str:
+    if not line.file:
+        return line.function.rpartition(".")[2]
+    return f"{line.call or line.function} at {line.file}:{line.line}"

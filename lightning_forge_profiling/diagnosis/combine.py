@@ -80,7 +80,10 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     compared = replace(evidence, ranks=replace(evidence.ranks, works=works))
     late = straggler(compared) if compared.timing.steps >= MIN_STEPS else None
     own = without_rank_waits(compared, late)
-    calls = find_calls(own) if compared.timing.steps >= MIN_STEPS else ()
+    recorded = (
+        () if analysis is None or not analysis.ranks else min(analysis.ranks, key=lambda each: each.rank).operators
+    )
+    calls = find_calls(own, recorded) if compared.timing.steps >= MIN_STEPS else ()
     run = LiveRun(compared, without_calls(own, calls), late)
     if analysis is not None and evidence.timing.steps < MIN_STEPS:
         combined = replace(analysis, run=run.all)

@@ -114,7 +114,7 @@ class LedgerCosts:
         if not self.is_trial:
             return self.ledger.fit_s
         once = {name: s for name, s in self.ledger.parts.items() if part_kind(name) in ONCE and name not in BEFORE_FIT}
-        known_s = sum(once.get(part, 0.0) * line.pct / 100 for _, part, line in mistakes_in(self.evidence))
+        known_s = sum(once.get(made.part, 0.0) * made.share for made in mistakes_in(self.evidence))
         before_s = sum(self.ledger.parts.get(name, 0.0) for name in BEFORE_FIT)
         return self.ledger.wall_s - before_s - sum(once.values()) + known_s
 

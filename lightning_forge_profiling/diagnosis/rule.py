@@ -308,7 +308,7 @@ _NO_REGION: Final = RunRegion(device_ms=0.0, host_ms=0.0)
 
 # backward computes twice what forward does, three times with activation checkpointing. What it takes more in several
 # processes is likely communication, or waiting for the others.
-_BACKWARD_TO_FORWARD: Final = 3.0
+BACKWARD_TO_FORWARD: Final = 3.0
 
 
 def subtract(times: RunRegion, device_ms: float, host_ms: float, p50_ms: float = 0.0) -> RunRegion:
@@ -388,4 +388,4 @@ class RunTimes:
         """Whether backward in several processes takes more than its computation explains."""
         forward, backward = (self.region(name).device_ms for name in ("forward", "backward"))
         many = self.evidence.timing.on_device and self.evidence.ranks.world_size > 1
-        return many and backward > _BACKWARD_TO_FORWARD * forward
+        return many and backward > BACKWARD_TO_FORWARD * forward

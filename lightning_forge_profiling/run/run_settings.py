@@ -3,12 +3,13 @@
 import inspect
 import os
 import sys
-from math import isfinite
+from math import ceil, isfinite
 from statistics import median
 from types import CodeType
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
+from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from lightning_forge_profiling.flops.precision import fp32_runs_as_tf32, has_tf32
@@ -17,7 +18,7 @@ from lightning_forge_profiling.plain_text import name_of
 from lightning_forge_profiling.profiler.collector import records_each_step
 from lightning_forge_profiling.ranks.stacks import is_users
 from lightning_forge_profiling.run.training import Training
-from lightning_forge_profiling.schema import LoaderSettings, OptimizerSettings, Switches
+from lightning_forge_profiling.schema import DenseEmbedding, LoaderSettings, OptimizerSettings, Switches
 
 
 def restarted_workers(training: Training) -> int:
@@ -116,7 +117,29 @@ def find_switches(training: Training, *, recording: bool) -> Switches:
         float64_pct=_float64_pct(training),
         tf32_off=_tf32_off(training, device),
         pin_memory_unused=loader is not None and loader.pin_memory and not torch.accelerator.is_available(),
+        embedding=_dense_embedding(training),
     )
+
+
+_LARGE: Final = 1_000_000  # elements: filling and updating fewer takes well under a millisecond
+_LOOKED_AT: Final = 4096  # rows
+
+
+def _dense_embedding(training: Training) -> DenseEmbedding | None:
+    """The largest embedding whose gradient is a dense tensor."""
+    found = [
+        (name, module.weight)
+        for name, module in training.module.named_modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.weight.numel() >= _LARGE
+    ]
+    for name, weight in sorted(found, key=lambda each: -each[1].numel()):
+        gradient = weight.grad
+        if gradient is None or gradient.layout != torch.strided or gradient.shape != weight.shape:
+            continue  # sparse, frozen, in parts on several ranks, or not kept
+        some = gradient[:: ceil(len(gradient) / _LOOKED_AT)]
+        used = some.ne(0).any(dim=1).float().mean().item()
+        return DenseEmbedding(name=name, rows=len(weight), width=weight.shape[1], used_pct=100 * used)
+    return None
 
 
 def _tracer() -> str:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -52,6 +53,16 @@ COMPILE: Final = "compile"
 CHECKPOINT_WRITE: Final = "checkpoint/write"
 """The part of the ledger from a checkpoint's state to its file, as far as it blocks."""
 
+VALIDATION: Final = "validation"
+VALIDATION_LOADER: Final = "validation/loader"
+VALIDATION_DATA: Final = "validation/data"
+VALIDATION_TRANSFER: Final = "validation/transfer"
+VALIDATION_STEP: Final = "validation/step"
+VALIDATION_METRICS: Final = "validation/metrics"
+"""The parts of the ledger inside a validation run: creating the loader's iterator and, with workers, until its first
+batch; fetching the other batches; moving them to the device; `validation_step`; computing what was logged at its end.
+"""
+
 EPOCH: Final = "epoch"
 WINDOW: Final = "window"
 """Spans of the ledger that are no parts: a training epoch, and the recorded window."""
@@ -98,6 +109,26 @@ _HOOK_REGIONS: Final = {
     **dict.fromkeys(COUNTING, "other"),
     "finalize": "",  # at the end of a fit
 }
+
+
+@cache
+def whole_part(part: str) -> str:
+    """The part of the ledger that one lies inside, with which it is one event: of a checkpoint or a validation run.
+
+    Examples:
+        >>> whole_part("checkpoint/write"), whole_part("validation/data"), whole_part("callback/EMA.on_train_start")
+        ('checkpoint', 'validation', 'callback/EMA.on_train_start')
+    """
+    first = part.partition("/")[0]
+    return first if first in EXCLUDED else part
+
+
+def wholes(parts: Mapping[str, float]) -> dict[str, float]:
+    """The seconds by part of a ledger, those inside another added to it."""
+    sums = dict.fromkeys(map(whole_part, parts), 0.0)
+    for part, seconds in parts.items():
+        sums[whole_part(part)] += seconds
+    return sums
 
 
 LOGGED_KINDS: Final = (

@@ -21,6 +21,7 @@ from lightning_forge_profiling.names import (
     TFLOPS,
     per_second,
     region_ms,
+    wholes,
 )
 
 
@@ -1485,9 +1486,11 @@ class RunLedger(msgspec.Struct, ShownInNotebook, frozen=True, kw_only=True):
             `startup/script`, `startup/process` (those two in one), `startup/trainer`, `startup/fit`,
             `startup/module.hook`, `startup/callback.NAME.hook`, `startup/restore`, `startup/compile`,
             `startup/first_step`, `sanity_check`, `steps`, `hang` (steps in which training stood still), `data_loader`
-            (iterators and workers), `validation`, `checkpoint`, `checkpoint/write`, `callback/NAME.hook`,
-            `module/hook`, `datamodule/hook`, `logger/NAME`, `compile`, `gc/generation_2`, `gc/generation_0_1`,
-            `profiler` (this package), `teardown`.
+            (iterators and workers), `validation`, `validation/loader` (the loader's iterator, and with workers the wait
+            for their first batch), `validation/data`, `validation/transfer`, `validation/step`, `validation/metrics`
+            (computing what was logged), `checkpoint`, `checkpoint/write`, `callback/NAME.hook`, `module/hook`,
+            `datamodule/hook`, `logger/NAME`, `compile`, `gc/generation_2`, `gc/generation_0_1`, `profiler` (this
+            package), `teardown`.
         unexplained_s: `wall_s` less the sum of the parts.
         counts: how often each part was entered.
         first_s: seconds of the first time of each part, which may include one-time work.
@@ -1514,9 +1517,14 @@ class RunLedger(msgspec.Struct, ShownInNotebook, frozen=True, kw_only=True):
         return self.wall_s - sum(self.parts.get(part, 0.0) for part in (*BEFORE_FIT, PROFILER))
 
     @property
+    def wholes(self) -> dict[str, float]:
+        """Seconds by part, a checkpoint with writing it and a validation with what it consists of in one."""
+        return wholes(self.parts)
+
+    @property
     def fit_pct(self) -> dict[str, float]:
         """Parts of the fit in percent of it; the unexplained time is part of the whole."""
-        parts = {name: s for name, s in self.parts.items() if name not in BEFORE_FIT}
+        parts = {name: s for name, s in self.wholes.items() if name not in BEFORE_FIT}
         whole_s = sum(parts.values()) + self.unexplained_s
         return {name: 100 * s / whole_s for name, s in parts.items()} if whole_s > 0 else {}
 

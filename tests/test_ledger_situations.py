@@ -7,11 +7,13 @@ from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 from lightning.pytorch.tuner import Tuner
+from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.names import FIRST_STEP, STEPS
 from tests import models
-from tests.models import Classifier, Manual, loader
+from tests.models import Classifier, Manual, Samples, loader
 from tests.outcomes import summary_of
 
 pytestmark = pytest.mark.real_time  # what is planted is compared with a clock of the test
@@ -69,17 +71,62 @@ def test_a_planted_time_is_found_in_every_kind_of_fit(make_trainer, model, optio
     assert ledger.counts[STEPS] == 1
 
 
-class SlowValidation(Classifier):
+class WaitsToValidate(Classifier):
     def validation_step(self, batch, batch_idx, dataloader_idx=0):
         time.sleep(SLOW_S)
+
+
+class SlowMean(MeanMetric):
+    def compute(self):
+        time.sleep(SLOW_S)
+        return super().compute()
+
+
+class SlowValidation(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.mean = SlowMean()
+
+    def validation_step(self, batch, batch_idx):
+        time.sleep(SLOW_S)
+        self.mean.update(batch[0])
+        self.log("mean", self.mean)
+
+
+class SlowItems(Samples):
+    def __getitem__(self, index):
+        time.sleep(SLOW_S)
+        return super().__getitem__(index)
 
 
 @pytest.mark.parametrize(("options", "runs"), [({}, 2), ({"val_check_interval": 2}, 8), ({"limit_val_batches": 0}, 0)])
 def test_validation_is_counted_by_its_runs_over_all_its_loaders(make_trainer, options, runs):
     trainer = make_trainer(ThroughputCallback(), max_epochs=2, num_sanity_val_steps=0, **options)
-    ledger = fit(trainer, SlowValidation(), val=[loader(8), loader(4)])
+    ledger = fit(trainer, WaitsToValidate(), val=[loader(8), loader(4)])
     assert ledger.counts.get("validation", 0) == runs
-    assert ledger.parts.get("validation", 0.0) >= runs * 3 * SLOW_S
+    assert ledger.counts.get("validation/step", 0) == 3 * runs
+    assert ledger.parts.get("validation/step", 0.0) >= runs * 3 * SLOW_S
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 3, "val_check_interval": 2}])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
+def test_a_validation_is_split_as_a_step_is(make_trainer, options, workers, persistent):
+    val = DataLoader(SlowItems(8), num_workers=workers, persistent_workers=persistent)
+    trainer = make_trainer(ThroughputCallback(), max_epochs=2, num_sanity_val_steps=2, **options)
+    ledger = fit(trainer, SlowValidation(), val=val)
+    runs = ledger.counts["validation"]
+    assert ledger.counts["validation/step"] == 8 * runs, "without the sanity check, which is a part by itself"
+    assert 8 * runs * SLOW_S <= ledger.parts["validation/step"] < 1.5 * 8 * runs * SLOW_S
+    assert runs * SLOW_S <= ledger.parts["validation/metrics"] < ledger.parts["validation/step"]
+    assert ledger.counts["validation/data"] == (8 - (workers > 0)) * runs
+    if workers:  # a batch is made while the one before it is validated on, but the first is waited for
+        assert ledger.parts["validation/loader"] >= runs * SLOW_S
+        assert ledger.parts["validation/data"] < 0.5 * 8 * runs * SLOW_S
+    else:
+        assert ledger.parts["validation/data"] >= 8 * runs * SLOW_S
+        assert ledger.parts["validation/loader"] < SLOW_S
+    assert ledger.first_s["validation/step"] == pytest.approx(ledger.parts["validation/step"] / runs, rel=0.5)
+    assert ledger.wholes["validation"] > ledger.parts["validation/step"] + ledger.parts["validation/data"]
 
 
 def test_each_checkpoint_of_some_steps_is_counted(make_trainer, tmp_path):
@@ -186,7 +233,7 @@ class Raises(Classifier):
     [
         ("on_train_epoch_end", "module/on_train_epoch_end"),
         ("on_before_optimizer_step", "module/on_before_optimizer_step"),
-        ("validation_step", "validation"),
+        ("validation_step", "validation/step"),
         ("on_save_checkpoint", "module/on_save_checkpoint"),
         ("training_step", FIRST_STEP),
     ],

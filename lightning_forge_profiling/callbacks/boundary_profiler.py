@@ -65,6 +65,8 @@ def _boundaries(step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]
     boundaries |= dict.fromkeys(actions.loader_starts, _Boundary(step_timer.regions.enter_loader_start))
     boundaries |= dict.fromkeys(actions.loader_started, _Boundary(partial(step_timer.regions.exit, LOADER_START)))
     boundaries |= dict.fromkeys(actions.validation_begins, _Boundary(step_timer.regions.enter_validation))
+    to_validate = _Boundary(actions.fetches_to_validate, step_timer.regions.end_validation_fetch)
+    boundaries |= dict.fromkeys(actions.validation_fetches, to_validate)
     boundaries |= dict.fromkeys(actions.validation_ends, _Boundary(after=step_timer.regions.exit_validation))
     ledger = step_timer.ledger
     epoch = _Boundary(partial(ledger.open_span, EPOCH), partial(ledger.close_span, EPOCH))

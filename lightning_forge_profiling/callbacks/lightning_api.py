@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from lightning_forge_profiling.flops.precision import dtype_name, parameter_dtype
+from lightning_forge_profiling.names import VALIDATION_STEP
 from lightning_forge_profiling.run.training import BatchSource
 
 PACKAGES: Final = ("pytorch_lightning", "lightning.pytorch")
@@ -65,8 +66,10 @@ class Actions(NamedTuple):
     loader_started: Collection[str] = ()  # the first action after that which is not a region
     epochs: Collection[str] = ()  # each is one training epoch, from its beginning to its end
     validation_begins: Collection[str] = ()
+    validation_fetches: Collection[str] = ()
     validation_ends: Collection[str] = ()
     fetched: Callable[[], object] = lambda: None  # called when a fetch is about to end
+    fetches_to_validate: Callable[[], object] = lambda: None  # called when a fetch of validation begins
 
 
 def actions(trainer: Trainer, module: LightningModule) -> Actions:
@@ -84,6 +87,7 @@ def actions(trainer: Trainer, module: LightningModule) -> Actions:
                 if "on_before_batch_transfer" in implemented_hooks(owner)
             },
             f"{of_strategy}training_step": "forward",
+            f"{of_strategy}validation_step": VALIDATION_STEP,
             f"{of_strategy}backward": "backward",
             f"{of_module}optimizer_step": "optimizer",
             "optimizer_step": "optimizer",  # manual optimization
@@ -101,6 +105,7 @@ def actions(trainer: Trainer, module: LightningModule) -> Actions:
         loader_started=(f"[Callback]{trainer.callbacks[0].state_key}.on_train_epoch_start",),
         # the second where gradients go on being accumulated, which the first would delete
         validation_begins=(f"{of_module}on_validation_model_zero_grad", f"{of_module}on_validation_model_eval"),
+        validation_fetches=("[_EvaluationLoop].val_next",),
         validation_ends=(f"{of_strategy}on_validation_end",),
     )
 

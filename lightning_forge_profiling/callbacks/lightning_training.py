@@ -31,7 +31,7 @@ from lightning_forge_profiling.callbacks.wrapped_methods import (
     wrap_restoring,
     wrap_self_log,
 )
-from lightning_forge_profiling.names import EPOCH_METRICS, SELF_LOG
+from lightning_forge_profiling.names import EPOCH_METRICS, SELF_LOG, VALIDATION_METRICS
 from lightning_forge_profiling.plain_text import name_of
 from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.run.training import (
@@ -277,11 +277,12 @@ class LightningTraining(Training):
             before, computed[0] = computed[0], trainer.current_epoch
             return parts.inside(EPOCH_METRICS, ("callback/", "module/"), counts=before != computed[0])
 
+        in_validation_metrics = partial(parts.inside, VALIDATION_METRICS, ("validation", "callback/", "module/"))
         names = " and ".join(dict.fromkeys(map(name_of, trainer.loggers)))
         return [
             wrap_logging(trainer, partial(parts.inside, f"logger/{names}", ("",))),
             *wrap_logger_method(trainer, "log_metrics", parts.inside),
-            *wrap_self_log(trainer, partial(parts.inside, SELF_LOG), in_epoch_metrics),
+            *wrap_self_log(trainer, partial(parts.inside, SELF_LOG), in_epoch_metrics, in_validation_metrics),
             *wrap_originals(trainer, self.module, parts.outside_hook),
         ]
 
@@ -293,7 +294,14 @@ class LightningTraining(Training):
             if self.has_unsized_loader() and trainer.fit_loop._data_fetcher.done:  # noqa: SLF001
                 step_timer.regions.loader_ended()
 
-        actions = lightning_api.actions(trainer, self.module)._replace(fetched=fetched)
+        def fetches_to_validate() -> None:
+            workers = any(getattr(loader, "num_workers", 0) for loader in self.loaders(validation=True))
+            ends = trainer.fit_loop.epoch_loop.val_loop._data_fetcher.done  # noqa: SLF001
+            step_timer.regions.begin_validation_fetch(workers=workers, ends=ends)
+
+        actions = lightning_api.actions(trainer, self.module)._replace(
+            fetched=fetched, fetches_to_validate=fetches_to_validate
+        )
         proxy = ProfilerProxy(trainer, step_timer, actions, hook_parts(trainer, self.module, self._callbacks))
         proxy.install()
         return proxy

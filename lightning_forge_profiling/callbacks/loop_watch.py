@@ -2,7 +2,7 @@
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from threading import get_ident
 from time import perf_counter_ns
@@ -55,6 +55,7 @@ class Fetches(Guarded):
         self._read_before: list[weakref.ref[Any]] = []  # and before it
         self.batch: Any = None  # the latest of training since the last step
         self._may_be_batch: Any = None  # the first of an iterator of which it is not known yet
+        self._before_ns: Mapping[str, int] = {}  # of the ledger, when validation may have begun
         self.seen = 0  # how many such batches there were
         self.ended_ns = 0  # when an iterator was read last
 
@@ -92,7 +93,9 @@ class Fetches(Guarded):
         loop = self._loop
         if loop.validating:  # so that the time since the latest iterator was made can be told from what was before it
             loop.leave_validation()
+        self._before_ns = loop.run.ledger.peek()
         loop.enter_validation()
+        loop.run.regions.start_validation_loader()
 
     @guarded
     def begin(self, iterator: Any) -> None:
@@ -109,6 +112,7 @@ class Fetches(Guarded):
         else:
             if not loop.validating:
                 self._may_validate()
+            loop.run.regions.begin_validation_fetch(workers=bool(iterator._num_workers))  # noqa: SLF001
             if first:
                 loop.training.validates_on(iterator)
         if first:
@@ -121,6 +125,7 @@ class Fetches(Guarded):
         if exhausted and known:
             loop.run.regions.loader_ended()
         loop.run.end("data")
+        loop.run.regions.end_validation_fetch()
         self._may_be_batch, self.ended_ns = None, perf_counter_ns()
         if exhausted:
             self._read = [one for one in self._read if one is not iterator]
@@ -136,7 +141,7 @@ class Fetches(Guarded):
         if self._read and not any(self._is_known(_sampler(one)) for one in self._read):
             new = self._read[-1]
             if self._loop.validating and _yielded(new) == 1:
-                self._loop.run.regions.relabel_validation_as_loader_start()
+                self._loop.run.regions.relabel_validation_as_loader_start(self._before_ns)
             self._learn(new)
             self.batch, self.seen = self._may_be_batch, 1
         if self._loop.validating:

@@ -120,12 +120,13 @@ def wrap_logging(trainer: Trainer, around: Around) -> WrappedMethod:
     return WrappedMethod(trainer._logger_connector, "log_metrics", around, lambda metrics, *_, **__: bool(metrics))  # noqa: SLF001
 
 
-def wrap_self_log(trainer: Trainer, log: Around, epoch: Around) -> tuple[WrappedMethod, WrappedMethod]:
-    """Wraps how the training loop takes what `self.log` gives it, and how it computes that at an epoch's end."""
-    results = trainer.fit_loop.epoch_loop._results  # noqa: SLF001
+def wrap_self_log(trainer: Trainer, log: Around, epoch: Around, validation: Around) -> tuple[WrappedMethod, ...]:
+    """Wraps how the training loop takes what `self.log` gives it, and how that is computed at the end of a loop."""
+    loop = trainer.fit_loop.epoch_loop
     return (
-        WrappedMethod(results, "log", log, lambda *_, **__: not torch.compiler.is_compiling()),
-        WrappedMethod(results, "metrics", epoch, lambda on_step: not on_step),
+        WrappedMethod(loop._results, "log", log, lambda *_, **__: not torch.compiler.is_compiling()),  # noqa: SLF001
+        WrappedMethod(loop._results, "metrics", epoch, lambda on_step: not on_step),  # noqa: SLF001
+        WrappedMethod(loop.val_loop._results, "metrics", validation, lambda on_step: not on_step),  # noqa: SLF001
     )
 
 

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.errors import TraceError
-from lightning_forge_profiling.names import REGIONS, STARTUP, STEPS
+from lightning_forge_profiling.names import REGIONS, STARTUP, STEPS, wholes
 from lightning_forge_profiling.record.reader import RankRecord, RecordError, RunRecord
 from lightning_forge_profiling.report.run_status import mean_metrics
 from lightning_forge_profiling.schema import (
@@ -230,7 +230,7 @@ def _run_metrics(
     rank: RankRecord, step: Estimate, ledger: RunLedger | None, ledger_s: Mapping[str, float]
 ) -> dict[str, Estimate]:
     """One value a run, or one for each validation or checkpoint."""
-    estimates = {}
+    estimates, ledger_s = {}, wholes(ledger_s)
     for kind in ("validation", "checkpoint"):
         seconds = [event.seconds for event in rank.events if event.kind == kind]
         if sum(seconds) > 0:

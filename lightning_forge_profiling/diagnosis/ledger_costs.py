@@ -18,7 +18,6 @@ from lightning_forge_profiling.diagnosis.rule import (
 )
 from lightning_forge_profiling.names import (
     BEFORE_FIT,
-    CHECKPOINT_WRITE,
     COMPILE,
     EPOCH_METRICS,
     FIRST_STEP,
@@ -28,8 +27,9 @@ from lightning_forge_profiling.names import (
     STEPS,
     hook_region,
     part_kind,
+    whole_part,
 )
-from lightning_forge_profiling.schema import CpuUse, RunEvidence, RunLedger, RunRegion
+from lightning_forge_profiling.schema import CpuUse, RunEvidence, RunLedger, RunRegion, SampledLine
 
 # from this length on, one-time work such as startup is a cause. A shorter run is taken for a trial of a longer one, in
 # which such work would not grow.
@@ -120,8 +120,7 @@ class LedgerCosts:
 
     def leaves(self) -> list[str]:
         """The parts of the ledger that may be named, no two of which have time in common."""
-        whole = {CHECKPOINT_WRITE: "checkpoint"}  # a checkpoint and its writing are one
-        return list(dict.fromkeys(whole.get(name, name) for name in self.ledger.parts))
+        return list(dict.fromkeys(map(whole_part, self.ledger.parts)))
 
     def region(self, part: str) -> str:
         """The region that contains a part; "" outside the step."""
@@ -208,6 +207,17 @@ class LedgerCosts:
         if (apart := self.steps_apart(part)) > 1:
             took += f", nearly all in 1 of {apart} steps"
         return took if exposed_s >= _HIDDEN * seconds else f"{took}, of which the GPU waits {waits}"
+
+
+def lines_in(run: RunEvidence, part: str) -> tuple[SampledLine, ...]:
+    """The lines of a part of the ledger with those of the parts inside it, in percent of all of it."""
+    parts_s = {} if run.ledger is None else run.ledger.parts
+    inside_s = {name: s for name, s in parts_s.items() if whole_part(name) == part and s > 0}
+    if inside_s.keys() <= {part}:
+        return run.lines.get(part, ())
+    shares = {name: s / sum(inside_s.values()) for name, s in inside_s.items()}
+    lines = (replace(line, pct=line.pct * share) for name, share in shares.items() for line in run.lines.get(name, ()))
+    return tuple(sorted(lines, key=lambda line: -line.pct))
 
 
 def in_steps_pct(evidence: RunEvidence) -> float:

@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis import loader, optimizer
-from lightning_forge_profiling.diagnosis.ledger_costs import ONCE, LedgerCosts, self_times
+from lightning_forge_profiling.diagnosis.ledger_costs import ONCE, LedgerCosts, lines_in, self_times
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_advice
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
@@ -34,7 +34,7 @@ from lightning_forge_profiling.diagnosis.rule import (
 )
 from lightning_forge_profiling.diagnosis.verdict import LEAST_PCT
 from lightning_forge_profiling.names import (
-    CHECKPOINT_WRITE,
+    EXCLUDED,
     HANG,
     OWN_WORK,
     REGIONS,
@@ -42,6 +42,7 @@ from lightning_forge_profiling.names import (
     STEPS,
     hook_region,
     part_kind,
+    whole_part,
 )
 from lightning_forge_profiling.schema import (
     Distribution,
@@ -119,7 +120,7 @@ def rank_work(evidence: RunEvidence, *, host: str, waits: Waits | None = None) -
         starved_pct=evidence.timing.gpu_starved_pct,
         sm_mhz=None if evidence.machine.telemetry is None else evidence.machine.telemetry.sm_mhz,
         throttled_pct=None if evidence.machine.telemetry is None else evidence.machine.telemetry.throttled_pct,
-        lines={leaf: lines[:1] for leaf, lines in evidence.lines.items()},
+        lines={leaf: lines_in(evidence, leaf)[:1] for leaf in map(whole_part, evidence.lines)},
     )
 
 
@@ -367,10 +368,15 @@ def _without_waits(ledger: RunLedger, waits_ms: Mapping[str, float], run: RunEvi
 
 
 def _less(parts_s: Mapping[str, float], waits_s: Mapping[str, float]) -> dict[str, float]:
-    # a rank waits for others behind what it has written, which is a part of the ledger inside `checkpoint`
-    more_s = max(waits_s.get("checkpoint", 0.0) - parts_s.get("checkpoint", 0.0), 0.0)
-    waits_s = {CHECKPOINT_WRITE: more_s, **waits_s}
-    return {part: max(s - waits_s.get(part, 0.0), 0.0) for part, s in parts_s.items()}
+    # a rank waits for others also in the parts inside a checkpoint or a validation, as behind what it has written
+    left_s = {part: max(s - waits_s.get(part, 0.0), 0.0) for part, s in parts_s.items()}
+    for whole in EXCLUDED:
+        more_s = waits_s.get(whole, 0.0) - parts_s.get(whole, 0.0)
+        inside = [part for part in parts_s if whole_part(part) == whole != part]
+        if inside and more_s > 0:
+            left = max(1 - more_s / max(sum(parts_s[part] for part in inside), 1e-9), 0.0)
+            left_s |= {part: left_s[part] * left for part in inside}
+    return left_s
 
 
 def beside_straggler(findings: Iterable[Finding], run: RunEvidence, late: Finding | None) -> list[Finding]:

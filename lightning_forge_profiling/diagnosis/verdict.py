@@ -8,7 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.calls import SLOW_CALL
-from lightning_forge_profiling.diagnosis.ledger_costs import in_steps_pct
+from lightning_forge_profiling.diagnosis.ledger_costs import in_steps_pct, lines_in
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
     MIN_SHARE_PCT,
@@ -205,7 +205,7 @@ def _with_line(finding: Finding, run: RunEvidence) -> Finding:
     spent: defaultdict[str, float] = defaultdict(float)
     waiting: defaultdict[str, float] = defaultdict(float)
     for name, weight in weights.items():
-        for line in filter(lambda line: line.file, run.lines.get(name, ())):
+        for line in filter(lambda line: line.file, lines_in(run, name)):
             spent[_name(line)] += weight * line.pct
             waiting[_name(line)] += weight * line.pct * (line.waiting_pct or 0.0) / 100
     where, whole = max(spent, key=spent.__getitem__, default=""), sum(weights.values())

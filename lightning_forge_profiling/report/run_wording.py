@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from math import ceil
 from operator import itemgetter
 from statistics import median
@@ -18,6 +19,7 @@ from lightning_forge_profiling.diagnosis.machine_rules import (
 )
 from lightning_forge_profiling.diagnosis.ranks import late_rank, not_measured
 from lightning_forge_profiling.diagnosis.rule import MIN_SHARE_PCT, in_ms
+from lightning_forge_profiling.names import whole_part
 from lightning_forge_profiling.report.screen import Column, Row, Table, table_of
 from lightning_forge_profiling.report.wording import digits
 from lightning_forge_profiling.schema import (
@@ -99,18 +101,25 @@ def slower_after(effect: WindowEffect) -> bool:
 def ledger_table(ledger: RunLedger) -> Table:
     """The parts of a run's wall time that are worth a row, the other parts and the rest, then the whole."""
     least_s = _LEAST_PART_PCT / 100 * ledger.wall_s
-    parts = {name: s for name, s in ledger.parts.items() if abs(s) >= least_s}
-    parts["other parts"] = sum(s for name, s in ledger.parts.items() if name not in parts)
-    parts |= {"unexplained": ledger.unexplained_s, "the run": ledger.wall_s}
+    wholes = sorted(ledger.wholes.items(), key=lambda item: -item[1])
+    parts = {name: s for name, s in wholes if abs(s) >= least_s}
+    rest = {"other parts": sum(s for name, s in wholes if name not in parts)}
+    rest |= {"unexplained": ledger.unexplained_s, "the run": ledger.wall_s}
 
-    def row(name: str, seconds: float) -> Row:
+    def row(name: str, seconds: float, of: str = "") -> Row:
         pct = 100 * seconds / ledger.wall_s if ledger.wall_s > 0 else None
-        whole, times = name == "the run", ledger.counts.get(name, "") if name in ledger.parts else ""
-        cells = (name, f"{seconds:.3f}", "" if pct is None else f"{pct:.1f} %", str(times))
+        whole, times = name == "the run", "" if name in rest else ledger.counts.get(name, "")
+        cells = (f"{of}{name}", f"{seconds:.3f}", "" if pct is None else f"{pct:.1f} %", str(times))
         return Row(cells, strong=whole, share=None if whole else pct)
 
+    def rows(whole: str) -> Iterator[Row]:
+        yield row(whole, parts[whole])
+        inside = ((name, s) for name, s in ledger.parts.items() if whole_part(name) == whole != name)
+        yield from (row(name, s, of="of it ") for name, s in inside if s >= least_s)
+
     columns = Column("part", "code"), Column("seconds"), Column("of the run", "share"), Column("times")
-    return Table(columns, tuple(row(*part) for part in parts.items()), title="Wall time of the run")
+    shown = (*chain.from_iterable(map(rows, parts)), *(row(*part) for part in rest.items()))
+    return Table(columns, shown, title="Wall time of the run")
 
 
 def compute_lines(rates: Sequence[RunCompute], *, sources: bool = True) -> Iterator[str]:

@@ -78,7 +78,7 @@ class Run(FitParts, Guarded):
         self._ending: Ending | None = None
         # what each phase has started registers its end there
         self._ends = {phase: ExitStack() for phase in (Phase.SETTING_UP, Phase.TRAINING, Phase.REPORTED)}
-        for watched in training.watch(self._loop_failed, partial(self.begin, "validation")):
+        for watched in training.watch(self._loop_failed, self._validates):
             self._ends[Phase.REPORTED].callback(watched.release)
         OWNED.add(self)
 
@@ -261,6 +261,10 @@ class Run(FitParts, Guarded):
             self.phase = Phase.SETTING_UP
             self.readings.workers.watch()
             self.ledger.exit("sanity_check")
+
+    def _validates(self) -> None:
+        self.begin("validation")
+        self.regions.start_validation_loader()
 
     @guarded
     def _pause_readings(self) -> None:

@@ -23,9 +23,11 @@ from lightning_forge_profiling.names import (
     LOGGED_KINDS,
     PROFILER,
     STEPS,
+    VALIDATION,
     hook_region,
     part_kind,
     part_pct,
+    whole_part,
 )
 from lightning_forge_profiling.schema import RunLedger, RunRegion, RunTiming, Span
 from lightning_forge_profiling.timing.counters import Marks
@@ -201,8 +203,9 @@ class LedgerClock:
                 self._entered_ns.pop()
             else:
                 self._end_long(part, now_ns, took_ns)
-            if part not in self._first_ns:
-                self._first_ns[part] = self._ns[part]
+            if part not in self._first_ns and whole_part(part) not in stack:
+                for inside in [name for name in self._ns if name == part or whole_part(name) == part]:
+                    self._first_ns.setdefault(inside, self._ns[inside])
 
     def goes_on(self, part: str) -> None:
         """Count the latest entry of a part as no other one: it was left for something in between."""
@@ -262,10 +265,13 @@ class LedgerClock:
         self._ns[part] += ns
         self._counts[part] += 1
 
-    def move(self, ns: int, part: str, other: str) -> None:
-        """Count the latest time of a part to another one."""
-        self.charge(ns, other, of=part)
-        self._counts[part] -= 1
+    def move(self, whole: str, other: str, before: Mapping[str, int]) -> None:
+        """Count a part and those inside it to another one, from when `peek` was as in `before`."""
+        for part in [part for part in self._ns if whole_part(part) == whole]:
+            self._ns[other] += self._ns[part] - before.get(part, 0)
+            self._ns[part] = before.get(part, 0)
+        self._counts[whole] -= 1
+        self._counts[other] += 1
 
     def _end_long(self, part: str, now_ns: int, took_ns: int) -> None:
         if took_ns >= _LONG_NS and len(self._stack) > 1:
@@ -273,7 +279,8 @@ class LedgerClock:
         ended = ""
         while ended != part:
             ended, entered_ns = self._stack.pop(), self._entered_ns.pop()
-            if now_ns - entered_ns >= _SPAN_NS:
+            # a validation has those parts for each batch, and is one span
+            if now_ns - entered_ns >= _SPAN_NS and not ended.startswith(f"{VALIDATION}/"):
                 self._spans.add(self._span(ended, entered_ns, now_ns))
 
     def _note(self, part: str, took_ns: int) -> None:

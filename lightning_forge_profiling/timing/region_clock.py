@@ -1,6 +1,6 @@
 """The clock of the built-in regions, to the innermost of which each instant of a training loop counts, and of waits."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -14,6 +14,11 @@ from lightning_forge_profiling.names import (
     LOADER_START,
     MARK_PREFIX,
     REGIONS,
+    VALIDATION,
+    VALIDATION_DATA,
+    VALIDATION_LOADER,
+    VALIDATION_STEP,
+    VALIDATION_TRANSFER,
     WAIT_PREFIX,
     WHOLE,
     hook_region,
@@ -33,6 +38,10 @@ ABSORBED_BELOW_NS: Final = 100_000
 
 # regions that are parts of the ledger, by the ledger's names
 PARTS: Final = {**{name: name for name in EXCLUDED}, LOADER_START: DATA_LOADER, LOADER_END: DATA_LOADER}
+
+
+# what is announced in validation as in a step, and is a part of the ledger inside it
+_OF_VALIDATION: Final = {"transfer": VALIDATION_TRANSFER, VALIDATION_STEP: VALIDATION_STEP}
 
 
 @dataclass(slots=True)
@@ -99,7 +108,7 @@ class RegionClock(Guarded):
         self.each_fetch = False
         timed = {*regions, *EXCLUDED, "other"}
         self.labels: dict[str, str] = {name: name if name in timed else "other" for name in (*REGIONS, *EXCLUDED)}
-        self.labels[LOADER_START] = LOADER_START
+        self.labels |= {LOADER_START: LOADER_START, VALIDATION_STEP: "other"}
         self.label = "other"
         self.since = Mark(HostEvent())  # begin() puts the first in its place
         self.stack: list[tuple[str, AbstractContextManager[Any] | None]] = []
@@ -146,6 +155,9 @@ class RegionClock(Guarded):
         """End a built-in region, and any region still open inside it."""
         stack, self._untimed = self.stack, None
         if not self.active or not stack:
+            return
+        if self.validating and name in _OF_VALIDATION:
+            self.ledger.exit(_OF_VALIDATION[name])
             return
         if stack[-1][0] != name and not any(entered == name for entered, _ in stack):
             return
@@ -261,26 +273,49 @@ class RegionClock(Guarded):
         self.enter("validation")
         self.validating = True
 
+    def start_validation_loader(self) -> None:
+        """The loader that is validated on creates its iterator, until the first fetch."""
+        if self.validating:
+            self.ledger.enter(VALIDATION_LOADER)
+
+    def begin_validation_fetch(self, *, workers: bool, ends: bool = False) -> None:
+        """Fetch a batch to validate on: of workers that may start, or end as there is none left."""
+        if self.validating and not (workers and self.ledger.innermost() == VALIDATION_LOADER):
+            self.ledger.exit(VALIDATION_LOADER)
+            self.ledger.enter(VALIDATION_LOADER if workers and ends else VALIDATION_DATA, counts=not ends)
+
+    def end_validation_fetch(self) -> None:
+        """The batch is there."""
+        if self.validating:
+            self.ledger.exit(VALIDATION_DATA)
+            self.ledger.exit(VALIDATION_LOADER)
+
     def exit_validation(self) -> None:
         """Leave validation."""
         self.validating = False
         self.exit("validation")
 
     def _is_of_validation(self, name: str) -> bool:
-        """Whether a region belongs to validation, which is timed as one region."""
+        """Whether a region belongs to validation, which is one region; what is in it are parts of the ledger alone."""
         if name in {"data", LOADER_START}:  # training only: validation ended without saying so (nothing to validate)
             self.exit_validation()
+        elif name in _OF_VALIDATION:
+            self.ledger.exit(VALIDATION_LOADER)  # a module with a `dataloader_iter` fetches in its step
+            self.ledger.enter(_OF_VALIDATION[name])
         return self.validating and name != "checkpoint"
 
     @guarded
-    def relabel_validation_as_loader_start(self) -> None:
-        """Count the validation under way as `loader start`: a new loader's first batch was one of training."""
+    def relabel_validation_as_loader_start(self, before: Mapping[str, int]) -> None:
+        """Count the validation under way as `loader start`: a new loader's first batch was one of training.
+
+        Args:
+            before: nanoseconds by part of the ledger when it began.
+        """
         if self.active and self.validating and self.label == "validation":
             self.timers.relabel("validation", LOADER_START)
             self.label = LOADER_START
-            took_ns = self.clock_ns() - self.since.host_ns
             self.exit_validation()
-            self.ledger.move(took_ns, "validation", DATA_LOADER)
+            self.ledger.move(VALIDATION, DATA_LOADER, before)
 
     @guarded
     def forward_in_closure(self) -> None:

@@ -5,7 +5,7 @@ const PART_COLOURS = [
   [/^startup\/process$/, ["--stone"]],
   [/^startup\//, ["--slate", "--sand"]],
   [/^sanity_check$/, ["--pink"]],
-  [/^validation$/, ["--plum"]],
+  [/^validation/, ["--plum", "--pink", "--lilac"]],
   [/^checkpoint/, ["--brown", "--sand"]],
   [/^data_loader$/, ["--amber"]],
   [/^compile$/, ["--lilac"]],
@@ -78,17 +78,18 @@ function runAxis({ ledger, telemetry }) {
 // a part of the ledger are those of the bar.
 function lanesOf(run, { length }, colours, causes) {
   const named = (...parts) => run.ledger.spans.filter((span) => parts.includes(span.part));
+  const whole = (name) => Object.keys(run.ledger.parts).filter((part) => part === name || part.startsWith(`${name}/`));
   const starting = (prefix) => run.ledger.spans.filter((span) => span.part.startsWith(prefix) && !BEFORE_FIT.has(span.part));
   const slow = run.timing.slowest.filter((step) => step.end_s !== null && step.ms >= 2 * run.timing.step_ms.p50).map((step) => ({
     part: "", start_s: step.end_s - step.ms / 1000, end_s: step.end_s, seconds: step.ms / 1000, count: 1, step: null,
     says: `step ${step.step}: ${milliseconds(step.ms)}${causes.get(step.step) ? `, ${causes.get(step.step)}` : ""}`,
   })).sort((a, b) => a.start_s - b.start_s);
   const lanes = [
-    ["startup", "--slate", starting("startup/"), Object.keys(run.ledger.parts).filter((part) => part.startsWith("startup/"))],
+    ["startup", "--slate", starting("startup/"), whole("startup")],
     ["epochs", "--sky", named("epoch")],
     ["sanity_check", "--pink", named("sanity_check"), ["sanity_check"]],
-    ["validation", "--plum", named("validation"), ["validation"]],
-    ["checkpoint", "--brown", named("checkpoint"), ["checkpoint"]],
+    ["validation", "--plum", named("validation"), whole("validation")],
+    ["checkpoint", "--brown", named("checkpoint"), whole("checkpoint")],
     ["recorded window", "--green", named("window")],
     ["slow steps", "--hot", slow],
   ];
@@ -106,7 +107,7 @@ function lanesOf(run, { length }, colours, causes) {
     .map(([name, colour, spans, parts]) => ({
       name, colour, spans,
       seconds: sum(parts ? parts.map((part) => run.ledger.parts[part]) : spans.map((span) => span.seconds)),
-      count: sum(parts ? parts.map((part) => run.ledger.counts[part]) : spans.map((span) => span.count)),
+      count: run.ledger.counts[name] ?? sum(parts ? parts.map((part) => run.ledger.counts[part]) : spans.map((span) => span.count)),
     }));
 }
 

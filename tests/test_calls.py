@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchmetrics import AUROC, MeanMetric
 
-from lightning_forge_profiling import ThroughputCallback
+from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.diagnosis.calls import SLOW_CALL
 from lightning_forge_profiling.diagnosis.catalogue import CATALOGUE
 from lightning_forge_profiling.diagnosis.combine import combine
@@ -124,10 +124,10 @@ def data(rows=ROWS):
     return DataLoader(TensorDataset(x, (x.sum(1) > 0).long()), 64)
 
 
-def analysed(model, train=None, validation=None, **options):
+def analysed(model, train=None, validation=None, *callbacks, **options):
     callback = ThroughputCallback(warmup_steps=2, record=False)
     options = {"num_sanity_val_steps": 0, "max_epochs": 2, **options}
-    quiet_trainer(callback, **options).fit(model, train or data(), validation)
+    quiet_trainer(callback, *callbacks, **options).fit(model, train or data(), validation)
     return callback.analysis()
 
 
@@ -178,6 +178,63 @@ def test_a_large_embedding_with_a_dense_gradient_is_named_with_what_all_its_rows
     assert found.saves.ms_per_step < steps_ms
     assert steps_ms - found.saves.ms_per_step > 0.5 * sparse_ms, "what is predicted to stay"
     assert "slow-optimizer" not in {each.code for each in analysis.findings}
+
+
+class CountsOneByOne(Net):
+    def __init__(self):
+        super().__init__()
+        self.counts = torch.zeros(2, 2)
+
+    def training_step(self, batch):
+        self.count((self.net(batch[0])[:, 0] > 0).long(), batch[1])
+        return super().training_step(batch)
+
+    def count(self, predicted, true):
+        for one, other in zip(predicted, true, strict=True):
+            self.counts[other, one] += 1
+
+
+class CallsForEachSample(Net):
+    def training_step(self, batch):
+        out = torch.stack([self.net(each) for each in batch[0]])
+        return torch.nn.functional.mse_loss(out[:, 0], batch[1].float())
+
+
+class CallsEachLayer(Net):
+    """A loop over layers is what a network is."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(20))
+
+    def training_step(self, batch):
+        x = batch[0]
+        for layer in self.layers:
+            x = layer(x)
+        return super().training_step((x, batch[1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "mistake", "parts", "said"),
+    [
+        (CountsOneByOne, "item-by-item", "forward", "CountsOneByOne.count"),
+        (CallsForEachSample, "module-per-item", "backward, forward", "self.net(each) at"),
+    ],
+)
+def test_a_loop_over_items_in_small_operators_is_named_if_they_were_recorded(tmp_path, model, mistake, parts, said):
+    forge = ForgeProfilerCallback(10, 13, trace_dir=tmp_path)
+    found = call_of(analysed(model(), None, None, forge))
+    assert found.evidence["mistake"] == mistake
+    assert ", ".join(sorted(found.evidence["parts"].split(", "))) == parts
+    assert said in found.title
+    assert call_of(analysed(model())) is None, "how small they are is unknown"
+
+
+@pytest.mark.slow
+def test_a_loop_over_layers_is_none(tmp_path):
+    forge = ForgeProfilerCallback(10, 13, trace_dir=tmp_path)
+    assert call_of(analysed(CallsEachLayer(), None, None, forge)) is None
 
 
 class NormsOnce(NormsOneByOne):

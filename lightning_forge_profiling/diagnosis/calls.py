@@ -1,7 +1,7 @@
 """The cause that a call or a setting of the user's is: one of the catalogue's, with what the whole fit spends on it."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +20,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     subtract,
 )
 from lightning_forge_profiling.names import BEFORE_FIT, hook_region
-from lightning_forge_profiling.schema import WORKER_LINES, Finding, Operator, RunEvidence, RunLedger
+from lightning_forge_profiling.schema import WORKER_LINES, Finding, Operator, RunEvidence, RunLedger, SampledLine
 
 SLOW_CALL: Final = "slow-call"
 
@@ -101,8 +101,16 @@ def without_calls(run: RunEvidence, calls: Iterable[Call]) -> RunEvidence:
     if not named:
         return run
     regions = {name: subtract(times, ms[name], host_ms[name], ms[name]) for name, times in run.timing.regions.items()}
-    lines = {part: tuple(line for line in lines if line not in named) for part, lines in run.lines.items()}
+    lines = {part: _lines_without(lines, named, shares[part]) for part, lines in run.lines.items()}
     return replace(run, timing=replace(run.timing, regions=regions), ledger=_ledger_without(run, shares), lines=lines)
+
+
+def _lines_without(
+    lines: Iterable[SampledLine], named: Collection[SampledLine | None], share: float
+) -> tuple[SampledLine, ...]:
+    """The other lines, with their shares of what is left."""
+    left = max(1 - share, 0.0)
+    return tuple(replace(line, pct=min(line.pct / left, 100.0)) for line in lines if line not in named and left)
 
 
 def _ledger_without(run: RunEvidence, shares: Mapping[str, float]) -> RunLedger | None:
@@ -148,7 +156,7 @@ def _finding(call: Call, run: RunEvidence) -> Finding:
         mistake.instead,
         mistake.fix,
     )
-    samples = sum(each.made.line.samples for each in call.spent if each.made.line is not None)
+    samples = sum(line.samples for line in {each.made.line for each in call.spent} if line is not None)
     error = min(_Z / max(samples, 1) ** 0.5, 1.0)  # of a count
     return as_finding(
         SLOW_CALL,

@@ -42,15 +42,20 @@ class Mistake:
     each_batch: bool = True  # whether it is a mistake only in what is done for each batch
     in_loop: bool = False  # whether it is one only in a loop: a single such call may be what has to be done
     within: str = ""  # a regular expression of the parts of the fit in which it is one; "" for all
+    call: str = ""  # a regular expression that the source of the call begins with; "" for any
+    small: bool = False  # whether it is one only of operators so small that fewer and larger ones do the same in less
+    backward: bool = False  # whether that share of the backward pass is its too
     left: str = ""  # what a fix leaves of its time, so that all of it is a bound; "" for nothing
     # where the run has it, of one that is no call; with the operators that were recorded
     setting: Callable[[RunEvidence, Sequence[Operator]], Setting | None] | None = None
 
-    def is_in(self, part: str, line: SampledLine) -> bool:
-        """Whether a sampled line of a part of the fit is this mistake."""
+    def is_in(self, part: str, line: SampledLine, *, small: bool = False) -> bool:
+        """Whether a sampled line of a part of the fit is this mistake; `small` says whether the operators are."""
         return (
             bool(self.callee)
-            and re.fullmatch(self.callee, line.callee or line.function) is not None
+            and (small or not self.small)
+            and re.match(self.call, line.call) is not None
+            and re.fullmatch(self.callee, line.callee or ("" if line.file else line.function)) is not None
             and (not self.each_batch or _is_of_each_batch(part, line.function))
             and (line.in_loop or not self.in_loop)
             and re.match(self.within, part) is not None
@@ -83,6 +88,12 @@ def _dense_embedding(run: RunEvidence, recorded: Sequence[Operator]) -> Setting 
 
 
 _IN_DATASET: Final = f"data$|{WORKER_LINES}$|validation"
+
+_IN_STEP: Final = r"(forward|backward|optimizer|other)$|(callback|module)/"
+_AT_ONCE: Final = (
+    "Where one item does not need the one before, do all in one call: of stacked tensors, with an index (bincount, "
+    "index_add_, scatter_add_), or of a list (torch._foreach_mul_)."
+)
 
 CATALOGUE: Final = (
     Mistake(
@@ -122,6 +133,16 @@ CATALOGUE: Final = (
         within=_IN_DATASET,
         left="indexing the array",
     ),
+    Mistake(
+        "converted-per-sample",
+        r"(torch\.)?(tensor|as_tensor|FloatTensor|LongTensor)|array|asarray",
+        "each sample is converted from Python objects, or copied",
+        "Convert all of them once, in the dataset's __init__, to an array or a tensor, and index that; of an array "
+        "take torch.from_numpy, which copies nothing.",
+        each_batch=False,
+        within=_IN_DATASET,
+        left="indexing it",
+    ),
     # reading a value from a GPU is none of these: the time in the call is not its cost, as the GPU works meanwhile. It
     # costs the GPU's idle time after it, which a trace shows (`sync-bound`).
     Mistake(
@@ -151,7 +172,16 @@ CATALOGUE: Final = (
         "a recurrent cell is called for each time step",
         "Call nn.LSTM, nn.GRU or nn.RNN once for the whole sequence: one call of cuDNN in place of a loop in Python.",
         in_loop=True,
+        backward=True,
         left="that call",
+    ),
+    Mistake(
+        "logged-each-batch",
+        r"(torch\.utils\.tensorboard|tensorboardX|wandb|mlflow|comet_ml|neptune|clearml)\..*",
+        "it is sent to a logger for each batch",
+        "Do it every n steps.",
+        fix="if self.global_step % 100 == 0:  # around that line",
+        left="every n-th",
     ),
     Mistake(
         "copies",
@@ -164,6 +194,29 @@ CATALOGUE: Final = (
         r"collect|torch\.cuda\.memory\.empty_cache|empty_cache",
         "it stops training for each batch, and frees nothing that PyTorch would not use again",
         "Leave it out, or call it once an epoch.",
+    ),
+    # a loop over layers calls what it loops over, and not the same module again
+    Mistake(
+        "module-per-item",
+        r".*\.forward",
+        "a module is called for one item at a time, in operators so small that calling them is most of their time",
+        _AT_ONCE,
+        in_loop=True,
+        call=r"\w+(\.\w+)+\(",
+        within=_IN_STEP,
+        small=True,
+        backward=True,
+        left="one call for all items",
+    ),
+    Mistake(
+        "item-by-item",
+        r"(torch\.(?!.*\.forward$).*|[^.]*)",
+        "a loop does one item at a time, in operators so small that calling them is most of their time",
+        _AT_ONCE,
+        in_loop=True,
+        within=_IN_STEP,
+        small=True,
+        left="one call for all items",
     ),
     # what takes sparse gradients: tried with torch 2.13 (2026-11-28); NCCL: pytorch/pytorch#22400
     Mistake(
@@ -198,18 +251,38 @@ def mistakes_in(run: RunEvidence, recorded: Sequence[Operator] = ()) -> Iterator
         run: the run.
         recorded: operators of some of its steps, if a trace has them.
     """
+    small = _are_small(recorded)
     for part, lines in run.lines.items():
         for line in lines:
-            found = next((mistake for mistake in CATALOGUE if mistake.is_in(part, line)), None)
+            found = next((mistake for mistake in CATALOGUE if mistake.is_in(part, line, small=small)), None)
             if found is not None:
-                yield Made(found, part, line.pct / 100, _place(line), line)
+                parts = (part, "backward") if found.backward and part == "forward" else (part,)
+                yield from (Made(found, each, line.pct / 100, place_of(line), line) for each in parts)
     for mistake in CATALOGUE:
         setting = None if mistake.setting is None else mistake.setting(run, recorded)
         if setting is not None:
             yield from (Made(mistake, part, share, setting.place) for part, share in setting.shares.items())
 
 
-def _place(line: SampledLine) -> str:
+# the host takes 3 to 20 us to call an operator, whatever it computes
+_SMALL_US: Final = 20.0
+
+
+def _are_small(recorded: Sequence[Operator]) -> bool:
+    """Whether the host's own time in the operators is mostly that of calling them."""
+    calls = sum(each.calls_per_step for each in recorded)
+    return calls > 0 and 1e3 * sum(each.self_host_ms_per_step for each in recorded) < _SMALL_US * calls
+
+
+_LONGEST: Final = 60
+
+
+def place_of(line: SampledLine) -> str:
+    """The call and its line, as `self.auc.compute() at model.py:41`; else the line and its function."""
     if not line.file:
         return line.function.rpartition(".")[2]
-    return f"{line.call or line.function} at {line.file}:{line.line}"
+    call, at = line.call, f"{line.file}:{line.line}"
+    if len(call) > _LONGEST or call.endswith("..."):
+        call = f"{call.partition('(')[0]}(...)"
+    is_call = (line.callee or "(" in call) and len(call) <= _LONGEST and not call.startswith(("for ", "with "))
+    return f"{call} at {at}" if is_call else f"{at} {line.function}"

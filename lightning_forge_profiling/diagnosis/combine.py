@@ -207,7 +207,7 @@ def _merged(findings: Sequence[Finding], ledger: Sequence[Finding], run: RunEvid
 
 def _ranked(findings: Sequence[Finding], run: LiveRun, recorded: Analysis | None = None) -> tuple[Finding, ...]:
     """The findings in their order, with intervals and lines."""
-    known = with_lines(with_intervals(findings, run.all), run.all)
+    known = with_lines(with_intervals(findings, run.all), run.own)
     if recorded is not None and len(recorded.ranks) == 1:  # of several, the trace's rules have named the function
         known = [located(finding, recorded.ranks[0]) for finding in known]
     return in_order(known, run.all, gpu=run.all.timing.on_device)

@@ -8,6 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.calls import SLOW_CALL
+from lightning_forge_profiling.diagnosis.catalogue import place_of
 from lightning_forge_profiling.diagnosis.ledger_costs import in_steps_pct, lines_in
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
@@ -176,7 +177,8 @@ _SAMPLER: Final = (
 _REGIONS: Final[dict[str, tuple[str, ...]]] = {
     **{code: (name,) for code, name in REGION_OF.items()},
     **dict.fromkeys(
-        ("python-bound", "launch-bound", "sync-bound"), ("transfer", "forward", "backward", "optimizer", "other")
+        ("python-bound", "launch-bound", "sync-bound", "compute-bound"),
+        ("transfer", "forward", "backward", "optimizer", "other"),
     ),
 }
 
@@ -195,7 +197,7 @@ def with_lines(findings: Iterable[Finding], run: RunEvidence) -> list[Finding]:
 def _with_line(finding: Finding, run: RunEvidence) -> Finding:
     if finding.code == "input-bound" and WORKER_LINES in run.lines:
         line = run.lines[WORKER_LINES][0]
-        words = f"a worker spends {line.pct:.0f} % of its time on batches in {_name(line)}"
+        words = f"a worker spends {line.pct:.0f} % of its time on batches in {place_of(line)}"
         return _at_line(finding, words, _name(line), line.pct)
     part, times = finding.evidence.get("part"), RunTimes.of(run)
     if isinstance(part, str):
@@ -204,9 +206,11 @@ def _with_line(finding: Finding, run: RunEvidence) -> Finding:
         weights = {name: times.region(name).host_ms for name in _REGIONS.get(finding.code, ())}
     spent: defaultdict[str, float] = defaultdict(float)
     waiting: defaultdict[str, float] = defaultdict(float)
+    places: dict[str, str] = {}
     for name, weight in weights.items():
         for line in filter(lambda line: line.file, lines_in(run, name)):
             spent[_name(line)] += weight * line.pct
+            places.setdefault(_name(line), place_of(line))
             waiting[_name(line)] += weight * line.pct * (line.waiting_pct or 0.0) / 100
     where, whole = max(spent, key=spent.__getitem__, default=""), sum(weights.values())
     pct = spent[where] / whole if whole > 0 else 0.0
@@ -219,7 +223,7 @@ def _with_line(finding: Finding, run: RunEvidence) -> Finding:
         finding = replace(finding, advice=_SAMPLER, fix="")
     if waits and pct > _MOST_PCT and finding.code in _HELD_UP and run.timing.on_device and run.ranks.world_size == 1:
         finding = replace(finding, advice=WAITS, fix="")
-    return _at_line(finding, f"{share} in {where}{waits}", where, pct)
+    return _at_line(finding, f"{share} in {places[where]}{waits}", where, pct)
 
 
 def _is_sampler(where: str, run: RunEvidence) -> bool:

@@ -19,6 +19,7 @@ class HostReadings:
         self._cpu: CpuAccount | None = None
         self.sampler: StackSampler | None = None
         self._times = PlaceTimes()  # what it has sampled, which stays when it ends
+        self._is_plain = False
         self.workers = WorkerStacks()
         self.switches: Switches | None = None
 
@@ -29,6 +30,7 @@ class HostReadings:
 
     def is_plain_loop(self) -> None:
         """The loop is the script's own, so that stacks do not show the regions of a step."""
+        self._is_plain = True
         if self.sampler is not None:
             self.sampler.region = self._step_timer.regions.under_way
 
@@ -100,7 +102,7 @@ class HostReadings:
 
     def lines(self) -> dict[str, tuple[SampledLine, ...]]:
         """The lines of the user's code in which most samples of each part are."""
-        lines = self._times.lines()
+        lines = self._times.lines(loops=not self._is_plain)
         of_workers = self.workers.lines()
         return {**lines, WORKER_LINES: of_workers} if of_workers else lines
 

@@ -19,6 +19,8 @@ from time import perf_counter_ns, thread_time_ns
 from types import CodeType, FrameType
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from lightning_forge_profiling.host import ThreadClock, python_threads_s
 from lightning_forge_profiling.names import STARTUP_PROCESS, STEPS
 from lightning_forge_profiling.ranks.stacks import (
@@ -175,8 +177,13 @@ def find_place(frame: FrameType, *, in_loop: bool) -> tuple[Place, str | None]:
     return place, region or None
 
 
-def sampled_lines(sums: PlaceSums) -> tuple[SampledLine, ...]:
-    """The lines of the user's code with most time, with the call that most of it is in; empty for too few samples."""
+def sampled_lines(sums: PlaceSums, *, loops: bool = True) -> tuple[SampledLine, ...]:
+    """The lines of the user's code with most time, with the call that most of it is in; empty for too few samples.
+
+    Args:
+        sums: time by place.
+        loops: whether to say which are in a loop: no news where the training loop itself is the script's.
+    """
     times = [*sums.values()]  # a sample may add to them just now
     whole_ns = sum(each.wall_ns for each in times)
     if sum(each.samples for each in times) < _ENOUGH or not whole_ns:
@@ -185,7 +192,8 @@ def sampled_lines(sums: PlaceSums) -> tuple[SampledLine, ...]:
     for each in times:
         lines[each.line].append(each)
     top = sorted(lines.items(), key=lambda item: -sum(each.wall_ns for each in item[1]))[:_LINES]
-    return tuple(_line(*where, places, whole_ns) for where, places in top if where != _NOWHERE)
+    known = [_line(*where, places, whole_ns) for where, places in top if where != _NOWHERE]
+    return tuple(line if loops else replace(line, in_loop=False) for line in known)
 
 
 def _line(file: str, line: int, function: str, times: Sequence[PlaceTime], whole_ns: int) -> SampledLine:
@@ -277,9 +285,9 @@ class PlaceTimes:
         times.idle_ns += took.idle_ns
         times.samples += max(took.wall_ns // PERIOD_NS, 1)  # a call in C is seen when it ends
 
-    def lines(self) -> dict[str, tuple[SampledLine, ...]]:
+    def lines(self, *, loops: bool = True) -> dict[str, tuple[SampledLine, ...]]:
         """The lines in which most of each part is."""
-        lines = {part: sampled_lines(sums) for part, sums in dict(self.by_part).items()}
+        lines = {part: sampled_lines(sums, loops=loops) for part, sums in dict(self.by_part).items()}
         return {part: top for part, top in lines.items() if top}
 
 

@@ -257,6 +257,22 @@ def test_workers_that_restart_are_the_cost_and_go_where_a_batch_needs_none(made_
     assert ("input-bound" in found(analysis)) == ("num_workers=0" not in fix), "one cause is one finding"
 
 
+def test_restarts_that_cost_little_do_not_take_the_wait_for_all_other_batches():
+    rare = WorkerRestarts(count=1, workers=2, device_ms=1.0, host_ms=1.0)
+    finding = found(combine(None, with_workers(made_ms=3.0, waits_ms=25.0, restarts=rare)))
+    assert "worker-restarts" not in finding
+    assert "num_workers=0" in finding["input-bound"].fix
+
+
+def test_workers_that_yield_all_samples_each_are_first_told_to_split_them():
+    run = with_workers(made_ms=3.0, waits_ms=25.0, restarts=None)
+    run = with_figures(run, loader=replace(run.settings.loader, unsplit=True))
+    finding = found(combine(None, run))["input-bound"]
+    assert "get_worker_info" in finding.advice
+    assert "num_workers=0" not in finding.advice
+    assert finding.saves is None
+
+
 def test_workers_that_stay_go_too_where_a_batch_needs_none():
     analysis = combine(None, with_workers(made_ms=3.0, waits_ms=15.0, restarts=None))
     finding = found(analysis)["input-bound"]

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.rule import (
     MEASURE,
+    MIN_SHARE_PCT,
     PERSISTENT,
     Case,
     Context,
@@ -75,7 +76,7 @@ class LoaderWait:
     @property
     def needs_no_workers(self) -> bool:
         """Whether training waits as long for a batch of its workers as making it would take."""
-        workers = self.settings is not None and bool(self.settings.num_workers)
+        workers = self.settings is not None and bool(self.settings.num_workers) and not self.settings.unsplit
         return workers and self.made_ms is not None and self.made_ms <= self.exposed_ms
 
     def suggest_workers(self) -> int:
@@ -142,8 +143,10 @@ def with_advice_of(finding: Finding, other: Finding) -> Finding:
 
 
 def _waits_for_restarts(run: RunTimes) -> bool:
-    """Whether all waits for the loader are of one finding: workers that restart, and are not needed."""
-    return run.evidence.timing.worker_restarts is not None and _run_wait(run).needs_no_workers
+    """Whether all waits for the loader are of one finding: workers that restart, which costs, and are not needed."""
+    restarts = run.evidence.timing.worker_restarts
+    costs = restarts is not None and 100 * restarts.device_ms >= MIN_SHARE_PCT * run.step_ms
+    return costs and _run_wait(run).needs_no_workers
 
 
 def _restarts_ms(run: RunTimes) -> float:

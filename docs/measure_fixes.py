@@ -595,7 +595,7 @@ def _cpu_run(setup: CpuSetup, threads: int, folder: Path, results: Any, *, recor
     if analysis is None or analysis.run is None or ledger is None:
         raise RuntimeError("the run has no result")
     ms = (
-        1e3 * ledger.parts["validation"] / ledger.counts["validation"]
+        1e3 * ledger.wholes["validation"] / ledger.counts["validation"]
         if validated
         else analysis.run.timing.step_ms.mean
     )

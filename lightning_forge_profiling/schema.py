@@ -442,6 +442,7 @@ class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
         loader_busy_pct: of the time that making batches took, the share in which a core worked on them or was waited
             for, in the loader's workers or else in the training thread. In the rest the loader waits, as for a disk or
             a network. None if unknown.
+        validation_busy_pct: the same of the batches that this process fetches to validate on.
         workers: cores that the processes which this one started used, on average: the loader's workers and others, also
             those that have ended.
         batch_ms: how long a batch took to make in the loader's first worker; None without workers that are forked.
@@ -465,6 +466,7 @@ class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
     idle: float | None = None
     threads: int = 1
     loader_busy_pct: float | None = None
+    validation_busy_pct: float | None = None
     workers: float = 0.0
     batch_ms: float | None = None
     waits_pct: float | None = None
@@ -525,7 +527,9 @@ class OptimizerSettings(msgspec.Struct, frozen=True, kw_only=True):
     manual: bool = False
 
 
-WORKER_LINES: Final = "data/worker"  # the part of the step that a loader worker's lines are listed under
+# the parts that the lines of a loader's worker are listed under, of the training loader and the one to validate on
+WORKER_LINES: Final = "data/worker"
+VALIDATION_WORKER_LINES: Final = "validation/worker"
 
 
 class SampledLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -574,6 +578,7 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
         ranks_on_host: ranks that share these cores.
         accumulate_grad_batches: batches per optimizer step.
         batches: batches of a validation; None if unknown, and of the loader that the fit trains from.
+        batch_ms: how long one of those takes to make in a forked worker; None without one. `CpuUse` has training's.
     """
 
     kind: str = ""
@@ -589,6 +594,7 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
     ranks_on_host: int = 1
     accumulate_grad_batches: int = 1
     batches: int | None = None
+    batch_ms: float | None = None
 
     @property
     def most_workers(self) -> int:

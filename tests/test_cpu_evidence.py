@@ -15,7 +15,6 @@ import torch
 from msgspec.structs import replace
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.loader import LoaderWait, loader_advice, workers_to_try
 from lightning_forge_profiling.host import CpuTimes, cpu_times, usable_cores
@@ -28,7 +27,6 @@ from lightning_forge_profiling.schema import (
     Distribution,
     LoaderSettings,
     OptimizerSettings,
-    RunLedger,
     RunRegion,
     WorkerRestarts,
 )
@@ -329,62 +327,6 @@ def test_time_of_processes_that_this_one_starts_is_its_own():
         for process in ranks:
             process.communicate(b"\n")
     assert 0.25 <= running - ended < 0.5, "the second is another rank, with its own account"
-
-
-# -- validation -------------------------------------------------------------------------------------------------------
-
-
-def validating(settings, *, runs=10, seconds=1.2):
-    ledger = RunLedger(
-        wall_s=4.0 + seconds,
-        parts={"steps": 4.0, "validation": seconds},
-        unexplained_s=0.0,
-        counts={"validation": runs},
-    )
-    [finding] = combine(
-        None, with_figures(ran(optimizer_ms=0.0), regions={}, ledger=ledger, validation_loader=settings)
-    ).findings
-    assert finding.code == "validation-bound"
-    return finding
-
-
-def test_workers_that_start_anew_in_each_validation_are_to_stay():
-    settings = LoaderSettings(kind="DataLoader", num_workers=2, batches=4)
-    finding = validating(settings)
-    assert finding.advice.startswith(
-        "Set persistent_workers=True in the validation DataLoader: its num_workers=2 start"
-    )
-    assert (finding.evidence["num_workers"], finding.evidence["batches"]) == (2, 4)
-    long = validating(settings, runs=2, seconds=60.0).advice
-    assert long.startswith("Validate less often"), "where a start takes little of a validation"
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        None,
-        LoaderSettings(kind="Reader"),
-        LoaderSettings(kind="DataLoader", num_workers=0),
-        LoaderSettings(kind="DataLoader", num_workers=2, persistent_workers=True),
-    ],
-)
-def test_a_validation_is_not_given_workers_without_evidence(settings):
-    advice = validating(settings).advice
-    assert advice.startswith("Validate less often (check_val_every_n_epoch, val_check_interval) or on fewer batches")
-    assert not re.search(r"(Set|try|Use)[^.]*workers", advice)
-    if settings is not None and settings.num_workers == 0:
-        assert "measure num_workers=1 with persistent_workers=True" in advice
-        assert COMMAND in advice
-
-
-def test_a_fit_that_starts_workers_in_each_validation_says_so(make_trainer):
-    callback = ThroughputCallback(2)
-    trainer = make_trainer(callback, logger=False, max_epochs=4)
-    trainer.fit(Classifier(), loader(16), loader(8, num_workers=1))
-    finding = found(callback.analysis())["validation-bound"]
-    assert "Set persistent_workers=True in the validation DataLoader: its num_workers=1 start anew" in finding.advice
-    assert callback.analysis().run.settings.validation_loader.num_workers == 1
-    assert callback.analysis().run.settings.validation_loader.batches == 2
 
 
 # -- the accounting ---------------------------------------------------------------------------------------------------

@@ -260,9 +260,13 @@ class LightningTraining(Training):
 
     # -- what is put around it -----------------------------------------------------------------------------------
 
-    def watch(self, failed: Callable[[BaseException], object], validates: Callable[[], object]) -> Sequence[Watching]:
-        """Call `failed` when an exception ends the training loop, and `validates` before a validation run."""
-        return watch_failure(self._trainer.fit_loop, failed), watch_validation(self._trainer, validates)
+    def watch(
+        self,
+        failed: Callable[[BaseException], object],
+        validation: Callable[[], AbstractContextManager[None]],
+    ) -> Sequence[Watching]:
+        """Call `failed` when an exception ends the training loop, and enter `validation` around a validation run."""
+        return watch_failure(self._trainer.fit_loop, failed), watch_validation(self._trainer, validation)
 
     def time_set_up(self, ledger: LedgerClock, failed: Callable[[], object]) -> "SetUpParts":
         """Enter the hooks before the training loop into the ledger; call `failed` if one raises."""

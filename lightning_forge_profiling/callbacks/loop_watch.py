@@ -17,7 +17,6 @@ from lightning_forge_profiling.callbacks.plain_training import PlainTraining, lo
 from lightning_forge_profiling.guard import Guarded, guarded
 from lightning_forge_profiling.run.batches import length_of
 from lightning_forge_profiling.run.run import Run
-from lightning_forge_profiling.run.worker_stacks import WorkerStacks
 
 _MOST_LOADERS: Final = 16  # a script may make a new loader for each epoch
 
@@ -27,7 +26,6 @@ class WatchedLoop(Protocol):
 
     training: PlainTraining
     run: Run
-    workers: WorkerStacks
     in_step: bool
     validating: bool  # whether validation was found; not one that the script names
 
@@ -243,13 +241,18 @@ class LoopWatch(Guarded):
         if self._fetching or not self._sees():
             return original(loader)
         self.fetches.new_iterator(loader)
-        if not self.fetches.trains_on(loader):
+        readings = self._loop.run.readings
+        if self.fetches.trains_on(loader):
+            workers = readings.workers
+        elif self._loop.validating:
+            workers = readings.validation_workers
+        else:
             return original(loader)
-        self._loop.workers.watch()
+        workers.watch()
         try:
             return original(loader)
         finally:
-            self._loop.workers.release()
+            workers.release()
 
     def _move(self, original: Callable[..., Any], *args: Any) -> Any:
         """Fabric's loader moves its batch, before the step that trains on it."""

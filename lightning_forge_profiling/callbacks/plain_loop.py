@@ -49,7 +49,6 @@ class PlainLoop(Guarded):
         run = callbacks[0].run
         assert run is not None  # noqa: S101
         self.run, self.timer = run, run.step_timer
-        self.workers = run.readings.workers
         run.readings.is_plain_loop()
         run.start()
         set_region_sink(self)

@@ -184,11 +184,6 @@ def watch_failure(loop: Any, failed: Callable[[BaseException], object]) -> Wrapp
     return WrappedMethod(loop, "run", around)
 
 
-def watch_validation(trainer: Trainer, begins: Callable[[], object]) -> WrappedMethod:
-    """Calls `begins` before a validation run: during accumulation Lightning announces it after its workers' start."""
-
-    def around() -> AbstractContextManager[None]:
-        begins()
-        return nullcontext()
-
+def watch_validation(trainer: Trainer, around: Around) -> WrappedMethod:
+    """Wraps a validation run: during accumulation Lightning announces it after its workers' start."""
     return WrappedMethod(trainer.fit_loop.epoch_loop.val_loop, "run", around)

@@ -19,10 +19,21 @@ from lightning_forge_profiling.diagnosis.rule import (
     saving_of_fit,
     subtract,
 )
-from lightning_forge_profiling.names import BEFORE_FIT, hook_region
-from lightning_forge_profiling.schema import WORKER_LINES, Finding, Operator, RunEvidence, RunLedger, SampledLine
+from lightning_forge_profiling.names import BEFORE_FIT, VALIDATION_DATA, hook_region
+from lightning_forge_profiling.schema import (
+    VALIDATION_WORKER_LINES,
+    WORKER_LINES,
+    Finding,
+    Operator,
+    RunEvidence,
+    RunLedger,
+    SampledLine,
+)
 
 SLOW_CALL: Final = "slow-call"
+
+# where training waits for the lines of a worker
+_WAITS_FOR: Final = {WORKER_LINES: "data", VALIDATION_WORKER_LINES: VALIDATION_DATA}
 
 _Z: Final = 1.96  # of a 95 % interval
 
@@ -71,13 +82,13 @@ def find_calls(run: RunEvidence, recorded: Sequence[Operator] = ()) -> tuple[Cal
 
 def _part_s(run: RunEvidence, made: Made) -> tuple[float, bool]:
     """Seconds that the fit spends in a part, and whether it is one of the steps: there on a GPU what the GPU waits."""
-    timing, costs, part = run.timing, LedgerCosts(run), made.part
-    region = timing.regions.get("data" if part == WORKER_LINES else part)
+    timing, costs, part = run.timing, LedgerCosts(run), _WAITS_FOR.get(made.part, made.part)
+    region = timing.regions.get(part)
     if region is None:
         seconds = 0.0 if run.ledger is None or part in BEFORE_FIT else run.ledger.parts.get(part, 0.0)
         in_steps, ms = bool(hook_region(part)), costs.per_step_ms(part)
         return seconds * costs.exposed_ms(part) / ms if in_steps and ms else seconds, in_steps
-    is_work = made.line is None or part == WORKER_LINES or not timing.on_device
+    is_work = made.line is None or made.part == WORKER_LINES or not timing.on_device
     ms = region.device_ms if is_work else region.host_ms
     if timing.on_device and timing.gpu_starved_pct is not None and made.line is not None:
         ms = min(ms, timing.step_ms.mean * timing.gpu_starved_pct / 100)
@@ -92,8 +103,9 @@ def without_calls(run: RunEvidence, calls: Iterable[Call]) -> RunEvidence:
     named = set()
     for each in (each for call in calls for each in call.spent):
         named.add(each.made.line)
+        part = _WAITS_FOR.get(each.made.part, each.made.part)
         shares[each.made.part] += each.made.share
-        region = "data" if each.made.part == WORKER_LINES else hook_region(each.made.part) or each.made.part
+        region = hook_region(part) or part
         each_ms = 1e3 * each.seconds / LedgerCosts(run).steps
         ms[region] += each_ms
         if each.made.line is not None or not run.timing.on_device:  # on a GPU a setting's time is the GPU's work
@@ -102,6 +114,7 @@ def without_calls(run: RunEvidence, calls: Iterable[Call]) -> RunEvidence:
         return run
     regions = {name: subtract(times, ms[name], host_ms[name], ms[name]) for name, times in run.timing.regions.items()}
     lines = {part: _lines_without(lines, named, shares[part]) for part, lines in run.lines.items()}
+    shares[VALIDATION_DATA] += shares[VALIDATION_WORKER_LINES]
     return replace(run, timing=replace(run.timing, regions=regions), ledger=_ledger_without(run, shares), lines=lines)
 
 

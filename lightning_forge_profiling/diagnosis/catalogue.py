@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from lightning_forge_profiling.diagnosis.rule import BACKWARD_TO_FORWARD, RunTimes
-from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.names import REGIONS, VALIDATION_DATA, VALIDATION_STEP, VALIDATION_TRANSFER
 from lightning_forge_profiling.schema import WORKER_LINES, Operator, RunEvidence, SampledLine
 
 # hooks and steps of each batch: at an epoch's end the same call is right
@@ -19,7 +19,8 @@ _EACH_BATCH: Final = re.compile(r"(_step|forward|_batch_\w+|zero_grad|_backward|
 
 def _is_of_each_batch(part: str, function: str) -> bool:
     """Whether a part of the fit comes with each batch, or else a function in it."""
-    return part in REGIONS or _EACH_BATCH.search(part) is not None or _EACH_BATCH.search(function) is not None
+    in_loop = part in {*REGIONS, VALIDATION_DATA, VALIDATION_TRANSFER, VALIDATION_STEP}
+    return in_loop or _EACH_BATCH.search(part) is not None or _EACH_BATCH.search(function) is not None
 
 
 class Setting(NamedTuple):
@@ -87,7 +88,7 @@ def _dense_embedding(run: RunEvidence, recorded: Sequence[Operator]) -> Setting 
     return Setting(place, {"optimizer": part, "backward": of_backward})
 
 
-_IN_DATASET: Final = f"data$|{WORKER_LINES}$|validation"
+_IN_DATASET: Final = f"data$|{WORKER_LINES}$|validation(/data|/loader|/worker)?$"
 
 _IN_STEP: Final = r"(forward|backward|optimizer|other)$|(callback|module)/"
 _AT_ONCE: Final = (

@@ -37,6 +37,7 @@ from lightning_forge_profiling.diagnosis.ranks import (
     without_rank_waits,
 )
 from lightning_forge_profiling.diagnosis.rule import COMPUTE, MIN_STEPS, in_s
+from lightning_forge_profiling.diagnosis.validation import of_both_loaders
 from lightning_forge_profiling.diagnosis.verdict import (
     decide,
     in_order,
@@ -202,7 +203,8 @@ def _merged(findings: Sequence[Finding], ledger: Sequence[Finding], run: RunEvid
     updates = [finding for finding in findings if finding.code == "slow-optimizer" and finding.source == "trace"]
     if any(finding.share_pct < 2 * in_update_pct for finding in updates):  # its region contains the hooks
         hidden.add("slow-optimizer")
-    return [finding for finding in (*findings, *ledger) if finding.code not in hidden]
+    kept = [finding for finding in (*findings, *ledger) if finding.code not in hidden]
+    return of_both_loaders(kept, run)
 
 
 def _ranked(findings: Sequence[Finding], run: LiveRun, recorded: Analysis | None = None) -> tuple[Finding, ...]:

@@ -188,6 +188,16 @@ class LedgerCosts:
         is_other = first_s > max(_UNLIKE * later_s / (count - 1), _MATTERS * seconds)
         return (later_s, count - 1) if is_other else (seconds, count)
 
+    def recurring_count(self, part: str) -> int:
+        """How often a part was entered; in a trial without a first time that is an outlier."""
+        return self._recurring(part)[1]
+
+    def inside_s(self, whole: str) -> dict[str, float]:
+        """The seconds of a part and of those inside it, each by itself; without a first time that is left out."""
+        first_s = self.ledger.first_s if self.recurring_count(whole) < self.count(whole) else {}
+        parts = {part: s for part, s in self.ledger.parts.items() if whole_part(part) == whole}
+        return {part: s - first_s.get(part, 0.0) for part, s in parts.items()}
+
     def times(self, part: str) -> Evidence:
         """Evidence of a part: its name and how often it was entered."""
         return {"part": part, "times": self.count(part)}

@@ -7,7 +7,6 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
 from lightning_forge_profiling.diagnosis.rule import (
-    MEASURE,
     MIN_SHARE_PCT,
     PERSISTENT,
     Evidence,
@@ -17,6 +16,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     saving,
     saving_of_fit,
 )
+from lightning_forge_profiling.diagnosis.validation import explain_validation
 from lightning_forge_profiling.names import (
     BEFORE_FIT,
     CHECKPOINT_WRITE,
@@ -33,11 +33,6 @@ from lightning_forge_profiling.names import (
     part_kind,
 )
 from lightning_forge_profiling.schema import Finding, Recompilation, RunEvidence, Saving
-
-# starting and ending one to four forked workers took 30 to 60 ms on two free cores, 220 to 480 ms on busy ones (torch
-# 2.13, `python -m benchmarks.handover`): in a validation of so many seconds that is at most 5 %
-_SHORT_VALIDATION_S: Final = 10.0
-
 
 Explain = Callable[[LedgerCosts, str], Explanation]  # the words for a leaf
 
@@ -71,35 +66,6 @@ def _loader(run: LedgerCosts, _: str) -> Explanation:
             "or make epochs longer."
         )
     return Explanation(f"{what} {run.takes('data_loader', 'times')}", run.times("data_loader"), advice, fix)
-
-
-def _validation(run: LedgerCosts, _: str) -> Explanation:
-    settings, each_s = (
-        run.evidence.settings.validation_loader,
-        run.seconds("validation") / max(run.count("validation"), 1),
-    )
-    numbers, fix = run.times("validation"), ""
-    advice = (
-        "Validate less often (check_val_every_n_epoch, val_check_interval) or on fewer batches (limit_val_batches), or "
-        "with a larger batch."
-    )
-    if settings is not None and settings.num_workers is not None:
-        workers = settings.num_workers
-        numbers |= {"num_workers": workers, "persistent_workers": str(settings.persistent_workers)}
-        numbers |= {} if settings.batches is None else {"batches": settings.batches}
-        if not workers:
-            advice += (
-                " Its DataLoader has num_workers=0. Workers gain only if making batches takes most of it: measure "
-                f"num_workers=1 with persistent_workers=True, without which they start anew in each run ({MEASURE})."
-            )
-        elif not settings.persistent_workers and each_s < _SHORT_VALIDATION_S:
-            fix = PERSISTENT
-            advice = (
-                f"Set persistent_workers=True in the validation DataLoader: its num_workers={workers} start anew in "
-                f"each run. Where a batch is cheap to make, num_workers=0 is faster still: measure it ({MEASURE}). Or "
-                f"v{advice[1:]}"
-            )
-    return Explanation(f"validation {run.takes('validation', 'runs')}", numbers, advice, fix)
 
 
 def _garbage(run: LedgerCosts, part: str) -> Explanation:
@@ -228,7 +194,7 @@ _FUNCTION: Final = (
 # the code of its finding and what is said of a leaf, by itself or else by its kind
 LEDGER_RULES: Final[dict[str, tuple[str, Explain]]] = {
     "checkpoint": ("checkpoint-bound", _checkpoint),
-    "validation": ("validation-bound", _validation),
+    "validation": ("validation-bound", explain_validation),
     **{function_part(name): ("slow-hook", _takes("{}", "calls", _FUNCTION)) for name in COUNTING},
     "callback": ("slow-callback", _takes("callback {}", "calls", _HOOK, _HOOK_ON_GPU)),
     "module/lr_scheduler_step": (
@@ -302,7 +268,10 @@ def _whole(run: LedgerCosts, part: str) -> tuple[str, float]:
 def _finding(code: str, explain: Explain, run: LedgerCosts, part: str) -> Finding:
     seconds, evidence = run.seconds(part), run.evidence
     whole, whole_s = _whole(run, part)
-    at_most = code != "slow-logger"  # a log entry less also saves Lightning's and the callbacks' work for it
+    explained = explain(run, part)
+    saved_s = seconds if explained.saves_s is None else min(explained.saves_s, seconds)
+    # a log entry less also saves Lightning's and the callbacks' work for it
+    at_most = code != "slow-logger" and not explained.certain
     numbers: Evidence
     saves: Saving | None
     if run.of == "step":
@@ -311,8 +280,8 @@ def _finding(code: str, explain: Explain, run: LedgerCosts, part: str) -> Findin
         saves = saving(ms, step_ms, at_most=at_most)
     else:
         numbers = {"seconds": round(seconds, 3), f"{whole}_s": round(whole_s, 3)}
-        saves = saving_of_fit(seconds, whole_s, run.steps, at_most=at_most, whole=whole)
-    explained = explain(run, part).after(numbers)
+        saves = saving_of_fit(saved_s, whole_s, run.steps, at_most=at_most, whole=whole)
+    explained = explained.after(numbers)
     return as_finding(code, explained, share_pct=100 * seconds / whole_s, saves=saves, run=evidence, of=run.of)
 
 

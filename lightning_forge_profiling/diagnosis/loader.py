@@ -71,6 +71,8 @@ class LoaderWait:
     @property
     def made_ms(self) -> float | None:
         """How long a worker takes to make a batch; None if unknown."""
+        if self.settings is not None and self.settings.batch_ms is not None:
+            return self.settings.batch_ms
         return None if self.cpu is None else self.cpu.batch_ms
 
     @property
@@ -191,11 +193,11 @@ def _explain_restarts(run: RunTimes) -> Explanation:
             "host_wait_ms_per_step": restarts.host_ms,
             **({} if wait.made_ms is None else {"worker_batch_ms": round(wait.made_ms, 3)}),
         },
-        *(_without_workers(wait) if _waits_for_restarts(run) else (advice, PERSISTENT)),
+        *(without_workers(wait) if _waits_for_restarts(run) else (advice, PERSISTENT)),
     )
 
 
-def _without_workers(wait: LoaderWait) -> tuple[str, str]:
+def without_workers(wait: LoaderWait) -> tuple[str, str]:
     """What to do where a batch is made in the time that getting it from a worker takes."""
     return (
         f"Set num_workers=0: a batch takes {in_ms(wait.made_ms or 0.0)} to make, and getting it from a worker no less."
@@ -289,7 +291,7 @@ def loader_advice(wait: LoaderWait) -> tuple[str, str]:
     """What to change so that training waits less for its loader, and code for it: nothing that is set already."""
     settings = wait.settings
     if wait.needs_no_workers:
-        return _without_workers(wait)
+        return without_workers(wait)
     if wait.host_ms < _HANDED_OVER_MS:
         return _small_batches(wait, settings), ""
     if settings is None:
@@ -316,9 +318,9 @@ def workers_to_try(wait: LoaderWait) -> int | None:
     affordable = None if cpu is None else _affordable(cpu, now)
     if cpu is None or affordable is None:
         return min(wanted, most) if now < most else most if now > most else min(2 * now, max(_MOST_TRIED, now + 1))
-    tried = min(wanted, affordable, max(_MOST_TRIED, now), max(2 * now, 4) if _waits(cpu) else most)
+    tried = min(wanted, affordable, max(_MOST_TRIED, now), max(2 * now, 4) if makes_batches_waiting(cpu) else most)
     # a single one makes batches no faster: without a GPU it overlaps a short rest of the step (see `_workers`)
-    least = 1 if wait.on_gpu or _waits(cpu) else 2
+    least = 1 if wait.on_gpu or makes_batches_waiting(cpu) else 2
     return tried if tried >= max(now + 1, least) else None
 
 
@@ -444,7 +446,7 @@ def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> tuple[str,
         fix = _loader_fix(["pin_memory=True"]) if pin else ""
         return f"{cheaper[0].upper()}{cheaper[1:]}. {state}. {busy}, {free}: {gains}.{pinned}", fix
     why = "and waits for the rest, as for a disk or a network, so there may be more workers than cores"
-    advice = f"{state}. {busy} {why}" if _waits(cpu) else f"{state}. {busy}, {free}"
+    advice = f"{state}. {busy} {why}" if makes_batches_waiting(cpu) else f"{state}. {busy}, {free}"
     advice += f": try {listed([f'num_workers={tried}', *also])}."
     if now:
         advice += f" Uneven batches need a larger prefetch_factor than {settings.prefetch_factor} instead."
@@ -454,7 +456,7 @@ def _workers(wait: LoaderWait, settings: LoaderSettings, now: int) -> tuple[str,
     return advice, _loader_fix([f"num_workers={tried}", *also])
 
 
-def _waits(cpu: CpuUse) -> bool:
+def makes_batches_waiting(cpu: CpuUse) -> bool:
     """Whether the loader mostly waits, as for a disk or a network."""
     return cpu.loader_busy_pct is not None and cpu.loader_busy_pct < _WAITS_BELOW_PCT
 
@@ -463,7 +465,7 @@ def _affordable(cpu: CpuUse, now: int) -> int | None:
     """How many workers find cores; None if that is unknown, as it is for workers that wait where no core is free."""
     if cpu.idle is None or cpu.loader_busy_pct is None:
         return None
-    waits = _waits(cpu)
+    waits = makes_batches_waiting(cpu)
     left = max(cpu.idle, _FOUND) if waits and cpu.threads == 1 else cpu.idle
     affordable = now + int(left * 100 / max(cpu.loader_busy_pct, 1.0) + OTHERS) if left > OTHERS else now
     return None if waits and affordable == now else affordable

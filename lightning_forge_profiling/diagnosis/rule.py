@@ -76,6 +76,8 @@ class Explanation:
     evidence: Evidence = field(default_factory=dict)
     advice: str = ""
     fix: str = ""
+    saves_s: float | None = None  # seconds of the fit that the fix saves; None for all that the cause takes
+    certain: bool = False  # whether that is the expected value, and not the most
 
     def after(self, numbers: Evidence) -> "Explanation":
         """The same with some numbers first."""

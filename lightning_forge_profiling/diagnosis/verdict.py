@@ -19,10 +19,11 @@ from lightning_forge_profiling.diagnosis.rule import (
     RunTimes,
     in_ms,
 )
-from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.names import REGIONS, VALIDATION_DATA
 from lightning_forge_profiling.schema import (
     NO_VERDICT,
     NOTHING_STANDS_OUT,
+    VALIDATION_WORKER_LINES,
     WORKER_LINES,
     Finding,
     RankSummary,
@@ -195,12 +196,16 @@ def with_lines(findings: Iterable[Finding], run: RunEvidence) -> list[Finding]:
 
 
 def _with_line(finding: Finding, run: RunEvidence) -> Finding:
-    if finding.code == "input-bound" and WORKER_LINES in run.lines:
-        line = run.lines[WORKER_LINES][0]
+    part, mostly = finding.evidence.get("part"), finding.evidence.get("mostly")
+    workers = VALIDATION_WORKER_LINES if mostly == VALIDATION_DATA else WORKER_LINES
+    if (finding.code == "input-bound" or mostly == VALIDATION_DATA) and workers in run.lines:
+        line = run.lines[workers][0]
         words = f"a worker spends {line.pct:.0f} % of its time on batches in {place_of(line)}"
         return _at_line(finding, words, _name(line), line.pct)
-    part, times = finding.evidence.get("part"), RunTimes.of(run)
-    if isinstance(part, str):
+    times = RunTimes.of(run)
+    if isinstance(mostly, str):
+        weights = {mostly: 1.0}
+    elif isinstance(part, str):
         weights = {part: 1.0}
     else:
         weights = {name: times.region(name).host_ms for name in _REGIONS.get(finding.code, ())}

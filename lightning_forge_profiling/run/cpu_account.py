@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from lightning_forge_profiling.host import CpuTimes, ThreadClock, cpu_times, usable_cores, waited_s
-from lightning_forge_profiling.names import BETWEEN_EPOCHS, REGIONS
+from lightning_forge_profiling.names import BETWEEN_EPOCHS, REGIONS, VALIDATION_DATA
 from lightning_forge_profiling.run.worker_batches import batch_ms
 from lightning_forge_profiling.schema import CpuUse, RegionCpu, ShareInterval
 from lightning_forge_profiling.timing.bootstrap import share_interval
@@ -89,7 +89,7 @@ class CpuAccount:
         if self.clock is None:
             return
         waited_ns, now_ns, cpu_ns = self.clock.ns()[1] - self.woken_ns(), perf_counter_ns(), thread_time_ns()
-        if self._last is not None:
+        if self._last is not None or region == VALIDATION_DATA:
             sums, (then_ns, cpu_then_ns, waited_then_ns) = self._regions_ns[region], self._turned_ns
             sums[0] += now_ns - then_ns
             sums[1] += cpu_ns - cpu_then_ns
@@ -167,6 +167,7 @@ class CpuAccount:
             idle=None if idle is None else max(min(idle, left), 0.0),
             threads=torch.get_num_threads(),
             loader_busy_pct=self._loader_busy_pct(),
+            validation_busy_pct=self._busy_pct(VALIDATION_DATA),
             workers=workers,
             batch_ms=batch_ms(),
             waits_pct=pct * sums.waits_s if self._readings else None,
@@ -197,11 +198,15 @@ class CpuAccount:
         sums = self._sums
         if sums.worker_s >= _ENOUGH_S:
             return 100 * sums.worker_busy_s / sums.worker_s
-        data = self._regions().get("data")
-        if data is None or self._regions_ns["data"][0] < _ENOUGH_FETCH_NS:
+        return self._busy_pct("data", *BETWEEN_EPOCHS)
+
+    def _busy_pct(self, *regions: str) -> float | None:
+        """For what share of some regions the thread used a core or waited for one; None for too short ones."""
+        wall_ns, cpu_ns, waited_ns = (sum(ns) for ns in zip(*map(self._regions_ns.__getitem__, regions), strict=True))
+        if wall_ns < _ENOUGH_FETCH_NS:
             return None
         # of the time in which it had a core or asked for none: one that sleeps waits for a core on a busy machine, too
-        return min(100 * data.used_pct / max(100 - data.waits_pct, 1.0), 100.0)
+        return float(min(100 * cpu_ns / max(wall_ns - max(waited_ns, 0), 0.01 * wall_ns), 100.0))
 
 
 def share_of(marks: Marks[tuple[float, float]], count: int, now: tuple[float, float]) -> ShareInterval | None:

@@ -8,7 +8,7 @@ from lightning_forge_profiling.run.stack_sampler import PlaceTimes, StackSampler
 from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.run.training import Training
 from lightning_forge_profiling.run.worker_stacks import WorkerStacks
-from lightning_forge_profiling.schema import WORKER_LINES, CpuUse, SampledLine, Switches
+from lightning_forge_profiling.schema import VALIDATION_WORKER_LINES, WORKER_LINES, CpuUse, SampledLine, Switches
 
 
 class HostReadings:
@@ -20,7 +20,7 @@ class HostReadings:
         self.sampler: StackSampler | None = None
         self._times = PlaceTimes()  # what it has sampled, which stays when it ends
         self._is_plain = False
-        self.workers = WorkerStacks()
+        self.workers, self.validation_workers = WorkerStacks(), WorkerStacks(validation=True)
         self.switches: Switches | None = None
 
     def sample_stacks(self) -> None:
@@ -103,8 +103,8 @@ class HostReadings:
     def lines(self) -> dict[str, tuple[SampledLine, ...]]:
         """The lines of the user's code in which most samples of each part are."""
         lines = self._times.lines(loops=not self._is_plain)
-        of_workers = self.workers.lines()
-        return {**lines, WORKER_LINES: of_workers} if of_workers else lines
+        of_workers = {WORKER_LINES: self.workers.lines(), VALIDATION_WORKER_LINES: self.validation_workers.lines()}
+        return {**lines, **{part: found for part, found in of_workers.items() if found}}
 
     def cpu_so_far(self, ranks: int) -> CpuUse | None:
         """The mean use of the cores so far, without intervals, as `cpu_use` has them; for any thread."""

@@ -1,8 +1,8 @@
 """`Run`: one training from its set-up to its end, whatever drives it and whatever ends it."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from enum import Enum, IntEnum, auto
 from functools import partial
 from typing import Any
@@ -78,7 +78,7 @@ class Run(FitParts, Guarded):
         self._ending: Ending | None = None
         # what each phase has started registers its end there
         self._ends = {phase: ExitStack() for phase in (Phase.SETTING_UP, Phase.TRAINING, Phase.REPORTED)}
-        for watched in training.watch(self._loop_failed, self._validates):
+        for watched in training.watch(self._loop_failed, self._validation):
             self._ends[Phase.REPORTED].callback(watched.release)
         OWNED.add(self)
 
@@ -262,9 +262,16 @@ class Run(FitParts, Guarded):
             self.readings.workers.watch()
             self.ledger.exit("sanity_check")
 
-    def _validates(self) -> None:
+    @contextmanager
+    def _validation(self) -> Iterator[None]:
+        """A validation run, perhaps of the sanity check, with the start of its workers."""
         self.begin("validation")
         self.regions.start_validation_loader()
+        self.readings.validation_workers.watch()
+        try:
+            yield
+        finally:
+            self.readings.validation_workers.release()
 
     @guarded
     def _pause_readings(self) -> None:
@@ -381,6 +388,7 @@ class Run(FitParts, Guarded):
                 ends.callback(callback.fit_is_over)
             ends.callback(self._reporter.publish_results, ledger)
             ends.callback(self.readings.workers.close)
+            ends.callback(self.readings.validation_workers.close)
             ends.callback(self.readings.end_stacks)
             ends.callback(self._close_record, reason)
             self._reporter.print(ledger)

@@ -18,6 +18,7 @@ from lightning_forge_profiling.plain_text import name_of
 from lightning_forge_profiling.profiler.collector import records_each_step
 from lightning_forge_profiling.ranks.stacks import is_users
 from lightning_forge_profiling.run.training import Training
+from lightning_forge_profiling.run.worker_batches import batch_ms
 from lightning_forge_profiling.schema import DenseEmbedding, LoaderSettings, OptimizerSettings, Switches
 
 
@@ -55,6 +56,7 @@ def loader_settings(training: Training, *, validation: bool = False) -> LoaderSe
         "cores": usable_cores(),
         "ranks_on_host": training.facts.ranks_on_host,
         "accumulate_grad_batches": training.accumulated,
+        "batch_ms": batch_ms(validation=True) if validation else None,
         "batches": int(batches) if validation and isfinite(batches := training.validation_batches()) else None,
     }
     known = [each for each in loaders if isinstance(each, DataLoader)]

@@ -276,9 +276,9 @@ class Training(ABC):
     def watch(
         self,
         failed: Callable[[BaseException], object],
-        validates: Callable[[], object],
+        validation: Callable[[], AbstractContextManager[None]],
     ) -> Sequence[Watching]:
-        """Call `failed` when an exception ends the training loop, and `validates` before a validation run."""
+        """Call `failed` when an exception ends the training loop, and enter `validation` around a validation run."""
         return ()
 
     def time_set_up(self, ledger: LedgerClock, failed: Callable[[], object]) -> Watching:

@@ -11,22 +11,23 @@ from torch.utils.data.dataloader import _DatasetKind
 from lightning_forge_profiling.host import ThreadClock
 
 _SUMS: Final = Struct("qq")  # batches, and the nanoseconds that they took
-_memory: Final = mmap.mmap(-1, _SUMS.size)  # which forked workers inherit
+# which forked workers inherit: of the loaders that are trained on, and then of those that are validated on
+_memory: Final = mmap.mmap(-1, 2 * _SUMS.size)
 
 
-def time_batches() -> None:
+def time_batches(*, validation: bool) -> None:
     """In a worker that is about to begin: add up what its batches take. Takes some microseconds a batch."""
     create_fetcher = _DatasetKind.create_fetcher
 
     def create_timed(*arguments: Any) -> Any:
         fetcher = create_fetcher(*arguments)  # type: ignore[no-untyped-call]
-        fetcher.fetch = _timed(fetcher.fetch)
+        fetcher.fetch = _timed(fetcher.fetch, validation * _SUMS.size)
         return fetcher
 
     _DatasetKind.create_fetcher = staticmethod(create_timed)  # type: ignore[method-assign]  # of this process alone
 
 
-def _timed(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _timed(fetch: Callable[[Any], Any], place: int) -> Callable[[Any], Any]:
     clock, first = ThreadClock(), True
 
     def fetch_timed(indices: Any) -> Any:
@@ -37,20 +38,20 @@ def _timed(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
         # first batch, for which it opens files and copies pages
         took_ns = perf_counter_ns() - began_ns - (clock.ns()[1] - waited_ns)
         if not first:
-            batches, sum_ns = _SUMS.unpack_from(_memory)
-            _SUMS.pack_into(_memory, 0, batches + 1, sum_ns + took_ns)
+            batches, sum_ns = _SUMS.unpack_from(_memory, place)
+            _SUMS.pack_into(_memory, place, batches + 1, sum_ns + took_ns)
         first = False
         return batch
 
     return fetch_timed
 
 
-def forget_batches() -> None:
+def forget_batches(*, validation: bool) -> None:
     """A fit begins."""
-    _SUMS.pack_into(_memory, 0, 0, 0)
+    _SUMS.pack_into(_memory, validation * _SUMS.size, 0, 0)
 
 
-def batch_ms() -> float | None:
+def batch_ms(*, validation: bool = False) -> float | None:
     """The mean so far, of the workers that came one after the other; None where no worker has said it."""
-    batches, sum_ns = _SUMS.unpack_from(_memory)
+    batches, sum_ns = _SUMS.unpack_from(_memory, validation * _SUMS.size)
     return sum_ns / batches / 1e6 if batches else None

@@ -18,54 +18,59 @@ _WORKER_ID: Final = 10  # the position of the worker's number among the argument
 _WRITTEN_EVERY: Final = 25
 
 _torchs_loop = worker._worker_loop  # noqa: SLF001
-_written_to = -1
+_watched: "WorkerStacks | None" = None  # what a forked worker inherits
 
 
 class WorkerStacks:
-    """Lets the first worker that is forked from here on sample itself, by a replaced worker loop, and reads that."""
+    """Lets the first worker that is forked from here on sample itself, by a replaced worker loop, and reads that.
 
-    def __init__(self) -> None:
-        self._file = -1
+    Args:
+        validation: whether the loaders are those that the fit validates on.
+    """
+
+    def __init__(self, *, validation: bool = False) -> None:
+        self.file = -1
+        self.validation = validation
 
     def watch(self) -> None:
         """Replace the loop. Does nothing where workers are not forked: they would have to import this package."""
-        global _written_to  # noqa: PLW0603  (what a forked worker inherits)
+        global _watched  # noqa: PLW0603  (a process has one worker loop)
         start = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
         if start == "fork" and hasattr(os, "memfd_create") and worker._worker_loop is _torchs_loop:  # noqa: SLF001
-            if self._file < 0:
-                self._file = os.memfd_create("forge-worker-stacks")
-                forget_batches()
-            _written_to = self._file
+            if self.file < 0:
+                self.file = os.memfd_create("forge-worker-stacks")
+                forget_batches(validation=self.validation)
+            _watched = self
             worker._worker_loop = _sampled_loop  # type: ignore[assignment]  # noqa: SLF001
 
     def release(self) -> None:
         """Restore torch's loop. Workers that run go on."""
-        if worker._worker_loop is _sampled_loop:  # noqa: SLF001
+        if _watched is self and worker._worker_loop is _sampled_loop:  # noqa: SLF001
             worker._worker_loop = _torchs_loop  # noqa: SLF001
 
     def close(self) -> None:
         """Restore torch's loop and forget what was read."""
         self.release()
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
 
     def lines(self) -> tuple[SampledLine, ...]:
         """The lines that the worker spends most time in, of those that make batches."""
-        if self._file < 0:
+        if self.file < 0:
             return ()
         try:
-            return msgspec.json.decode(os.pread(self._file, 1 << 20, 0) or b"[]", type=tuple[SampledLine, ...])
+            return msgspec.json.decode(os.pread(self.file, 1 << 20, 0) or b"[]", type=tuple[SampledLine, ...])
         except msgspec.DecodeError:  # written just now
             return ()
 
 
 def _sampled_loop(*arguments: Any) -> None:
     with suppress(Exception):  # the batches come first; a spawned worker inherits no file
-        if arguments[_WORKER_ID] == 0:
-            time_batches()
-        if _written_to >= 0 and arguments[_WORKER_ID] == 0 and os.fstat(_written_to).st_size == 0:
-            _Worker(_written_to).start()
+        if _watched is not None and arguments[_WORKER_ID] == 0:
+            time_batches(validation=_watched.validation)
+            if os.fstat(_watched.file).st_size == 0:
+                _Worker(_watched.file).start()
     _torchs_loop(*arguments)
 
 

@@ -283,10 +283,14 @@ class RegionClock(Guarded):
         if self.validating and not (workers and self.ledger.innermost() == VALIDATION_LOADER):
             self.ledger.exit(VALIDATION_LOADER)
             self.ledger.enter(VALIDATION_LOADER if workers and ends else VALIDATION_DATA, counts=not ends)
+            if self.followers.region_ends is not None:
+                self.followers.region_ends(VALIDATION)
 
     def end_validation_fetch(self) -> None:
         """The batch is there."""
         if self.validating:
+            if self.followers.region_ends is not None:
+                self.followers.region_ends(VALIDATION_DATA)
             self.ledger.exit(VALIDATION_DATA)
             self.ledger.exit(VALIDATION_LOADER)
 

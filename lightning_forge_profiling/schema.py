@@ -1365,6 +1365,9 @@ class RankWork(msgspec.Struct, frozen=True, kw_only=True):
             on the same machine.
         clock_error_ms: largest error of that.
         lines: where its training thread was in each leaf, most samples first; {} if it was not sampled.
+        excess_ms: by number of a step, of the latest 64 whose regions were timed, how much longer than usual its own
+            work took; 0 for about as long. {} if they are too few, or the rank is alone.
+        excess_leaf: the leaf that most of that is in; "" if there is none.
     """
 
     rank: int
@@ -1386,6 +1389,8 @@ class RankWork(msgspec.Struct, frozen=True, kw_only=True):
     clock_ms: float | None = None
     clock_error_ms: float | None = None
     lines: Mapping[str, tuple[SampledLine, ...]] = {}
+    excess_ms: Mapping[int, float] = {}
+    excess_leaf: str = ""
 
     @property
     def step_leaves_ms(self) -> dict[str, float]:

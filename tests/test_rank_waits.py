@@ -8,11 +8,19 @@ import pytest
 from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.combine import combine
-from lightning_forge_profiling.diagnosis.ranks import Waits, late_rank, not_measured, rank_work, with_waits
+from lightning_forge_profiling.diagnosis.ranks import (
+    Waits,
+    in_turns_ms,
+    late_rank,
+    not_measured,
+    rank_work,
+    with_waits,
+)
 from lightning_forge_profiling.names import GC_FULL, SELF_LOG
 from lightning_forge_profiling.record.reader import read_run
-from lightning_forge_profiling.run.rank_work import mean_interval
+from lightning_forge_profiling.run.rank_work import late_steps, mean_interval
 from lightning_forge_profiling.schema import CpuUse, Distribution, RankWork, RegionCpu, RunLedger, RunRegion
+from lightning_forge_profiling.timing.steps import StepTimes
 from tests.evidence import made_evidence, with_figures
 from tests.outcomes import script
 from tests.ports import free_port
@@ -145,6 +153,55 @@ def test_waits_by_turns_and_work_that_nobody_waits_for_name_nobody():
                 rank(1, exposed={"backward": 2.0, "sigterm broadcast": 2.1})]  # fmt: skip
     assert late_of(by_turns) is None
     assert late_of([rank(0, exposed={"backward": 2.0}), rank(1, exposed={"backward": 2.0}, data=5.0)]) is None
+
+
+def excess(late, steps=24, ms=12.0):
+    """By step what a rank was late by: in those whose number leaves one of some remainders by three."""
+    return {step: ms if step % 3 in late else 0.0 for step in range(steps)}
+
+
+@pytest.mark.parametrize(
+    ("late", "waits_ms"),
+    [
+        (((0,), (1,), (2,)), 8.0),  # each is late by 12 ms in a third of the steps, and waits for both others
+        (((0,), (0,), (0,)), 0.0),  # all in the same steps
+        (((0, 1, 2), (), ()), 0.0),  # always the same one, which is a straggler
+        (((0, 1), (2,), ()), 4.0),  # what goes if the first has its in the steps of the second
+        (((), (), ()), 0.0),
+    ],
+)
+def test_ranks_that_are_late_in_turns_wait_as_long_as_they_are_not_late_together(late, waits_ms):
+    works = [
+        replace(rank(number, exposed={"backward": 10.0}), excess_ms=excess(steps), excess_leaf="forward")
+        for number, steps in enumerate(late)
+    ]
+    assert in_turns_ms(works) == pytest.approx(waits_ms)
+    waited = [sum(work.waits_ms.values()) for work in with_waits(works)]
+    assert waited == [pytest.approx(waits_ms)] * 3
+
+
+def test_of_few_steps_in_common_nothing_is_said():
+    works = [replace(rank(number, exposed={}), excess_ms=excess((number,), steps=11)) for number in range(3)]
+    assert in_turns_ms(works) == 0.0
+    apart = [replace(works[0], excess_ms={step + 100: 1.0 for step in range(30)}), *works[1:]]
+    assert in_turns_ms(apart) == 0.0
+
+
+def steps_of(own_ms, waits=lambda step: 0.0):
+    return [
+        StepTimes(step, {"forward": own_ms(step), "backward": 5.0 + waits(step), "wait/backward": waits(step)})
+        for step in range(40)
+    ]
+
+
+def test_a_step_is_late_by_its_own_work_and_not_by_its_wait_for_another_rank():
+    found, region = late_steps(steps_of(lambda step: 30.0 if step % 4 == 0 else 10.0 + step % 3 / 10))
+    assert region == "forward"
+    assert {step for step, ms in found.items() if ms} == {*range(0, 40, 4)}
+    assert all(ms == pytest.approx(20, abs=0.5) for ms in found.values() if ms)
+    found, region = late_steps(steps_of(lambda step: 10.0 + step % 3 / 10, waits=lambda step: 20.0 * (step % 2)))
+    assert (region, {*found.values()}) == ("", {0.0})
+    assert late_steps(steps_of(lambda _: 10.0)[:11]) == ({}, "")
 
 
 def test_what_may_be_chance_names_nobody():

@@ -126,6 +126,24 @@ def test_ranks_that_are_slow_alike_have_the_finding_of_a_single_one(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("place", "leaf"), [("forward", "forward"), ("callback", "callback/SlowCallback.")])
+def test_ranks_that_are_late_in_turns_are_named_with_the_leaf(tmp_path, place, leaf):
+    _, analysis = trained(tmp_path, place, "turns")
+    [found] = [found for found in analysis["findings"] if found["code"] == "straggler"]
+    said = re.fullmatch(
+        r"the ranks are late in turns, and wait ([\d.]+) ms of each ([\d.]+) ms step for each other: "
+        rf"rank 0 in \d+ % of the steps, rank 1 in \d+ % of the steps, by ([\d.]+) ms in {leaf}.*",
+        found["title"],
+    )
+    assert said, found["title"]
+    waits_ms, step_ms, late_by_ms = map(float, said.groups())
+    assert late_by_ms == pytest.approx(20, rel=0.3)
+    assert 3 < waits_ms < 14, "10 ms, of a dozen steps"
+    assert waits_ms < step_ms
+    assert found["rank"] is None
+
+
+@pytest.mark.slow
 def test_equal_ranks_have_no_straggler(tmp_path):
     _, analysis = trained(tmp_path, "none")
     assert analysis["verdict"] != "straggler"

@@ -104,7 +104,7 @@ CATALOGUE: Final = (
         "Update it in the step, compute it once at the epoch's end: self.auc.update(...) in the step, and "
         "self.log(name, self.auc) or compute() and reset() in the epoch's last hook. One that keeps all predictions "
         "(thresholds=None) takes longer with each batch until it is reset.",
-        fix="metric.update(...) in the step; metric.compute(); metric.reset() in on_train_epoch_end",
+        fix="metric.update(...) in the step; metric.compute(); metric.reset() at the epoch's end",
         left="update() and one compute() an epoch",
     ),
     Mistake(

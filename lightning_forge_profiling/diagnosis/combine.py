@@ -29,6 +29,7 @@ from lightning_forge_profiling.diagnosis.machine_rules import (
 from lightning_forge_profiling.diagnosis.ranks import (
     STRAGGLER,
     beside_straggler,
+    late_in_turns,
     not_measured,
     part_of,
     rank_list,
@@ -79,12 +80,15 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         return analysis
     works = with_waits(evidence.ranks.works)
     compared = replace(evidence, ranks=replace(evidence.ranks, works=works))
-    late = straggler(compared) if compared.timing.steps >= MIN_STEPS else None
+    enough = compared.timing.steps >= MIN_STEPS
+    late, turns = (straggler(compared), late_in_turns(compared)) if enough else (None, None)
+    if late is not None and turns is not None and turns.share_pct >= late.share_pct:  # some ranks had more of the steps
+        late = None
     own = without_rank_waits(compared, late)
     recorded = (
         () if analysis is None or not analysis.ranks else min(analysis.ranks, key=lambda each: each.rank).operators
     )
-    calls = find_calls(own, recorded) if compared.timing.steps >= MIN_STEPS else ()
+    calls = find_calls(own, recorded) if enough else ()
     run = LiveRun(compared, without_calls(own, calls), late)
     if analysis is not None and evidence.timing.steps < MIN_STEPS:
         combined = replace(analysis, run=run.all)
@@ -92,7 +96,8 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         findings, differences = _to_live_step(analysis, run)
         others = (*ledger_findings(run.own), *memory_findings(run.all))
         merged = beside_straggler(_merged(findings, others, run.own), run.all, late) + call_findings(own, calls)
-        ranked = _ranked(merged if late is None else [*merged, late], run, analysis)
+        of_ranks = [found for found in (late or turns,) if found is not None]
+        ranked = _ranked([*merged, *of_ranks], run, analysis)
         combined = naming_missing(
             prioritize_machine_findings(_with_verdict(ranked, differences, analysis, run), run.all)
         )

@@ -10,11 +10,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice, zip_longest
 from operator import attrgetter, itemgetter
 from statistics import fmean, median, quantiles
+from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis import loader, optimizer
+from lightning_forge_profiling.diagnosis.catalogue import place_of
 from lightning_forge_profiling.diagnosis.ledger_costs import ONCE, LedgerCosts, lines_in, self_times
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_advice
 from lightning_forge_profiling.diagnosis.rule import (
@@ -64,6 +66,7 @@ STRAGGLER: Final = "straggler"
 HOST_WAITS: Final = frozenset({"launch-bound", "sync-bound", "allocator-churn", "slow-optimizer", "slow-launches"})
 
 _PAIR: Final = 2
+_MOST_NAMED: Final = 4
 
 # the rank that others wait for waits itself less than this part of what they do; ranks that wait for each other by
 # turns do not differ so much
@@ -89,8 +92,21 @@ class Waits(NamedTuple):
     because: str = ""
 
 
-def rank_work(evidence: RunEvidence, *, host: str, waits: Waits | None = None) -> RankWork:
-    """What a rank reports of itself to be compared with the others."""
+def rank_work(
+    evidence: RunEvidence,
+    *,
+    host: str,
+    waits: Waits | None = None,
+    late: tuple[Mapping[int, float], str] = (MappingProxyType({}), ""),
+) -> RankWork:
+    """What a rank reports of itself to be compared with the others.
+
+    Args:
+        evidence: of the rank.
+        host: name of its machine.
+        waits: for other ranks, as far as they are measured.
+        late: by how many milliseconds its own work was longer than usual, by step, and the region of most of that.
+    """
     waits, own = waits or Waits(), self_times(evidence)
     exposed_ms = waits.exposed_ms
     leaves = {name: region.device_ms for name, region in own.regions.items() if name in REGIONS}
@@ -103,7 +119,8 @@ def rank_work(evidence: RunEvidence, *, host: str, waits: Waits | None = None) -
     leaves |= {part: run.exposed_ms(part) for part in parts if part in inside}
     leaves = _without_garbage(leaves, evidence.timing.step_ms.mean)
     outside = {part: 1e3 * run.seconds(part) / run.steps for part in parts if part not in inside}
-    error = evidence.timing.intervals.get(OWN_WORK)
+    error, (excess_ms, region) = evidence.timing.intervals.get(OWN_WORK), late
+    now_and_then = (part for part in inside if run.region(part) == region and run.steps_apart(part) > 1)
     return RankWork(
         rank=evidence.ranks.rank,
         host=host,
@@ -121,6 +138,8 @@ def rank_work(evidence: RunEvidence, *, host: str, waits: Waits | None = None) -
         sm_mhz=None if evidence.machine.telemetry is None else evidence.machine.telemetry.sm_mhz,
         throttled_pct=None if evidence.machine.telemetry is None else evidence.machine.telemetry.throttled_pct,
         lines={leaf: lines_in(evidence, leaf)[:1] for leaf in map(whole_part, evidence.lines)},
+        excess_ms={step: round(ms, 3) for step, ms in excess_ms.items()},
+        excess_leaf=max(now_and_then, key=run.per_step_ms, default=region),
     )
 
 
@@ -143,6 +162,9 @@ def with_waits(works: Iterable[RankWork]) -> tuple[RankWork, ...]:
     if len(ranks) < _PAIR or len(measured) < len(ranks):
         return ranks
     least = {leaf: min(one.get(leaf, 0.0) for one in measured) for leaf in {leaf for one in measured for leaf in one}}
+    if least:  # but what they wait for each other in turns, each does
+        leaf = max(least, key=least.__getitem__)
+        least[leaf] = max(least[leaf] - in_turns_ms(ranks), 0.0)
     return tuple(
         replace(
             work,
@@ -154,6 +176,49 @@ def with_waits(works: Iterable[RankWork]) -> tuple[RankWork, ...]:
         )
         for work, exposed_ms in zip(ranks, measured, strict=True)
     )
+
+
+_FEWEST_STEPS: Final = 12
+
+
+def in_turns_ms(works: Sequence[RankWork]) -> float:
+    """How much longer a step takes because ranks are late in different steps: then all wait for one after the other.
+
+    Of the same steps, the mean of the latest rank's excess, less that of the rank which has most.
+    """
+    steps = set.intersection(*({*work.excess_ms} for work in works)) if works else set()
+    if len(works) < _PAIR or len(steps) < _FEWEST_STEPS or any(work.unmeasured for work in works):
+        return 0.0
+    each = [[work.excess_ms[step] for step in steps] for work in works]
+    return fmean(map(max, zip(*each, strict=True))) - max(map(fmean, each))
+
+
+def late_in_turns(run: RunEvidence) -> Finding | None:
+    """Ranks that are late in different steps, with the part of the step in which they are."""
+    works, step_ms = run.ranks.works, run.timing.step_ms.mean
+    if any(work.exposed_ms is None for work in works) or step_ms <= 0:
+        return None
+    ms = in_turns_ms(works)
+    if 100 * ms < MIN_SHARE_PCT * step_ms:
+        return None
+    late = [(work, [each for each in work.excess_ms.values() if each]) for work in works]
+    some = sorted((each for each in late if each[1]), key=lambda each: -sum(each[1]))[:_MOST_NAMED]
+    first, by_ms = some[0][0], fmean(fmean(each) for _, each in some)
+    leaf = first.excess_leaf
+    often = ((work.rank, 100 * len(each) / len(work.excess_ms)) for work, each in some)
+    whose = ", ".join(f"rank {rank} in {pct:.0f} % of the steps" for rank, pct in sorted(often))
+    line = next(iter(first.lines.get(leaf, ())), None)
+    where = "" if line is None or line.pct < LEAST_PCT else f"; {line.pct:.0f} % of that in {place_of(line)}"
+    explained = Explanation(
+        f"the ranks are late in turns, and wait {of_step(ms, step_ms)} for each other: {whose}, by {in_ms(by_ms)} in "
+        f"{leaf}{where}",
+        {"leaf": leaf, "in_turns_ms_per_step": round(ms, 3), "late_by_ms": round(by_ms, 3)},
+        "Have all ranks do it in the same steps, as by their number (trainer.global_step % n == 0) and not by chance "
+        "or by the clock: then a step waits for one delay, and not for that of each rank. Or spread it: do less of it, "
+        "more often.",
+    )
+    saves = saving(ms, step_ms, at_most=True)
+    return replace(as_finding(STRAGGLER, explained, share_pct=100 * ms / step_ms, saves=saves, run=run), rank=None)
 
 
 def not_measured(works: Collection[RankWork]) -> str:

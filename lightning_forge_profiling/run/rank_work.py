@@ -4,13 +4,22 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from math import sqrt
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Final
 
 from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.ranks import rank_work
-from lightning_forge_profiling.names import DATA_LOADER, GC_FULL, GC_YOUNG, OWN_WORK, hook_region
+from lightning_forge_profiling.names import (
+    DATA_LOADER,
+    GC_FULL,
+    GC_YOUNG,
+    OWN_WORK,
+    REGIONS,
+    SIGTERM_LEAF,
+    WAIT_PREFIX,
+    hook_region,
+)
 from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.run.training import WatchedWaits
 from lightning_forge_profiling.schema import (
@@ -105,6 +114,54 @@ class LiveWork:
         }
         counted = {part: max(seconds, 0.0) for part, seconds in parts.items() if seconds}
         return RunLedger(wall_s=0.0, parts=counted, unexplained_s=0.0, counts={}, counted_s=counted)
+
+
+_STEPS: Final = 12  # fewer do not tell which are unusual
+_UNUSUAL: Final = 4.0  # times the scatter of the usual steps
+_AT_LEAST: Final = 0.05  # of a step
+_SIGMA: Final = 1.4826  # standard deviation of a normal distribution whose median absolute deviation is 1
+
+
+def late_steps(latest: Sequence[StepTimes]) -> tuple[dict[int, float], str]:
+    """How much longer than usual a rank's own work took in some steps, and the region that most of it was in.
+
+    Args:
+        latest: steps whose regions were timed.
+
+    Returns:
+        Milliseconds by number of the step, 0 for about as long as usual; ({}, "") for fewer than 12 steps.
+    """
+    if len(latest) < _STEPS:
+        return {}, ""
+    own = {times.step: own_ms(times.device_ms) for times in latest}
+    usual = sorted(own.values())[: len(own) // 2]  # of two ranks that are late in turns each is so in half of them
+    base = median(usual)
+    scatter = _SIGMA * median(abs(each - base) for each in usual)
+    least = max(_UNUSUAL * scatter, _AT_LEAST * fmean(times.step_ms for times in latest))
+    excess = {step: each - base if each - base > least else 0.0 for step, each in own.items()}
+    late = [times for times in latest if excess[times.step]]
+    if not late:
+        return excess, ""
+
+    own_regions = [_own_regions(times.device_ms) for times in latest]
+
+    def longer_ms(region: str) -> float:
+        each = [own.get(region, 0.0) for own in own_regions]
+        of_late = [ms for ms, times in zip(each, latest, strict=True) if excess[times.step]]
+        return fmean(of_late) - median(each)
+
+    return excess, max(REGIONS, key=longer_ms)
+
+
+def _own_regions(device_ms: Mapping[str, float]) -> dict[str, float]:
+    """The time of each region without measured waits for other ranks in it."""
+    own = {name: device_ms.get(name, 0.0) for name in REGIONS}
+    for name, ms in device_ms.items():
+        leaf = name.removeprefix(WAIT_PREFIX)
+        region = leaf if leaf in own else "other" if leaf == SIGTERM_LEAF else hook_region(leaf)
+        if name != leaf and region in own:
+            own[region] -= ms
+    return own
 
 
 def mean_interval(values: Sequence[float], whole: float) -> ShareInterval:

@@ -20,6 +20,7 @@ from lightning_forge_profiling.run.fit_window import FitWindow
 from lightning_forge_profiling.run.folders import logger_folder, tracked_runs
 from lightning_forge_profiling.run.host_readings import HostReadings
 from lightning_forge_profiling.run.memory_watch import MemoryWatch
+from lightning_forge_profiling.run.rank_work import late_steps
 from lightning_forge_profiling.run.run_settings import loader_settings, optimizer_settings, restarted_workers
 from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.run.training import Training, WatchedWaits
@@ -153,7 +154,8 @@ def run_report(
     )
     if facts.world_size > 1 and timing.is_evidence:
         waits = None if fit.waits is None else fit.waits.measured(timing)
-        mine = rank_work(run, host=gethostname(), waits=waits)
+        late = late_steps([times for times, _ in step_timer.totals.latest])
+        mine = rank_work(run, host=gethostname(), waits=waits, late=late)
         works = (mine, *(() if others is None else others(mine)))
         run = replace(run, ranks=replace(run.ranks, works=works))
     folder = logger_folder(training) if facts.is_zero else None

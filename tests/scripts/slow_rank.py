@@ -3,9 +3,11 @@
 The folder; the place: `data`, `forward`, `backward`, `optimizer`, `callback`, `epoch` for 25 times as long at the end
 of each of four epochs, `checkpoint` likewise in what the module adds to each of four, `export` for 25 times as long at
 the end of a window, `validation` in each of 100 batches of a validation whose loss is logged with `sync_dist`, or none;
-any of `both`, `window`, `metered` for a simulated GPU for each process, and `long` for minutes instead of seconds.
+any of `both`, `turns` for the one rank in even steps and the other in odd ones, `window`, `metered` for a simulated GPU
+for each process, and `long` for minutes instead of seconds.
 """
 
+import itertools
 import os
 import sys
 import time
@@ -31,9 +33,17 @@ SLOW_MS = 20.0
 PLACE, OPTIONS = sys.argv[2], sys.argv[3:]
 
 
+calls = itertools.count()
+
+
+def is_slow():
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    return next(calls) % 2 == rank if "turns" in OPTIONS else "both" in OPTIONS or rank == 1
+
+
 def slow(place):
     """Sleep, or in backward compute: a wait there could be one for the other rank."""
-    if place == PLACE and ("both" in OPTIONS or os.environ.get("LOCAL_RANK") == "1"):
+    if place == PLACE and is_slow():
         if place == "backward":
             busy(SLOW_MS)
         else:
@@ -134,7 +144,8 @@ if __name__ == "__main__":
         log_every_n_steps=10,
         max_epochs=4 if PLACE == "epoch" else 1,
     )
-    model, batches = Model(), loader((8000 if "long" in OPTIONS else 80) * 8, collate_fn=collate)
+    count = 8000 if "long" in OPTIONS else 400 if "turns" in OPTIONS else 80
+    model, batches = Model(), loader(count * 8, collate_fn=collate)
     if PLACE == "validation":  # with a sanity check before, and a fit without callbacks after it
         trainer.fit(model, batches, loader(200 * 4))
         trainer.callbacks.clear()

@@ -34,6 +34,9 @@ PROFILER: Final = "profiler"
 STEPS: Final = "steps"
 """The part of the ledger for the training loop, without the other parts."""
 
+SET_UP: Final = "startup/fit"
+"""The part of the ledger from `trainer.fit` to the training loop, without the hooks in it."""
+
 FIRST_STEP: Final = "startup/first_step"
 """The part of the ledger for the training loop up to the end of its first step: libraries are loaded, buffers made."""
 

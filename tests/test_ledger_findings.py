@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.diagnosis.combine import combine
-from lightning_forge_profiling.schema import Distribution, RunLedger, RunRegion
+from lightning_forge_profiling.schema import Distribution, RunLedger, RunRegion, SampledLine
 from tests.evidence import made_evidence
 from tests.models import Classifier, loader
 
@@ -123,6 +123,33 @@ def test_the_longest_part_of_the_startup_is_named(part, said, advice):
     assert f"the longest is {said}, 500 s" in found.title
     assert advice in found.advice
     assert found.evidence["part"] == part
+
+
+def in_set_up(function, pct, file=""):
+    return SampledLine(file=file, line=7 if file else 0, function=function, pct=pct)
+
+
+@pytest.mark.parametrize(
+    ("called", "said", "advice"),
+    [
+        (
+            SampledLine(file="", line=0, function="lightning.x.Strategy.setup", pct=90.0),
+            "90 % of it in setup",
+            "moves the",
+        ),
+        (
+            SampledLine(file="train.py", line=7, function="Log.begin", pct=90.0),
+            "90 % of it in train.py:7 Log",
+            "Do less",
+        ),
+        (SampledLine(file="", line=0, function="lightning.x.Strategy.setup", pct=9.0), "500 s", "It sets up strategy"),
+    ],
+)
+def test_of_the_set_up_the_call_is_named_that_takes_most_of_it(called, said, advice):
+    ran = evidence(before_s=100.0, validation=0.0, **{"startup/fit": 500.0})
+    [found] = combine(None, replace(ran, lines={"startup/fit": (called,)})).findings
+    assert said in found.title.partition("the longest is Lightning's set-up between the hooks, ")[2]
+    assert advice in found.advice
 
 
 class SlowSave(Classifier):

@@ -25,6 +25,7 @@ from lightning_forge_profiling.names import (
     EPOCH_METRICS,
     FIRST_STEP,
     SELF_LOG,
+    SET_UP,
     STARTUP_IMPORTS,
     STARTUP_PROCESS,
     STARTUP_SCRIPT,
@@ -136,11 +137,17 @@ def _startup(run: LedgerCosts, part: str) -> Explanation:
     before_s, largest = sum(parts.get(name, 0.0) for name in BEFORE_FIT), max(parts, key=parts.__getitem__)
     what, advice = next(
         (said for name, said in _STARTUP.items() if largest.startswith(name)),
-        (largest.removeprefix("startup/"), "Do less there, or cache its result on disk."),
+        (largest.removeprefix("startup/"), _DO_LESS),
     )
+    call = next((line for line in run.evidence.lines.get(largest, ()) if line.pct >= _MOSTLY_PCT), None)
+    in_call = ""
+    if call is not None and largest == SET_UP:  # a line of the user's is named as in any finding
+        function = call.function.rpartition(".")[2]
+        in_call = "" if call.file else f", {call.pct:.0f} % of it in {function}"
+        advice = _DO_LESS if call.file else _SET_UP_CALLS.get(function, advice)
     return Explanation(
         f"{in_s(run.seconds(part))} pass until the first step has ended, {in_s(before_s)} of them before the fit; the "
-        f"longest is {what}, {in_s(parts[largest])}",
+        f"longest is {what}, {in_s(parts[largest])}{in_call}",
         {"part": largest},
         advice,
     )
@@ -156,6 +163,19 @@ _CACHE: Final = (
 )
 _IMPORTS: Final = "`python -X importtime SCRIPT` lists what each import takes."
 _PREPARE: Final = "Return early where the prepared files exist: it runs in each fit, and all ranks wait for it."
+_MOSTLY_PCT: Final = 50.0
+_DO_LESS: Final = "Do less there, or cache its result on disk."
+_MOVE: Final = (
+    "It moves the model to the device and wraps it: create it there (configure_model), or load fewer weights, in the "
+    "type that it trains in."
+)
+# what the Trainer calls in its set-up, by the function's name, and what to do about it
+_SET_UP_CALLS: Final = {
+    "setup": _MOVE,
+    "model_to_device": _MOVE,
+    "setup_environment": "It starts the device and the process group, in which each rank waits for the last one.",
+    "_run_stage": "It creates the loaders and their workers: make the dataset object smaller, each worker gets a copy.",
+}
 # by part, what is said of the longest part of the startup, and what to do about it
 _STARTUP: Final = {
     STARTUP_IMPORTS: ("the start of Python with the imports", _IMPORTS),
@@ -165,7 +185,7 @@ _STARTUP: Final = {
     "startup/datamodule.prepare_data": ("the data module's prepare_data", _PREPARE),
     "startup/module.prepare_data": ("the module's prepare_data", _PREPARE),
     "startup/compile": ("torch.compile", "Set TORCHINDUCTOR_CACHE_DIR to a folder that outlasts the job."),
-    "startup/fit": ("Lightning's set-up between the hooks", "It sets up strategy, loggers, loaders and the device."),
+    SET_UP: ("Lightning's set-up between the hooks", "It sets up strategy, loggers, loaders and the device."),
     FIRST_STEP: ("the first step", "It starts the loader's workers and loads libraries: see what its batch takes."),
 }
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from lightning_forge_profiling.host import process_age_s
 from lightning_forge_profiling.names import (
     COMPILE,
+    SET_UP,
     STARTUP_IMPORTS,
     STARTUP_PROCESS,
     STARTUP_SCRIPT,
@@ -78,9 +79,6 @@ class LedgerParts:
             self.compilations.pending = True
 
 
-_SET_UP: Final = "startup/fit"
-
-
 _IMPORTERS: Final = frozenset({"importlib", "_frozen_importlib", "_frozen_importlib_external", "runpy"})
 
 _fits = count()  # counts the fits of this process
@@ -110,8 +108,8 @@ def begin_ledger(built_ns: int) -> LedgerClock:
         untils = [(STARTUP_IMPORTS, _IMPORTED_NS), (STARTUP_SCRIPT, built_ns), (STARTUP_TRAINER, now_ns)]
     # a forked process, or a copied callback, has times from before its own process
     known = [(part, until_ns) for part, until_ns in untils if until_ns > began_ns]
-    ledger = LedgerClock(began_ns, known[0][0] if known else _SET_UP)
-    following = [*(part for part, _ in known[1:]), _SET_UP]
+    ledger = LedgerClock(began_ns, known[0][0] if known else SET_UP)
+    following = [*(part for part, _ in known[1:]), SET_UP]
     for (_, until_ns), part in zip(known, following, strict=False):
         ledger.turn_to(part, until_ns)
     return ledger

@@ -663,6 +663,10 @@ class Switches(msgspec.Struct, frozen=True, kw_only=True):
         tf32_off: whether matrix products are float32 on a GPU that has TF32, and do not use it.
         pin_memory_unused: whether the DataLoader is asked to pin memory where there is no GPU.
         embedding: the largest embedding with a dense gradient; None without one.
+        checkpointing: class of a module that computes its activations again in backward, by the switches of
+            transformers and timm; "" for none.
+        eager_attention: class of a module of transformers whose attention is several operators; "" for none.
+        unused_parameters: whether DDP looks for unused parameters in each step.
     """
 
     anomaly_detection: bool = False
@@ -675,6 +679,9 @@ class Switches(msgspec.Struct, frozen=True, kw_only=True):
     tf32_off: bool = False
     pin_memory_unused: bool = False
     embedding: DenseEmbedding | None = None
+    checkpointing: str = ""
+    eager_attention: str = ""
+    unused_parameters: bool = False
 
 
 class SyncCause(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.diagnosis.calls import SLOW_CALL
 from lightning_forge_profiling.diagnosis.catalogue import CATALOGUE
 from lightning_forge_profiling.diagnosis.combine import combine
-from lightning_forge_profiling.schema import SampledLine
+from lightning_forge_profiling.schema import SampledLine, TelemetrySummary
 from tests.golden import outputs
 from tests.models import quiet_trainer
 
@@ -235,6 +235,39 @@ def test_a_loop_over_items_in_small_operators_is_named_if_they_were_recorded(tmp
 def test_a_loop_over_layers_is_none(tmp_path):
     forge = ForgeProfilerCallback(10, 13, trace_dir=tmp_path)
     assert call_of(analysed(CallsEachLayer(), None, None, forge)) is None
+
+
+class Recomputes(Net):
+    """Computes its activations again, by the switch of transformers' models."""
+
+    def __init__(self):
+        super().__init__()
+        self.gradient_checkpointing = True
+
+    def training_step(self, batch):
+        out = torch.utils.checkpoint.checkpoint(self.deep, batch[0], use_reentrant=False)
+        return torch.nn.functional.mse_loss(out[: len(batch[1]), 0], batch[1].float())
+
+    def deep(self, x):
+        return self.net(torch.nn.functional.pad(x, (0, 0, 0, 2000))).tanh()
+
+
+@pytest.mark.slow
+def test_activation_checkpointing_with_memory_to_spare_costs_as_much_as_forward():
+    analysis = analysed(Recomputes())
+    found = call_of(analysis)
+    assert found.title.startswith(f"{found.saves.ms_per_step:.2f} ms of each")
+    assert "activation checkpointing of Recomputes: backward computes forward again" in found.title
+    assert found.saves.ms_per_step == pytest.approx(analysis.run.timing.regions["forward"].device_ms, rel=0.01)
+
+
+@pytest.mark.parametrize(("peak_gib", "named"), [(20.0, True), (60.0, False)])
+def test_on_a_gpu_checkpointing_is_a_mistake_where_half_of_the_memory_is_left(peak_gib, named):
+    run = outputs.run_of("gpu_update").analysis.run
+    settings = replace(run.settings, switches=replace(run.settings.switches, checkpointing="GPT2Model"))
+    memory = TelemetrySummary(device="NVIDIA H100", memory_peak_gib=peak_gib, memory_total_gib=80.0)
+    analysis = combine(None, replace(run, settings=settings, machine=replace(run.machine, telemetry=memory)))
+    assert (call_of(analysis) is not None) == named
 
 
 class NormsOnce(NormsOneByOne):

@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -43,6 +44,7 @@ def codes(analysis):
 CODES = {hint.code for hint in switch_hints(
     Switches(
         deterministic="cudnn", distributed_debug="INFO", float64_pct=1, tf32_off=True, pin_memory_unused=True,
+        eager_attention="GPT2Model", unused_parameters=True,
     )
 )}  # fmt: skip
 
@@ -121,6 +123,14 @@ def test_pinned_memory_without_a_gpu_costs_nothing(make_trainer):
     assert "costs nothing" in analysis.hints[0].text
 
 
+def test_eager_attention_of_transformers(make_trainer):
+    module = Classifier()
+    module.config = SimpleNamespace(_attn_implementation="eager")
+    assert codes(fit(make_trainer, module=module)) == ["eager-attention"]
+    module.config = SimpleNamespace(_attn_implementation="sdpa")
+    assert codes(fit(make_trainer, module=module)) == []
+
+
 @contextmanager
 def traced_lines():
     before = sys.gettrace()
@@ -181,11 +191,12 @@ def test_lightnings_own_profilers(make_trainer, profiler, named):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="starts processes that find each other with gloo")
-def test_the_debug_level_of_several_processes(tmp_path):
+def test_the_debug_level_and_ddps_search_for_unused_parameters_of_several_processes(tmp_path):
     environment = {**os.environ, "MASTER_PORT": str(free_port()), "TORCH_DISTRIBUTED_DEBUG": "INFO"}
-    done = script("distributed.py", "ddp", tmp_path, cwd=tmp_path, env=environment)
+    done = script("distributed.py", "ddp_find_unused_parameters_true", tmp_path, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert "TORCH_DISTRIBUTED_DEBUG=INFO is set" in summary_of(tmp_path)
+    assert "find_unused_parameters=True" in summary_of(tmp_path)
 
 
 def test_what_only_a_gpu_or_several_ranks_have():

@@ -88,6 +88,20 @@ def _dense_embedding(run: RunEvidence, recorded: Sequence[Operator]) -> Setting 
     return Setting(place, {"optimizer": part, "backward": of_backward})
 
 
+_MEMORY_LEFT: Final = 0.5  # without checkpointing activations take more, and how much is not known
+
+
+def _checkpointing(run: RunEvidence, _: Sequence[Operator]) -> Setting | None:
+    """Activations that are computed again in backward, with memory to spare: at most what forward takes."""
+    module, gpu = "" if run.settings.switches is None else run.settings.switches.checkpointing, run.machine.telemetry
+    total_gib = None if gpu is None else gpu.memory_total_gib
+    left = not run.timing.on_device if gpu is None or not total_gib else 1 - (gpu.memory_peak_gib or 0.0) / total_gib
+    forward_ms, backward_ms = (RunTimes.of(run).region(name).device_ms for name in ("forward", "backward"))
+    if not module or left < _MEMORY_LEFT or not backward_ms:
+        return None
+    return Setting(f"activation checkpointing of {module}", {"backward": min(forward_ms / backward_ms, 1.0)})
+
+
 _IN_DATASET: Final = f"data$|{WORKER_LINES}$|validation(/data|/loader|/worker)?$"
 
 _IN_STEP: Final = r"(forward|backward|optimizer|other)$|(callback|module)/"
@@ -218,6 +232,15 @@ CATALOGUE: Final = (
         within=_IN_STEP,
         small=True,
         left="one call for all items",
+    ),
+    Mistake(
+        "activation-checkpointing",
+        "",
+        "backward computes forward again, and at least half of the memory is never used",
+        "Switch it off, or checkpoint fewer layers.",
+        fix="model.gradient_checkpointing_disable()  # of timm: model.set_grad_checkpointing(False)",
+        left="what fits the memory no more",
+        setting=_checkpointing,
     ),
     # what takes sparse gradients: tried with torch 2.13 (2026-11-28); NCCL: pytorch/pytorch#22400
     Mistake(

@@ -119,6 +119,12 @@ def _switches(switches: Switches) -> Iterator[tuple[str, str]]:
         on = f"{share} of the trainable parameters are float64: twice the memory of float32"
         off = 'Leave out Trainer(precision="64-true") and torch.set_default_dtype(torch.float64), or call model.float()'
         yield "float64", _unmeasured(on, off)
+    if switches.eager_attention:
+        on = f"{switches.eager_attention} computes attention by matrix products and a softmax (eager)"
+        yield "eager-attention", _unmeasured(on, 'Load the model with attn_implementation="sdpa"')
+    if switches.unused_parameters:
+        on = "DDP looks for unused parameters in the graph of each step (find_unused_parameters=True)"
+        yield "unused-parameters", _unmeasured(on, 'Use strategy="ddp", if each parameter gets a gradient')
     if switches.tf32_off:
         on = "float32 matrix products do not use the GPU's TF32 tensor cores, which keep 10 bits of mantissa"
         off = 'Use them with torch.set_float32_matmul_precision("high"), if the loss allows it'

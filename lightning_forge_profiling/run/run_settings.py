@@ -3,6 +3,7 @@
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from math import ceil, isfinite
 from statistics import median
 from types import CodeType
@@ -120,7 +121,25 @@ def find_switches(training: Training, *, recording: bool) -> Switches:
         tf32_off=_tf32_off(training, device),
         pin_memory_unused=loader is not None and loader.pin_memory and not torch.accelerator.is_available(),
         embedding=_dense_embedding(training),
+        checkpointing=_first_module(training, _is_checkpointed),
+        eager_attention=_first_module(training, _is_eager),
+        unused_parameters=getattr(training.model, "find_unused_parameters", False) is True,
     )
+
+
+def _first_module(training: Training, has: Callable[[nn.Module], bool]) -> str:
+    """The class of the outermost module of the fit that has something; "" for none."""
+    return next((type(module).__name__ for module in training.module.modules() if has(module)), "")
+
+
+def _is_checkpointed(module: nn.Module) -> bool:
+    """Whether the switch of transformers (5.24) or of timm (1.0.31) is on."""
+    return any(vars(module).get(name) is True for name in ("gradient_checkpointing", "grad_checkpointing"))
+
+
+def _is_eager(module: nn.Module) -> bool:
+    """Whether a model of transformers computes attention by matrix products and a softmax."""
+    return getattr(vars(module).get("config"), "_attn_implementation", "") == "eager"
 
 
 _LARGE: Final = 1_000_000  # elements: filling and updating fewer takes well under a millisecond

@@ -1,6 +1,7 @@
 """Which line and call of the user's code each part of a fit is in, and that looking changes nothing."""
 
 import asyncio
+import ctypes
 import json
 import os
 import signal
@@ -127,6 +128,30 @@ def test_it_can_be_switched_off(monkeypatch):
     fit(callback)
     assert callback.analysis().run.lines == {}
     assert signal.getsignal(SIGNAL) is FREE or not signal.getsignal(SIGNAL).is_in_use()
+
+
+class CallsC(Places):
+    """Calls a library in C that waits in `poll`, which ends early after any signal, and does not call it again."""
+
+    def __init__(self):
+        super().__init__()
+        self.returned = []
+
+    def training_step(self, batch):
+        self.returned.append(ctypes.CDLL(None, use_errno=True).poll(None, 0, 50))
+        return self.layer(batch).mean()
+
+
+@pytest.mark.parametrize(("switch", "interrupted"), [("on", True), ("off", False)])
+def test_the_switch_leaves_a_library_in_c_alone_that_does_not_go_on_after_a_signal(
+    monkeypatch, switch, interrupted
+):
+    monkeypatch.setenv("FORGE_PROFILING_STACKS", switch)
+    model = CallsC()
+    quiet_trainer(ThroughputCallback(record=False), num_sanity_val_steps=0, max_steps=20).fit(
+        model, DataLoader(torch.rand(20, 8), 1)
+    )
+    assert (-1 in model.returned) == interrupted, "each call of 50 ms has a signal in it"
 
 
 def test_an_event_loop_is_not_woken():

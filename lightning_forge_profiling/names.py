@@ -177,6 +177,7 @@ _OWN_PAGE: Final = (
     *("input-bound", "worker-restarts", "transfer-bound", "sync-bound", "launch-bound", "allocator-churn"),
     *("between-regions", "slow-launches", "slow-optimizer", "communication-bound", "straggler", "compute-bound"),
     *("slow-call", "python-bound", "memory-bandwidth-bound", "gpu-idle", "memory-near-limit", "distorted-times"),
+    "growth",
 )
 _SHARED_PAGES: Final = {
     "blocked": ("blocked-forward", "blocked-backward", "blocked-optimizer"),

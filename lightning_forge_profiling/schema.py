@@ -156,7 +156,7 @@ GIB: Final = 2**30
 MIB: Final = 2**20
 KIB: Final = 2**10
 
-Category: TypeAlias = Literal["parameters", "gradients", "optimizer", "buffers", "other tensors", "activations"]
+Category: TypeAlias = Literal["parameters", "gradients", "optimizer", "buffers", "other tensors", "activations", "host"]
 
 
 class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,23 +198,50 @@ class MemoryCurve(msgspec.Struct, frozen=True, kw_only=True):
     reserved_gib: tuple[float, ...] = ()
 
 
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """A container of the user's that gets longer from step to step.
+
+    Attributes:
+        name: of the attribute or global, as in the code: `self.losses`.
+        kind: its class, such as `list`.
+        owner: the class, or for a global the module, that it belongs to.
+        entries: number of its entries at the end.
+        per_step: how many come on top in each step.
+        holds: `graphs` for tensors with the graphs that computed them, `tensors` for others; "" for other objects.
+        where: the line that adds to it, as `train.py:9 training_step`; "" if unknown.
+    """
+
+    name: str
+    kind: str
+    owner: str
+    entries: int
+    per_step: float
+    holds: Literal["graphs", "tensors", ""] = ""
+    where: str = ""
+
+
 class MemoryGrowth(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that grows steadily from step to step.
 
     Attributes:
         category: what grows: a part of the model, `other tensors` that are kept from one step to the next, or
-            `activations`, which a step frees at its end.
+            `activations`, which a step frees at its end; `host` for the process's memory beside the GPU.
         bytes_per_step: by how much.
         from_step: the first of the steps by which it is known.
         to_step: the last of them.
-        full_step: the step in which the memory will be full, if it goes on.
+        full_step: the step in which the memory will be full, if it goes on; None if unknown.
+        holder: what keeps it; None if unknown.
+        kernel_ms: milliseconds per step of the training thread in the kernel, which hands the host's memory out; None
+            if unknown.
     """
 
     category: Category
     bytes_per_step: float
     from_step: int
     to_step: int
-    full_step: int
+    full_step: int | None
+    holder: Holder | None = None
+    kernel_ms: float | None = None
 
 
 class RunMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -1253,7 +1280,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         advice: the fix, with the name of the setting.
         saves: predicted saving of the fix; None if unknown or without a fix.
         of: what `share_pct` is a share of: the `step`, the wall time of the `run` from the start of the fit, or the
-            GPU's `memory`, for a finding that costs no time; `times` for a setting that all times include, without a
+            `memory`, for a finding that costs no time; `times` for a setting that all times include, without a
             known cost.
         low_pct: lower end of the 95 % interval of `share_pct` by the run's own steps; None if unknown.
         high_pct: upper end of it.
@@ -1276,7 +1303,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def whole(self) -> str:
         """What `share_pct` is a share of, in words."""
-        return {"step": "the step", "run": "the fit", "memory": "the GPU's memory", "times": "all times"}[self.of]
+        return {"step": "the step", "run": "the fit", "memory": "the memory", "times": "all times"}[self.of]
 
     def share(self, decimals: int = 0) -> str:
         """`share_pct` in words, as `17 % of the step`; `all times` where there is no number."""
@@ -1458,6 +1485,18 @@ class StepDrift(msgspec.Struct, frozen=True, kw_only=True):
     until_step: int | None
 
 
+class PartGrowth(msgspec.Struct, frozen=True, kw_only=True):
+    """Time per step of a part of the step that grows over a run, at the pace that the rest of the step has on average.
+
+    Attributes:
+        first_ms: median of the first fifth of the run's blocks of steps.
+        last_ms: median of the last fifth.
+    """
+
+    first_ms: float
+    last_ms: float
+
+
 class WorkerRestarts(msgspec.Struct, frozen=True, kw_only=True):
     """Restarts of the DataLoader's workers between epochs, each until its first batch arrives.
 
@@ -1619,6 +1658,8 @@ class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
         slowest: the five slowest counted steps, the slowest first.
         drift: how the step time still drifted at the end of the warm-up; None if it did not, or if fewer than 100 steps
             count.
+        grows: of regions and of the ledger's parts inside the step those that take longer and longer, by name; none in
+            fewer than 12 blocks of steps.
         window_effect: step time after the recorded window compared with before; None with fewer than 20 steps on a
             side.
         worker_restarts: restarts of the DataLoader's workers; None with persistent workers or none.
@@ -1649,6 +1690,7 @@ class RunTiming(msgspec.Struct, frozen=True, kw_only=True):
     intervals: Mapping[str, ShareInterval] = {}
     slowest: tuple[SlowStep, ...] = ()
     drift: StepDrift | None = None
+    grows: Mapping[str, PartGrowth] = {}
     window_effect: WindowEffect | None = None
     worker_restarts: WorkerRestarts | None = None
 
@@ -1710,12 +1752,14 @@ class RunMachine(msgspec.Struct, frozen=True, kw_only=True):
         telemetry: readings of the GPU's sensors; None without any.
         no_telemetry: why there are none; "" if there are, or if they were not asked for.
         compute: compute rates; empty if unknown.
+        growth: host memory of the process that grows; None if it does not.
     """
 
     cpu: CpuUse | None = None
     telemetry: TelemetrySummary | None = None
     no_telemetry: str = ""
     compute: tuple[RunCompute, ...] = ()
+    growth: MemoryGrowth | None = None
 
 
 class RunRanks(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ import lightning_forge_profiling
 from lightning_forge_profiling import bench, compat, errors, gpu, profiler, report, result_types
 from lightning_forge_profiling.diagnosis.calls import SLOW_CALL
 from lightning_forge_profiling.diagnosis.findings import RULES
+from lightning_forge_profiling.diagnosis.growth import GROWTH
 from lightning_forge_profiling.diagnosis.ledger_rules import LEDGER_RULES
 from lightning_forge_profiling.diagnosis.machine_rules import MEMORY, UNRELIABLE
 from lightning_forge_profiling.names import FINDING_PAGES, docs_url
@@ -106,7 +107,7 @@ def test_the_diagrams_are_what_their_script_draws():
 
 
 def test_every_finding_has_its_page_with_an_example():
-    codes = {*(rule.code for rule in RULES), "straggler", MEMORY, SLOW_CALL, *UNRELIABLE}
+    codes = {*(rule.code for rule in RULES), "straggler", MEMORY, SLOW_CALL, GROWTH, *UNRELIABLE}
     pages = {page.stem: page.read_text(encoding="utf-8") for page in (CHECKOUT / "docs" / "findings").glob("*.md")}
     outside = pages.pop("outside-the-step")
     assert [code for code, _ in LEDGER_RULES.values() if f"| `{code}` |" not in outside] == []

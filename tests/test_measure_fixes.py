@@ -13,6 +13,7 @@ from tests.outcomes import HANGS_S
 CHECKOUT = Path(__file__).parents[1]
 WITHOUT_CASE = {
     "memory-near-limit",
+    "growth",
     "gpu-idle",
     "slow-launches",
     "python-bound",

@@ -350,7 +350,7 @@ def test_the_run_says_what_grows_and_until_when(leaking, tmp_path, capsys, caplo
     shown = " ".join(capsys.readouterr().out.split())
     assert "memory peak 7.81 of 20.0 GiB: parameters 1.00, gradients 1.00, optimizer 2.00, other tensors 1.81," in shown
     assert "activations and temporaries 2.00 (512 MiB a sample)" in shown
-    assert "memory-near-limit 39 % of the GPU's memory" in shown
+    assert "memory-near-limit 39 % of the memory" in shown
 
 
 def test_the_loggers_get_it(leaking, tmp_path):

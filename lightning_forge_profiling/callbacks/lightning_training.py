@@ -1,6 +1,7 @@
 """A fit of Lightning's Trainer, for what watches it: answers from the Trainer, and what is put around its methods."""
 
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -104,6 +105,23 @@ class LightningTraining(Training):
     def automatic(self) -> bool:
         """Whether it is automatic optimization."""
         return bool(self.module.automatic_optimization)
+
+    def objects(self) -> Iterator[tuple[str, Any]]:
+        """The modules, callbacks, data module and datasets, and the modules of Python that they are from."""
+        trainer = self._trainer
+        for name, module in self.module.named_modules():
+            if not type(module).__module__.startswith("torch.nn."):  # those keep nothing, and there are many
+                yield f"self.{name}".rstrip("."), module
+        callbacks = [each for each in trainer.callbacks if each not in self._callbacks]
+        for each in callbacks:
+            yield name_of(each), each
+        if trainer.datamodule is not None:
+            yield "datamodule", trainer.datamodule
+        for dataset in (getattr(loader, "dataset", None) for loader in self.loaders()):
+            if hasattr(dataset, "__dict__"):
+                yield "dataset", dataset
+        scripts = {type(each).__module__ for each in (self.module, *callbacks)} | {"__main__"}
+        yield from (("", sys.modules[name]) for name in scripts & sys.modules.keys())
 
     @property
     def optimizers(self) -> Sequence[Any]:

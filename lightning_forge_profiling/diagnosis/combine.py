@@ -17,6 +17,7 @@ from lightning_forge_profiling.diagnosis.findings import (
     rank_causes,
     run_findings,
 )
+from lightning_forge_profiling.diagnosis.growth import growth_findings, with_growth, without_growth
 from lightning_forge_profiling.diagnosis.hints import rules_of_thumb, run_hints, switch_hints
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts, hooks_ms
 from lightning_forge_profiling.diagnosis.ledger_rules import ledger_findings
@@ -94,8 +95,13 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         combined = replace(analysis, run=run.all)
     else:
         findings, differences = _to_live_step(analysis, run)
+        named = call_findings(own, calls)
         others = (*ledger_findings(run.own), *memory_findings(run.all))
-        merged = beside_straggler(_merged(findings, others, run.own), run.all, late) + call_findings(own, calls)
+        if grows := growth_findings((*findings, *others, *named), run.all):
+            named += grows
+            run = LiveRun(compared, without_growth(run.own, grows), late)
+            findings, differences = _to_live_step(analysis, run)
+        merged = with_growth(beside_straggler(_merged(findings, others, run.own), run.all, late) + named, run.all)
         of_ranks = [found for found in (late or turns,) if found is not None]
         ranked = _ranked([*merged, *of_ranks], run, analysis)
         combined = naming_missing(

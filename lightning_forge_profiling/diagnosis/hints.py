@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from lightning_forge_profiling.diagnosis.rule import MIN_STEPS, RuleContext, RunTimes, in_ms
+from lightning_forge_profiling.diagnosis.rule import MIN_STEPS, RuleContext, RunTimes, in_ms, listed
 from lightning_forge_profiling.schema import Hint, RankSummary, RunEvidence, Switches, TelemetrySummary
 
 # -- hints on a recorded rank ------------------------------------------------------------------------------------------
@@ -238,6 +238,9 @@ def _hint(code: str, text: str) -> Hint:
 
 # -- hints on the steps of a run ---------------------------------------------------------------------------------------
 
+LARGER_BATCHES: Final = frozenset({"forward", "backward"})
+"""What grows with the batches, where both do."""
+
 _UNEVEN: Final = 1.2  # a mean so much above the median says that few steps take a good part of the time
 
 
@@ -258,6 +261,14 @@ def _of_steps(run: RunEvidence) -> Iterator[Hint]:
         yield _hint(
             "uneven-steps",
             f"Steps are uneven: mean {in_ms(step.mean)}, median {in_ms(step.p50)}, longest {in_ms(step.max)}.",
+        )
+    grows = run.timing.grows
+    if grows.keys() >= LARGER_BATCHES:
+        grown = [f"{name} from {in_ms(each.first_ms)} to {in_ms(each.last_ms)}" for name, each in grows.items()]
+        yield _hint(
+            "growing-steps",
+            f"Steps get longer over the run: {listed(grown)}. Forward and backward together grow with the batches, as "
+            "in a curriculum of lengths; if those are alike, look for inputs that collect what earlier steps had.",
         )
     if (measured := RunTimes.of(run)).backward_is_heavy:
         times = measured.region("backward").device_ms / max(measured.region("forward").device_ms, 1e-3)

@@ -271,8 +271,14 @@ _WHAT: Final = {
     "buffers": "the model's buffers",
     "other tensors": "tensors that are kept from one step to the next and are not the model's",
     "activations": "activations and temporaries, which a step frees again",
+    "host": "what keeps it is not known",
 }
 _ADVICE: Final = {
+    "host": (
+        "Look for what is added to in each step and never cleared: a list, a dictionary or a cache in a function, a "
+        "closure or a library. tracemalloc shows the lines: start() before the fit, and compare two take_snapshot() "
+        "some hundred steps apart."
+    ),
     "other tensors": (
         "Look for a list or a dictionary that gets a tensor in each step: a loss that is appended holds the graph of "
         "its step (append loss.detach(), or loss.item() every few steps), and predictions that are kept for a metric "
@@ -288,13 +294,44 @@ _OF_MODEL: Final = (
 )
 
 
+_HELD: Final = {"graphs": "a tensor with its graph", "tensors": "a tensor", "": "an entry"}
+_RELEASES: Final = {
+    "graphs": "Keep loss.detach(), or loss.item() every few steps: a tensor that is kept with its graph keeps all that "
+    "its step computed.",
+    "tensors": "Keep what is needed of each tensor, as a sum or a number, or clear it at the end of each epoch; a "
+    "metric that keeps all predictions has to be reset.",
+    "": "Clear it at the end of each epoch, or bound its length (collections.deque(maxlen=...)).",
+}
+
+
 def growth_words(growth: MemoryGrowth) -> str:
     """What grows, and when the memory is full."""
-    return (
-        f"memory on the GPU grows by {_amount(growth.bytes_per_step)} a step (steps "
-        f"{growth.from_step:,} to {growth.to_step:,}): {_WHAT[growth.category]}. If that goes on, it is full at about "
-        f"step {growth.full_step:,}"
-    )
+    memory, held = "host memory" if growth.category == "host" else "memory on the GPU", growth.holder
+    grows = f"{memory} grows by {_amount(growth.bytes_per_step)} a step"
+    if held is None:
+        what = f"{grows} (steps {growth.from_step:,} to {growth.to_step:,}): {_WHAT[growth.category]}"
+    else:
+        times = f"{held.per_step:.2g} times "
+        gets, at = f"{'' if times == '1 times ' else times}{_HELD[held.holds]}", held.where and f", {held.where}"
+        what = f"{grows}: {held.name} ({held.kind} of {held.owner}{at}) gets {gets} in each"
+    full = "" if growth.full_step is None else f". If that goes on, it is full at about step {growth.full_step:,}"
+    return f"{what}{full}"
+
+
+def growth_evidence(growth: MemoryGrowth) -> Evidence:
+    """The numbers, and what keeps the memory."""
+    evidence: Evidence = {"grows": growth.category, "mib_per_step": round(growth.bytes_per_step / MIB, 3)}
+    if growth.holder is not None:
+        held = growth.holder
+        evidence |= {"where": f"{held.name} at {held.where}" if held.where else held.name, "entries": held.entries}
+    return evidence if growth.full_step is None else evidence | {"full_step": growth.full_step}
+
+
+def growth_advice(growth: MemoryGrowth) -> str:
+    """What to do about it."""
+    if growth.holder is not None:
+        return _RELEASES[growth.holder.holds]
+    return _ADVICE.get(growth.category, _OF_MODEL)
 
 
 def _amount(count: float) -> str:
@@ -311,14 +348,8 @@ def memory_findings(run: RunEvidence) -> tuple[Finding, ...]:
     growth, peak = memory.growth, memory.curve.peak_gib[-1]
     explained = Explanation(
         growth_words(growth),
-        {
-            "grows": growth.category,
-            "mib_per_step": round(growth.bytes_per_step / MIB, 3),
-            "full_step": growth.full_step,
-            "peak_gib": peak,
-            "limit_gib": round(memory.limit_gib, 3),
-        },
-        _ADVICE.get(growth.category, _OF_MODEL),
+        growth_evidence(growth) | {"peak_gib": peak, "limit_gib": round(memory.limit_gib, 3)},
+        growth_advice(growth),
     )
     return (as_finding(MEMORY, explained, share_pct=100 * peak / memory.limit_gib, run=run, of="memory"),)
 

@@ -98,7 +98,7 @@ def with_intervals(findings: Iterable[Finding], run: RunEvidence) -> list[Findin
 
 
 def _with_interval(finding: Finding, run: RunEvidence) -> Finding:
-    known = [run.timing.intervals[name] for name in _measured_by(finding) if name in run.timing.intervals]
+    known = [run.timing.intervals[name] for name in measured_by(finding) if name in run.timing.intervals]
     pct = sum(interval.pct for interval in known)
     if pct <= 0:
         return finding
@@ -110,7 +110,7 @@ def _with_interval(finding: Finding, run: RunEvidence) -> Finding:
     )
 
 
-def _measured_by(finding: Finding) -> tuple[str, ...]:
+def measured_by(finding: Finding) -> tuple[str, ...]:
     """The regions, or the part of the ledger, that a finding's share is of; none for one that only a trace shows."""
     part = finding.evidence.get("part")
     if isinstance(part, str):

@@ -219,7 +219,7 @@ _QUARTER: Final = POINTS // 4
 _LEVELS: Final = 20
 _MOST_RISES: Final = POINTS - 2  # of eleven. Batches that vary raise the peak seldom, the longer they do the more so.
 _MOST_EVEN: Final = 2.0  # the growth of one half over that of the other
-_FORESIGHT: Final = 20.0  # what grew in so many steps may be said of so many times as many
+FORESIGHT: Final = 20.0  # what grew in so many steps may be said of so many times as many
 
 
 class Reading(NamedTuple):
@@ -311,7 +311,7 @@ class _Level:
                 return None
         else:
             return None
-        return Growth(what, each, first, last) if _FORESIGHT * each * (last - first) >= free else None
+        return Growth(what, each, first, last) if FORESIGHT * each * (last - first) >= free else None
 
 
 def _ascends(values: list[float]) -> bool:

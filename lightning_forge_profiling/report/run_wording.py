@@ -63,8 +63,9 @@ def run_notes(run: RunEvidence) -> Iterator[str]:
     """What a run's figures do not show: where it began, whether its steps were steady, how other ranks differ."""
     if run.continues_from:
         yield f"training continues from optimizer step {run.continues_from}: the ledger and all figures are of this fit"
-    if run.timing.drift is not None:
-        yield _drift_words(run.timing.drift)
+    drift = run.timing.drift
+    if drift is not None and (drift.until_step is not None or not run.timing.grows):  # of which a finding tells more
+        yield _drift_words(drift)
     yield from rank_notes(run)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
+from lightning_forge_profiling.diagnosis.growth import GROWTH
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE, MEMORY, UNRELIABLE, growth_words
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.report import run_table, wording
@@ -88,8 +89,10 @@ def _rates(report: RunReport) -> Iterator[Line]:
 
 def _beside(analysis: Analysis, run: RunEvidence) -> Iterator[Line]:
     """What is worth a line although it may cost little time so far, unless it is the verdict."""
-    if run.memory is not None and run.memory.growth is not None and analysis.verdict != MEMORY:
-        yield Line("memory", Text(growth_words(run.memory.growth)))
+    on_gpu = None if run.memory is None else run.memory.growth
+    for growth, code in (on_gpu, MEMORY), (run.machine.growth, GROWTH):
+        if growth is not None and analysis.verdict != code:
+            yield Line("memory", Text(growth_words(growth)))
     again = next(recompiled_lines(run, graph_breaks=False), "")
     if again and analysis.verdict != "compile-bound":
         yield Line("compile", Text(again))

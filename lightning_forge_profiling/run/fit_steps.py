@@ -12,9 +12,11 @@ from lightning_forge_profiling.diagnosis.machine_rules import growth_words
 from lightning_forge_profiling.guard import Guarded, guarded
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.run.batches import WorkCounter
+from lightning_forge_profiling.run.containers import Containers
 from lightning_forge_profiling.run.cpu_account import ACCOUNT_PERIOD_S
 from lightning_forge_profiling.run.fit_log import FitLog
 from lightning_forge_profiling.run.fit_window import FitWindow
+from lightning_forge_profiling.run.host_memory import HostMemory
 from lightning_forge_profiling.run.host_readings import HostReadings
 from lightning_forge_profiling.run.ledger_parts import LedgerParts
 from lightning_forge_profiling.run.memory_watch import memory_watch
@@ -50,7 +52,13 @@ class StepEvents:
         self._step_timer, self._log = step_timer, log
         self._of_fit = training.ahead().of_fit
         self.ledger_parts: LedgerParts | None = None  # while it trains; what was compiled is known after that too
-        self.memory = memory_watch(training, began_ns=step_timer.ledger.began_ns, say=self.memory_grows)
+        self.host_memory = HostMemory(Containers(training.objects), self.memory_grows)
+        self.memory = memory_watch(
+            training,
+            began_ns=step_timer.ledger.began_ns,
+            say=self.memory_grows,
+            find_holder=self.host_memory.holder,
+        )
 
     def look_for_recompilations(self) -> None:
         """Note what `torch.compile` has compiled again since the last look."""
@@ -63,7 +71,7 @@ class StepEvents:
         """Note it, and warn if it will not last."""
         text = growth_words(growth)
         self._note("memory-growth", text)
-        if self._of_fit is None or growth.full_step < self._of_fit:
+        if growth.full_step is not None and (self._of_fit is None or growth.full_step < self._of_fit):
             _log.warning("%s%s.", text[0].upper(), text[1:])
 
     def _note(self, kind: str, text: str, seconds: float = 0.0) -> None:
@@ -118,6 +126,7 @@ class FitSteps(Guarded):
         ends.callback(parts.close)
         ends.callback(set_region_sink, set_region_sink(step_timer.user_regions))
         ends.callback(self._readings.end)
+        ends.callback(self.events.host_memory.end)
         self._readings.begin(training)
         ends.callback(self._stops)
         step_timer.regions.each_fetch = training.has_unsized_loader()
@@ -150,7 +159,10 @@ class FitSteps(Guarded):
             records = window.running
         # the first step after a window has what this rank waits for others, whose traces take longer to export
         after_window = recorded and not records and self.training.facts.world_size > 1
-        warms_up, memory = self.warming_up(), self.events.memory
+        warms_up, memory, host = self.warming_up(), self.events.memory, self.events.host_memory
+        if now_ns >= host.due_ns and not warms_up:
+            with self.step_timer.profiler_overhead():
+                host.end_step(self.step_timer.step - 1, now_ns)
         if memory is not None and now_ns >= memory.due_ns and self.training.updates and not warms_up:
             with self.step_timer.profiler_overhead():
                 memory.end_step(self.step_timer.step - 1, now_ns)

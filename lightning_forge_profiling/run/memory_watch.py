@@ -25,6 +25,7 @@ from lightning_forge_profiling.schema import (
     GIB,
     MIB,
     Category,
+    Holder,
     MemoryCurve,
     MemoryGrowth,
     ModelMemory,
@@ -104,6 +105,7 @@ class MemoryWatch:
         read_limit: tells what PyTorch may use of the GPU's memory, in bytes, given what its allocator holds.
         began_ns: when the run began, by `time.perf_counter_ns`.
         say: gets each growth when it is first seen.
+        find_holder: tells which container keeps tensors that take so many bytes more in each step.
     """
 
     def __init__(
@@ -114,10 +116,11 @@ class MemoryWatch:
         *,
         began_ns: int,
         say: Callable[[MemoryGrowth], None],
+        find_holder: Callable[[float], Holder | None] = lambda _: None,
         clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
         self._read, self._read_limit = read, read_limit
-        self._began_ns, self._say = began_ns, say
+        self._began_ns, self._say, self._find_holder = began_ns, say, find_holder
         self._before: AllocatorReading | None = read()
         self._limit = self._peak = 0
         self._activations: int | None = None  # None while the process had a higher peak before, which hides the steps'
@@ -179,12 +182,17 @@ class MemoryWatch:
     def _note_growth(self, grows: Growth, step: int, kept: int) -> None:
         before = self._growing()
         goes_on = before is not None and (before.category == "activations") == (grows.what == "peak")
+        category = before.category if before is not None and goes_on else self._category(grows, step, kept)
+        holder = None if before is None else before.holder
+        if not goes_on:
+            holder = self._find_holder(grows.bytes_per_step) if category == "other tensors" else None
         self._growth = MemoryGrowth(
-            category=before.category if before is not None and goes_on else self._category(grows, step, kept),
+            category=category,
             bytes_per_step=grows.bytes_per_step,
             from_step=grows.from_step,
             to_step=step,
             full_step=step + max(int((self._limit - self._peak) / grows.bytes_per_step), 0),
+            holder=holder,
         )
         if not goes_on:
             self._say(self._growth)
@@ -249,7 +257,13 @@ def _bytes(model: ModelMemory, part: Category) -> int:
     return int(getattr(model, f"{part}_bytes"))
 
 
-def memory_watch(training: Training, *, began_ns: int, say: Callable[[MemoryGrowth], None]) -> MemoryWatch | None:
+def memory_watch(
+    training: Training,
+    *,
+    began_ns: int,
+    say: Callable[[MemoryGrowth], None],
+    find_holder: Callable[[float], Holder | None],
+) -> MemoryWatch | None:
     """The watch of the GPU that a fit trains on; None without one that PyTorch's CUDA allocator serves."""
     device, module = training.facts.device, training.module
     if device.type != "cuda":
@@ -262,6 +276,7 @@ def memory_watch(training: Training, *, began_ns: int, say: Callable[[MemoryGrow
             partial(read_limit, index),
             began_ns=began_ns,
             say=say,
+            find_holder=find_holder,
         )
     except Exception as exc:  # an allocator that keeps no such statistics
         _log.debug("", exc_info=exc)

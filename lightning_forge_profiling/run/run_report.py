@@ -134,6 +134,7 @@ def run_report(
             telemetry=telemetry,
             no_telemetry=no_telemetry,
             compute=() if log is None else log.compute(timing, trace, recorded),
+            growth=None if fit.fit_steps is None else fit.fit_steps.events.host_memory.growth(),
         ),
         ranks=RunRanks(rank=facts.rank, world_size=facts.world_size),
         settings=RunSettings(

@@ -1,7 +1,8 @@
 """What watches a training asks about it. The adapters of Lightning and of plain loops answer."""
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import inf
@@ -169,6 +170,10 @@ class Training(ABC):
     def automatic(self) -> bool:
         """Whether the training itself calls backward and the optimizer."""
         return False
+
+    def objects(self) -> Iterator[tuple[str, Any]]:
+        """The user's objects that live as long as it, and the script, by what the code calls them."""
+        yield "", sys.modules["__main__"]
 
     @property
     @abstractmethod

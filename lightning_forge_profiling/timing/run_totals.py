@@ -4,18 +4,27 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median, quantiles
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.names import BETWEEN_EPOCHS, EXCLUDED, OWN_WORK, REGIONS, WAIT_PREFIX, WHOLE
+from lightning_forge_profiling.names import (
+    BETWEEN_EPOCHS,
+    EXCLUDED,
+    HANG,
+    OWN_WORK,
+    PROFILER,
+    REGIONS,
+    STEPS,
+    WAIT_PREFIX,
+    WHOLE,
+)
 from lightning_forge_profiling.schema import (
     Distribution,
     EndToEnd,
     LeftOutSteps,
     RunRegion,
     RunTiming,
-    ShareInterval,
     SlowStep,
     StepCounters,
 )
@@ -31,6 +40,7 @@ from lightning_forge_profiling.timing.counters import (
     step_total_ms,
 )
 from lightning_forge_profiling.timing.estimate import region_pieces, timing_of, with_between
+from lightning_forge_profiling.timing.growth import part_growth, region_growth
 from lightning_forge_profiling.timing.ledger import LedgerClock
 from lightning_forge_profiling.timing.steps import StepTimes, StepTiming, StepWork
 
@@ -134,13 +144,16 @@ class CountedSteps:
         medians = [(count, median(times)) for count, times in zip(counts, kinds, strict=True) if times]
         return sum(count * ms for count, ms in medians) / max(sum(count for count, _ in medians), 1)
 
+    def split_steps(self) -> list[dict[str, float]]:
+        """Times by region of the latest split steps."""
+        # if some steps are unsplit, the forced ones are left out: they would count too often.
+        split = sum(group.split for group in self.counters.groups.values())
+        only_chosen = split < self.counters.steps and any(chosen for _, chosen in self._latest_split)
+        return [region_times(times, self._regions) for times, chosen in self._latest_split if chosen or not only_chosen]
+
     def _spread(self, timing: RunTiming) -> dict[str, RunRegion]:
         """The regions with percentiles over the latest split steps: 0 in a step without it."""
-        # if some steps are unsplit, the forced ones are left out: they would count too often.
-        only_chosen = timing.split_steps < timing.steps and any(chosen for _, chosen in self._latest_split)
-        steps = [
-            region_times(times, self._regions) for times, chosen in self._latest_split if chosen or not only_chosen
-        ]
+        steps = self.split_steps()
         spread = {name: percentiles([times.get(name, 0.0) for times in steps]) for name in timing.regions}
         return {
             name: replace(region, p50_ms=spread[name][0], p95_ms=spread[name][1])
@@ -413,11 +426,11 @@ class RunTotals:
             slowest=tuple(_slow_step(slow, long_parts.get(slow.step, {}), ledger) for slow in self._slowest.steps),
             drift=step_drift([*first_ms], [*first_ms.values()]),
             window_effect=window_effect(self._beside.before_ms, self._beside.after_ms),
-            intervals=self._intervals(Marks() if ledger is None else ledger.marks()),
+            **self._by_part(Marks() if ledger is None else ledger.marks()),
         )
 
-    def _intervals(self, parts: Marks[Mapping[str, int]]) -> dict[str, ShareInterval]:
-        """The share of each region and each part of the ledger with its interval, by name; not of those under 1 %."""
+    def _by_part(self, parts: Marks[Mapping[str, int]]) -> dict[str, Any]:
+        """The fields of a timing that have each region and each part of the ledger over blocks of steps."""
         every = max(self._marks.every, parts.every)
         blocks = self.blocks(every)
         if len(blocks) < FEWEST_PIECES:
@@ -432,7 +445,17 @@ class RunTotals:
         regions = region_pieces(counters)
         regions_ms = {name: [one.get(name, 0.0) for one in regions] for name in REGIONS}
         regions_ms[OWN_WORK] = [own_ms(one) for one in regions]
-        return share_intervals({**parts_ms, **regions_ms}, whole, steps)
+        step_ms = [ms / count for ms, count in zip(whole, steps, strict=True)]
+        grows = {
+            name: part_growth([ms / count for ms, count in zip(times, steps, strict=True)], step_ms)
+            for name, times in parts_ms.items()
+            if name not in {STEPS, PROFILER, HANG}
+        }
+        of_regions = region_growth(self._counted.split_steps(), step_ms)
+        return {
+            "intervals": share_intervals({**parts_ms, **regions_ms}, whole, steps),
+            "grows": of_regions | {name: growth for name, growth in grows.items() if growth is not None},
+        }
 
 
 def _slow_step(slow: TimedStep, parts_s: Mapping[str, float], ledger: LedgerClock | None) -> SlowStep:

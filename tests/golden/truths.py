@@ -149,6 +149,7 @@ _MISTAKES: Final[dict[str, tuple[tuple[str, Check], str]]] = {  # what the verdi
     "anomaly_detection": (names("anomaly detection is on"), ""),
     "workers_of_short_epochs": (one_of("worker-restarts", "loader-startup"), ""),
     "large_hyperparameters": (names("save_hyperparameters"), ""),
+    "kept_graphs": (names("self.losses", "a tensor with its graph"), ""),
 }
 
 TRUTHS: Final = (

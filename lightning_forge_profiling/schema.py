@@ -156,7 +156,9 @@ GIB: Final = 2**30
 MIB: Final = 2**20
 KIB: Final = 2**10
 
-Category: TypeAlias = Literal["parameters", "gradients", "optimizer", "buffers", "other tensors", "activations", "host"]
+Category: TypeAlias = Literal[
+    "parameters", "gradients", "optimizer", "buffers", "other tensors", "activations", "host", "workers"
+]
 
 
 class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,7 +227,8 @@ class MemoryGrowth(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         category: what grows: a part of the model, `other tensors` that are kept from one step to the next, or
-            `activations`, which a step frees at its end; `host` for the process's memory beside the GPU.
+            `activations`, which a step frees at its end; `host` for the process's memory beside the GPU,
+            `workers` for that of the loader's workers.
         bytes_per_step: by how much.
         from_step: the first of the steps by which it is known.
         to_step: the last of them.
@@ -1752,7 +1755,7 @@ class RunMachine(msgspec.Struct, frozen=True, kw_only=True):
         telemetry: readings of the GPU's sensors; None without any.
         no_telemetry: why there are none; "" if there are, or if they were not asked for.
         compute: compute rates; empty if unknown.
-        growth: host memory of the process that grows; None if it does not.
+        growth: host memory of the process and its loader's workers that grows; None if it does not.
     """
 
     cpu: CpuUse | None = None

@@ -272,12 +272,17 @@ _WHAT: Final = {
     "other tensors": "tensors that are kept from one step to the next and are not the model's",
     "activations": "activations and temporaries, which a step frees again",
     "host": "what keeps it is not known",
+    "workers": "it is the DataLoader's workers that grow",
 }
 _ADVICE: Final = {
     "host": (
         "Look for what is added to in each step and never cleared: a list, a dictionary or a cache in a function, a "
         "closure or a library. tracemalloc shows the lines: start() before the fit, and compare two take_snapshot() "
         "some hundred steps apart."
+    ),
+    "workers": (
+        "Look in the dataset for what is added to and never cleared, as a cache of samples, which fills once in each "
+        "worker: bound it (functools.lru_cache(maxsize=...)), or leave it out."
     ),
     "other tensors": (
         "Look for a list or a dictionary that gets a tensor in each step: a loss that is appended holds the graph of "
@@ -294,6 +299,7 @@ _OF_MODEL: Final = (
 )
 
 
+_ON_HOST: Final = frozenset({"host", "workers"})
 _HELD: Final = {"graphs": "a tensor with its graph", "tensors": "a tensor", "": "an entry"}
 _RELEASES: Final = {
     "graphs": "Keep loss.detach(), or loss.item() every few steps: a tensor that is kept with its graph keeps all that "
@@ -306,7 +312,7 @@ _RELEASES: Final = {
 
 def growth_words(growth: MemoryGrowth) -> str:
     """What grows, and when the memory is full."""
-    memory, held = "host memory" if growth.category == "host" else "memory on the GPU", growth.holder
+    memory, held = "host memory" if growth.category in _ON_HOST else "memory on the GPU", growth.holder
     grows = f"{memory} grows by {_amount(growth.bytes_per_step)} a step"
     if held is None:
         what = f"{grows} (steps {growth.from_step:,} to {growth.to_step:,}): {_WHAT[growth.category]}"

@@ -52,7 +52,7 @@ class StepEvents:
         self._step_timer, self._log = step_timer, log
         self._of_fit = training.ahead().of_fit
         self.ledger_parts: LedgerParts | None = None  # while it trains; what was compiled is known after that too
-        self.host_memory = HostMemory(Containers(training.objects), self.memory_grows)
+        self.host_memory = HostMemory(Containers(training.objects), self.memory_grows, training.worker_processes)
         self.memory = memory_watch(
             training,
             began_ns=step_timer.ledger.began_ns,

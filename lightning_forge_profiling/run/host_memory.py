@@ -1,6 +1,6 @@
-"""Watches the host memory of the training process between steps: whether it grows steadily, and what keeps it."""
+"""Watches the host memory of a training and its loader's workers: whether it grows steadily, and what keeps it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final, NamedTuple
 
@@ -25,6 +25,8 @@ _LEAST_SHARE: Final = 0.1  # of what the process had at first
 class _Reading(NamedTuple):
     step: int
     kernel_s: float
+    bytes: int  # of the process
+    of_workers: int
 
 
 class HostMemory:
@@ -32,7 +34,8 @@ class HostMemory:
 
     Args:
         containers: those that may keep it.
-        read: tells the process's own memory in bytes, without files that it maps; None if the system does not.
+        workers: their process ids.
+        read: tells a process's own memory in bytes, without files that it maps; None if the system does not.
         read_free: tells how much more it may take; None likewise.
         say: gets a growth when it is first seen, if the memory will be full soon.
     """
@@ -41,11 +44,12 @@ class HostMemory:
         self,
         containers: Containers,
         say: Callable[[MemoryGrowth], None],
-        read: Callable[[], int | None] = private_bytes,
+        workers: Callable[[], Sequence[int]] = tuple,
+        read: Callable[[int | str], int | None] = private_bytes,
         read_free: Callable[[], int | None] = free_memory_bytes,
     ) -> None:
         self._containers = containers
-        self._read, self._read_free, self._say = read, read_free, say
+        self._workers, self._read, self._read_free, self._say = workers, read, read_free, say
         self._growths = GrowthWatch()
         self._first: _Reading | None = None
         self._last: _Reading | None = None
@@ -68,11 +72,12 @@ class HostMemory:
             self.due_ns = inf
 
     def _take(self, step: int) -> None:
-        kept = self._read()
-        if kept is None:
+        own, of_workers = self._read("self"), sum(self._read(pid) or 0 for pid in self._workers())
+        if own is None:
             self.due_ns = inf
             return
-        self._last = _Reading(step, kernel_s())
+        kept = own + of_workers
+        self._last = _Reading(step, kernel_s(), own, of_workers)
         if self._first is None:
             self._first, self._least = self._last, max(_LEAST_BYTES, int(_LEAST_SHARE * kept))
         self._readings += 1
@@ -81,18 +86,18 @@ class HostMemory:
         # a limit so far away that what has grown by the least is said
         grows = self._growths.add(Reading(step, kept, kept), kept + FORESIGHT * self._least)
         if grows is not None:
-            self._note(grows, step)
+            self._note(grows, self._first, self._last)
 
     def _look(self, step: int) -> None:
         self._containers.count(step)
-        if self._found is not None:  # what an epoch collects may be gone at its end
+        if self._found is not None and self._found.category == "host":  # what an epoch collects may be gone at its end
             self._holder = self._containers.holder(self._found.bytes_per_step) or self._holder
 
-    def _note(self, grows: Growth, step: int) -> None:
-        first, free = self._found is None, self._read_free()
+    def _note(self, grows: Growth, begin: _Reading, now: _Reading) -> None:
+        first, free, step = self._found is None, self._read_free(), now.step
         full = None if free is None else step + int(free / grows.bytes_per_step)
         self._found = MemoryGrowth(
-            category="host",
+            category="workers" if now.of_workers - begin.of_workers > now.bytes - begin.bytes else "host",
             bytes_per_step=grows.bytes_per_step,
             from_step=grows.from_step,
             to_step=step,

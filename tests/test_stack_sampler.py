@@ -143,9 +143,7 @@ class CallsC(Places):
 
 
 @pytest.mark.parametrize(("switch", "interrupted"), [("on", True), ("off", False)])
-def test_the_switch_leaves_a_library_in_c_alone_that_does_not_go_on_after_a_signal(
-    monkeypatch, switch, interrupted
-):
+def test_the_switch_leaves_a_library_in_c_alone_that_does_not_go_on_after_a_signal(monkeypatch, switch, interrupted):
     monkeypatch.setenv("FORGE_PROFILING_STACKS", switch)
     model = CallsC()
     quiet_trainer(ThroughputCallback(record=False), num_sanity_val_steps=0, max_steps=20).fit(

@@ -30,6 +30,9 @@ class Setting(NamedTuple):
     shares: Mapping[str, float]  # by region how much of it
 
 
+_WAITS_PCT: Final = 50.0
+
+
 @dataclass(frozen=True, slots=True)
 class Mistake:
     """A call or a setting that costs time for nothing, or for what another one does in less."""
@@ -54,7 +57,7 @@ class Mistake:
         """Whether a sampled line of a part of the fit is this mistake; `small` says whether the operators are."""
         return (
             bool(self.callee)
-            and (small or not self.small)
+            and (not self.small or (small and (line.waiting_pct or 0.0) < _WAITS_PCT))
             and re.match(self.call, line.call) is not None
             and re.fullmatch(self.callee, line.callee or ("" if line.file else line.function)) is not None
             and (not self.each_batch or _is_of_each_batch(part, line.function))
@@ -75,6 +78,8 @@ def _dense_embedding(run: RunEvidence, recorded: Sequence[Operator]) -> Setting 
     switches, optimizer = run.settings.switches, run.settings.optimizer
     table = None if switches is None else switches.embedding
     if table is None or optimizer is None or table.used_pct > _FEW_ROWS_PCT:
+        return None
+    if run.timing.on_device and run.ranks.world_size > 1:  # NCCL averages no sparse gradients
         return None
     part, times = min(table.rows * table.width / optimizer.elements, 1.0), RunTimes.of(run)
     forward_ms, backward_ms = (times.region(name).device_ms for name in ("forward", "backward"))
@@ -214,7 +219,7 @@ CATALOGUE: Final = (
     Mistake(
         "module-per-item",
         r".*\.forward",
-        "a module is called for one item at a time, in operators so small that calling them is most of their time",
+        "a module is called for one item at a time, in operators so small that calling is most of their time",
         _AT_ONCE,
         in_loop=True,
         call=r"\w+(\.\w+)+\(",
@@ -225,8 +230,8 @@ CATALOGUE: Final = (
     ),
     Mistake(
         "item-by-item",
-        r"(torch\.(?!.*\.forward$).*|[^.]*)",
-        "a loop does one item at a time, in operators so small that calling them is most of their time",
+        r"(torch\.(?!optim|autograd|.*\.(forward|backward)$).*|[^.]*)",
+        "a loop does one item at a time, in calls so small that calling is most of their time",
         _AT_ONCE,
         in_loop=True,
         within=_IN_STEP,

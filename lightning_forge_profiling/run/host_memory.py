@@ -64,8 +64,11 @@ class HostMemory:
         if step < self._next_step:
             return
         self._next_step, self.due_ns = step + _PERIOD_STEPS, now_ns + _PERIOD_NS
+        self._try(self._take, step)
+
+    def _try(self, look: Callable[[int], None], step: int) -> None:
         try:
-            self._take(step)
+            look(step)
         except Exception as exc:  # an object whose attributes are not to be listed
             _log.info("What fills the host's memory is unknown from step %d on: %s: %s", step, type(exc).__name__, exc)
             _log.debug("", exc_info=exc)
@@ -110,7 +113,7 @@ class HostMemory:
         """Training has ended."""
         if self._last is not None and self.due_ns < inf:
             self.due_ns = inf
-            self._look(self._last.step)
+            self._try(self._look, self._last.step)
 
     def holder(self, bytes_per_step: float) -> Holder | None:
         """What keeps memory that grows so much in each step, on the host or on a GPU; None if unknown."""

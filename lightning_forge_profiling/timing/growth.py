@@ -10,7 +10,7 @@ from lightning_forge_profiling.names import REGIONS
 from lightning_forge_profiling.schema import PartGrowth
 from lightning_forge_profiling.timing.counters import Marks
 
-# of 1,800 runs of noise none grew (2026-11-26)
+# figures in docs/measured.md, "Growth"
 _LEAST_Z: Final = 4.0
 _LEAST_BLOCKS: Final = 11
 _LEAST_RATIO: Final = 1.3

@@ -310,7 +310,7 @@ def test_a_slow_sampler_is_not_to_be_helped_by_workers():
     samples = Samples(4 * 120)
     analysis = fitted(Plain(), data=DataLoader(samples, 4, sampler=SlowSampler(samples)))
     [found] = [each for each in analysis.findings if each.code == "input-bound"]
-    assert "SlowSampler.__iter__" in found.title
+    assert "SlowSampler.__iter__" in found.evidence["line"]
     assert "runs in the training process, whatever num_workers is" in found.advice
     assert found.fix == ""
 

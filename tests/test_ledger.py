@@ -58,7 +58,7 @@ class SlowModule(Classifier):
 
     def validation_step(self, batch):
         checks = self.trainer.sanity_checking  # once, and beside what Lightning sets up there
-        self.planted("sanity_check" if checks else "validation", (75 if checks else 15) * SLOW_S)
+        self.planted("sanity_check" if checks else "validation/step", (75 if checks else 15) * SLOW_S)
 
     def on_save_checkpoint(self, checkpoint):
         self.planted("module/on_save_checkpoint", 15 * SLOW_S)

@@ -209,7 +209,7 @@ def test_a_planted_cost_is_the_verdict_of_a_real_fit(make_trainer, tmp_path, *, 
     trainer.fit(model(), loader(80), loader(16))
     analysis = ours.analysis()
     assert analysis.verdict == code, analysis.verdict_text
-    assert analysis.findings[0].evidence["seconds"] == pytest.approx(ours.ledger().parts[part], rel=0.3)
+    assert analysis.findings[0].evidence["seconds"] == pytest.approx(ours.ledger().wholes[part], rel=0.3)
 
 
 # -- hooks within a step ---------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def lines():
     ("part", "function", "call", "callee"),
     [
         ("forward", "Places.training_step", "json.loads(self.text)", "json.loads"),
-        ("validation", "Places.validation_step", "torch.linalg.svd(torch.rand(300, 300))", "svd"),
+        ("validation/step", "Places.validation_step", "torch.linalg.svd(torch.rand(300, 300))", "svd"),
         ("startup/module.setup", "Places.counts_up", "", ""),
         ("module/on_train_epoch_end", "Places.on_train_epoch_end", "sorted(self.numbers)", "sorted"),
     ],

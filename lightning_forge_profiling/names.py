@@ -313,9 +313,9 @@ def part_pct(kind: str) -> str:
     return f"run/{kind}_pct"
 
 
-def region_ms(region: str) -> str:
-    """The metric for a region's time per step."""
-    return f"time/{region}_ms"
+def region_ms(region: str, *, loop: str = "") -> str:
+    """The metric for a region's time per step, of training or of another loop."""
+    return f"time/{loop}/{region}_ms" if loop else f"time/{region}_ms"
 
 
 def per_second(unit: str, *, device: bool = False, loop: str = "") -> str:

@@ -1967,6 +1967,7 @@ class LoopRates(msgspec.Struct, frozen=True):
         samples: samples of the batches that count; None if unknown.
         tokens: their tokens; None if not counted.
         replicas: data-parallel replicas, each with samples of its own.
+        inside_s: of these seconds, those in `data`, `transfer` and `step`.
     """
 
     loop: str
@@ -1976,6 +1977,7 @@ class LoopRates(msgspec.Struct, frozen=True):
     samples: float | None = 0.0
     tokens: float | None = 0.0
     replicas: int = 1
+    inside_s: Mapping[str, float] = {}
 
     def plus(self, other: "LoopRates") -> "LoopRates":
         """The sums over the runs of both."""
@@ -1984,6 +1986,7 @@ class LoopRates(msgspec.Struct, frozen=True):
             runs=self.runs + other.runs,
             steps=self.steps + other.steps,
             seconds=self.seconds + other.seconds,
+            inside_s={name: s + self.inside_s.get(name, 0.0) for name, s in other.inside_s.items()},
             samples=None if self.samples is None or other.samples is None else self.samples + other.samples,
             tokens=None if self.tokens is None or other.tokens is None else self.tokens + other.tokens,
         )
@@ -1997,8 +2000,9 @@ class LoopRates(msgspec.Struct, frozen=True):
         return {**rates, "steps": self.steps / self.seconds}
 
     def metrics(self) -> dict[str, float]:
-        """The rates as metrics: `throughput/LOOP/NAME_per_sec`."""
-        return {per_second(unit, loop=self.loop): rate for unit, rate in self.per_second().items()}
+        """The rates as metrics, `throughput/LOOP/NAME_per_sec`, and `time/LOOP/NAME_ms` per batch."""
+        times = {region_ms(name, loop=self.loop): 1e3 * s / self.steps for name, s in self.inside_s.items()}
+        return {per_second(unit, loop=self.loop): rate for unit, rate in self.per_second().items()} | times
 
 
 class RunReport(msgspec.Struct, frozen=True):

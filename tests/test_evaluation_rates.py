@@ -68,7 +68,8 @@ def test_a_loop_alone_has_its_rates(make_trainer, tmp_path, loop):
     assert str(result) == str(plain)
     assert torch.equal(torch.random.get_rng_state(), after)
     rates = ours.summary()
-    assert rates.keys() == {f"throughput/{loop}/{unit}_per_sec" for unit in ("samples", "tokens", "steps")}
+    times = {f"time/{loop}/{part}_ms" for part in ("data", "transfer", "step")}
+    assert rates.keys() == times | {f"throughput/{loop}/{unit}_per_sec" for unit in ("samples", "tokens", "steps")}
     steps_per_s = rates[f"throughput/{loop}/steps_per_sec"]
     assert steps_per_s == pytest.approx(9 / model.took_s, rel=0.1), "ten batches, without the first"
     assert rates[f"throughput/{loop}/samples_per_sec"] == pytest.approx(34 / 9 * steps_per_s), "the last has two"
@@ -77,6 +78,45 @@ def test_a_loop_alone_has_its_rates(make_trainer, tmp_path, loop):
     assert row[f"throughput/{loop}/samples_per_sec"] == pytest.approx(rates[f"throughput/{loop}/samples_per_sec"])
     assert copy.copy(ours).summary() == rates
     assert ours.ledger() is None
+
+
+class Waits(Samples):
+    def __getitem__(self, index):
+        time.sleep(STEP_S)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("loop", [*LOOPS, "fit"])
+def test_a_loop_is_split_into_data_transfer_and_step(make_trainer, loop):
+    ours, model, slow = ThroughputCallback(), Evaluated(), DataLoader(Waits(20), 2)
+    trainer = make_trainer(ours, max_epochs=1)
+    profiler = trainer.profiler
+    if loop == "fit":
+        trainer.fit(model, loader(32), slow)
+    else:
+        getattr(trainer, LOOPS[loop])(model, slow)
+    of = "validation" if loop == "fit" else loop
+    data_ms, transfer_ms, step_ms = (ours.summary()[f"time/{of}/{part}_ms"] for part in ("data", "transfer", "step"))
+    assert 2e3 * STEP_S <= data_ms < 4e3 * STEP_S, "two samples a batch"
+    assert 1e3 * STEP_S <= step_ms < 2e3 * STEP_S, "without the first, slow one"
+    assert transfer_ms < step_ms
+    assert data_ms + transfer_ms + step_ms <= 1e3 / ours.summary()[f"throughput/{of}/steps_per_sec"]
+    assert trainer.profiler is profiler
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_that_fails_leaves_the_profiler_as_it_was(make_trainer, loop):
+    class Fails(Evaluated):
+        def validation_step(self, batch, batch_idx):
+            raise RuntimeError("mine")
+
+        test_step = predict_step = validation_step
+
+    trainer = make_trainer(ThroughputCallback())
+    profiler = trainer.profiler
+    with pytest.raises(RuntimeError, match="mine"):
+        getattr(trainer, LOOPS[loop])(Fails(), loader(8))
+    assert trainer.profiler is profiler
 
 
 @pytest.mark.slow
@@ -136,7 +176,8 @@ def test_one_batch_has_no_rate(make_trainer, count, options):
 def test_samples_that_cannot_be_counted_are_said_once(make_trainer, caplog):
     ours = ThroughputCallback(batch_size_fn=lambda batch: batch["ids"])
     make_trainer(ours, limit_val_batches=4).validate(Evaluated(), loader(32), verbose=False)
-    assert ours.summary().keys() == {"throughput/validation/steps_per_sec"}
+    rates = {name for name in ours.summary() if name.startswith("throughput/")}
+    assert rates == {"throughput/validation/steps_per_sec"}
     [said] = [record.getMessage() for record in caplog.records if "batch_size_fn" in record.getMessage()]
     assert said.endswith("That rate of validation is not logged.")
 

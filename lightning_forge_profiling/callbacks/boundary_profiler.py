@@ -239,12 +239,12 @@ class BoundaryProfiler:
     def start(self, action_name: str) -> None:
         """Begin an action."""
         self.inner.start(action_name)
-        if (boundary := self._boundaries.get(action_name)) is not None:
+        if (boundary := self._boundary(action_name)) is not None:
             boundary.before()
 
     def stop(self, action_name: str) -> None:
         """End an action."""
-        if (boundary := self._boundaries.get(action_name)) is not None:
+        if (boundary := self._boundary(action_name)) is not None:
             boundary.after()
         self.inner.stop(action_name)
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lightning_forge_profiling.flops.precision import dtype_name, parameter_dtype
-from lightning_forge_profiling.names import VALIDATION_STEP
+from lightning_forge_profiling.names import VALIDATION_DATA, VALIDATION_STEP, VALIDATION_TRANSFER
 from lightning_forge_profiling.run.training import BatchSource
 
 PACKAGES: Final = ("pytorch_lightning", "lightning.pytorch")
@@ -108,6 +108,17 @@ def actions(trainer: Trainer, module: LightningModule) -> Actions:
         validation_fetches=("[_EvaluationLoop].val_next",),
         validation_ends=(f"{of_strategy}on_validation_end",),
     )
+
+
+def evaluation_parts(trainer: Trainer, loop: str) -> dict[str, str]:
+    """The parts of the ledger that actions of a loop without training are, by their names: those of a validation."""
+    of_strategy = f"[Strategy]{type(trainer.strategy).__name__}."
+    kind, prefix = ("_PredictionLoop", loop) if loop == "predict" else ("_EvaluationLoop", loop.removesuffix("idation"))
+    return {
+        f"[{kind}].{prefix}_next": VALIDATION_DATA,
+        f"{of_strategy}batch_to_device": VALIDATION_TRANSFER,
+        f"{of_strategy}{loop}_step": VALIDATION_STEP,
+    }
 
 
 # the modules of the hooks that Lightning calls on whoever does not implement them

@@ -1,17 +1,19 @@
 """`ThroughputCallback`: logs throughput and the time of each region of a step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter_ns
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from msgspec.structs import replace
 
 from lightning_forge_profiling.callbacks import lightning_api
+from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler, ProfilerProxy
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer, evaluation_source
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, active_callbacks
 from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
 from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
+from lightning_forge_profiling.names import VALIDATION_DATA, VALIDATION_STEP, VALIDATION_TRANSFER
 from lightning_forge_profiling.run.batches import BatchCounter
 from lightning_forge_profiling.run.fit_settings import DEFAULT_WARMUP_STEPS, RecordingSettings, ThroughputSettings
 from lightning_forge_profiling.run.loggers import Loggers
@@ -33,7 +35,8 @@ class ThroughputCallback(TimedCallback):
     steps, recorded steps, validation and checkpoints do not count.
 
     At the end of each validation, test and prediction their own rates are logged, `throughput/LOOP/NAME_per_sec` for
-    `validation`, `test` and `predict`: wall time, without the first batch of each loader.
+    `validation`, `test` and `predict`: wall time, without the first batch of each loader. `time/LOOP/NAME_ms` is what a
+    batch takes in `data` (the wait for the loader), `transfer` and `step`, by the host's clock.
 
     An entry covers the accumulation cycles that have completed since the one before; on a GPU the last step or two come
     with the next. Samples and tokens of rank 0 are multiplied by the number of data-parallel replicas, which is an
@@ -213,13 +216,24 @@ class ThroughputCallback(TimedCallback):
             self._loops.end(trainer)
 
 
+_INSIDE: Final = {"data": VALIDATION_DATA, "transfer": VALIDATION_TRANSFER, "step": VALIDATION_STEP}
+
+
 class EvaluationLoops(Guarded):
-    """Counts what such loops of a Trainer do, from its set-up to its teardown. Reads the host's clock only."""
+    """Counts what such loops of a Trainer do, from its set-up to its teardown. Reads the host's clock only.
+
+    Args:
+        settings: of the callback.
+        ledger: that of the fit; None outside of one, where the loop's actions are entered into one of its own.
+    """
 
     called = "Timing validation, test and prediction"
 
     def __init__(self, settings: ThroughputSettings, ledger: LedgerClock | None = None) -> None:
-        self._logs = settings.of_script
+        self._logs, self._of_fit = settings.of_script, ledger
+        self._parts = ledger or LedgerClock(0)
+        self._parts_before: Mapping[str, int] = {}
+        self._trainer: Trainer | None = None  # whose profiler is wrapped
         self._counter_of = partial(BatchCounter, settings.batch_size_fn, settings.tokens_fn, ledger)
         self._counters: dict[tuple[str, int], BatchCounter] = {}
         self._run: LoopRates | None = None
@@ -234,7 +248,14 @@ class EvaluationLoops(Guarded):
         self._run = self._loader = None
         self._ns = 0
         if not trainer.sanity_checking:
-            self._run = LoopRates(loop, runs=1, replicas=lightning_api.replicas(trainer))
+            self._run = LoopRates(
+                loop, runs=1, replicas=lightning_api.replicas(trainer), inside_s=dict.fromkeys(_INSIDE, 0.0)
+            )
+            self._parts_before = self._parts.peek()
+            if self._of_fit is None and self._trainer is None:
+                parts = lightning_api.evaluation_parts(trainer, loop)
+                trainer.profiler = BoundaryProfiler(trainer.profiler, None, parts=parts, ledger=self._parts)
+                self._trainer = trainer
 
     @guarded
     def end_batch(self, trainer: Trainer, batch: Any, dataloader_idx: int) -> None:
@@ -248,10 +269,17 @@ class EvaluationLoops(Guarded):
             counter = self._counters[key] = self._counter_of(loop=run.loop)
         samples = counter.samples(batch, evaluation_source, trainer, dataloader_idx)
         tokens = counter.tokens(batch)
+        before_ns, parts_ns = self._parts_before, self._parts.peek()
+        self._parts_before = parts_ns
         if dataloader_idx == self._loader:
+            took_s = {name: (parts_ns.get(part, 0) - before_ns.get(part, 0)) / 1e9 for name, part in _INSIDE.items()}
             self._ns += now_ns - self._since_ns
             self._run = replace(
-                run, steps=run.steps + 1, samples=added(run.samples, samples), tokens=added(run.tokens, tokens)
+                run,
+                steps=run.steps + 1,
+                samples=added(run.samples, samples),
+                tokens=added(run.tokens, tokens),
+                inside_s={name: s + took_s[name] for name, s in run.inside_s.items()},
             )
         self._loader = dataloader_idx
         self._since_ns = perf_counter_ns()  # counting is no part of the loop
@@ -260,6 +288,7 @@ class EvaluationLoops(Guarded):
     def end(self, trainer: Trainer) -> None:
         """A run has ended: log its rates."""
         run, self._run = self._run, None
+        self._leave_profiler()
         if run is None or not run.steps:
             return
         run = replace(run, seconds=(self._ns + perf_counter_ns() - self._since_ns) / 1e9)
@@ -270,4 +299,10 @@ class EvaluationLoops(Guarded):
     @guarded_end
     def close(self) -> None:
         """Warn of entries that were lost."""
+        self._leave_profiler()
         self._loggers.close()
+
+    def _leave_profiler(self) -> None:
+        trainer, self._trainer = self._trainer, None
+        if trainer is not None:
+            ProfilerProxy.uninstall(trainer)

@@ -24,7 +24,7 @@ from lightning_forge_profiling.schema import CpuUse, MemoryGrowth
 from lightning_forge_profiling.timing.growth import part_growth
 from tests.models import quiet_trainer
 
-LONG = {"steps": 20_000, "seconds": 3}  # for what is read ten times a second
+LONG = {"steps": 20_000, "seconds": 4}  # for what is read five times a second
 
 losses = []
 

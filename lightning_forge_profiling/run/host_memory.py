@@ -14,8 +14,8 @@ from lightning_forge_profiling.schema import MIB, Holder, MemoryGrowth
 
 _log = plain_logger(__name__)
 
-# a reading takes 30 us, and growth is known after twelve of them
-_PERIOD_NS: Final = 10**8
+# a reading takes 0.2 ms between two steps, and growth is known after twelve of them
+_PERIOD_NS: Final = 2 * 10**8
 _PERIOD_STEPS: Final = 5
 # less is what an allocator, a cache or a library takes in the beginning
 _LEAST_BYTES: Final = 64 * MIB

@@ -105,6 +105,18 @@ def test_a_loop_is_split_into_data_transfer_and_step(make_trainer, loop):
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("slow", ["loader", "step"])
+def test_a_loop_alone_that_waits_for_its_loader_says_what_to_do(make_trainer, caplog, loop, slow):
+    data = Waits(220) if slow == "loader" else Samples(220)
+    getattr(make_trainer(ThroughputCallback()), LOOPS[loop])(Evaluated(), DataLoader(data, 2))
+    said = [each.getMessage() for each in caplog.records if "for its loader" in each.getMessage()]
+    assert len(said) == (slow == "loader")
+    for message in said:
+        assert message.startswith(f"{loop} waits ")
+        assert "The DataLoader loads in the training process (num_workers=0)" in message
+
+
+@pytest.mark.parametrize("loop", LOOPS)
 def test_a_loop_that_fails_leaves_the_profiler_as_it_was(make_trainer, loop):
     class Fails(Evaluated):
         def validation_step(self, batch, batch_idx):

@@ -181,9 +181,11 @@ class LightningTraining(Training):
     # -- loaders -------------------------------------------------------------------------------------------------
 
     def loaders(self, *, validation: bool = False) -> Sequence[Any]:
-        """The loaders for training or validation; empty before the loop has set them up."""
+        """The loaders for training or validation, of another loop outside of a fit; empty before it has set them up."""
         fit_loop = self._trainer.fit_loop
         loop = fit_loop.epoch_loop.val_loop if validation else fit_loop
+        if self._trainer.state.fn != "fit":
+            loop = self._trainer._active_loop  # noqa: SLF001
         return [] if loop._combined_loader is None else list(loop._combined_loader.flattened)  # noqa: SLF001
 
     def validation_batches(self) -> float:

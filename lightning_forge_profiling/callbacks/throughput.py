@@ -10,18 +10,25 @@ from msgspec.structs import replace
 from lightning_forge_profiling.callbacks import lightning_api
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler, ProfilerProxy
 from lightning_forge_profiling.callbacks.lightning_api import LightningModule, Trainer, evaluation_source
+from lightning_forge_profiling.callbacks.lightning_training import LightningTraining
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, active_callbacks
+from lightning_forge_profiling.diagnosis.loader import LoaderWait, loader_advice
+from lightning_forge_profiling.diagnosis.rule import in_ms
 from lightning_forge_profiling.gpu.telemetry import DEFAULT_PERIOD_S
 from lightning_forge_profiling.guard import Guarded, guarded, guarded_end
 from lightning_forge_profiling.names import VALIDATION_DATA, VALIDATION_STEP, VALIDATION_TRANSFER
+from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.run.batches import BatchCounter
 from lightning_forge_profiling.run.fit_settings import DEFAULT_WARMUP_STEPS, RecordingSettings, ThroughputSettings
 from lightning_forge_profiling.run.loggers import Loggers
 from lightning_forge_profiling.run.run import Run
+from lightning_forge_profiling.run.run_settings import loader_settings
 from lightning_forge_profiling.schema import LoopRates
 from lightning_forge_profiling.timing.completed_steps import DEFAULT_SHARE
 from lightning_forge_profiling.timing.counters import added
 from lightning_forge_profiling.timing.ledger import LedgerClock
+
+_log = plain_logger(__name__)
 
 
 class ThroughputCallback(TimedCallback):
@@ -216,6 +223,27 @@ class ThroughputCallback(TimedCallback):
             self._loops.end(trainer)
 
 
+_WAITS_S: Final = 1.0
+_WAITS: Final = 0.5  # of a loop's time
+
+
+def _say_if_it_waits(run: LoopRates, training: LightningTraining) -> None:
+    """Log what to do about the loader of a loop outside of a fit that mostly waits for it."""
+    if run.inside_s["data"] < max(_WAITS_S, _WAITS * run.seconds):
+        return
+    settings = loader_settings(training, validation=True)
+    wait_ms, batch_ms = (1e3 * seconds / run.steps for seconds in (run.inside_s["data"], run.seconds))
+    wait = LoaderWait(
+        host_ms=wait_ms,
+        exposed_ms=wait_ms,
+        step_ms=batch_ms,
+        on_gpu=training.facts.device.type == "cuda",
+        settings=settings and replace(settings, batch_ms=None),  # which is of a fit's validation
+    )
+    waits = f"{in_ms(wait_ms)} of each {in_ms(batch_ms)} batch"
+    _log.warning("%s waits %s for its loader. %s", run.loop, waits, loader_advice(wait)[0])
+
+
 _INSIDE: Final = {"data": VALIDATION_DATA, "transfer": VALIDATION_TRANSFER, "step": VALIDATION_STEP}
 
 
@@ -293,6 +321,8 @@ class EvaluationLoops(Guarded):
             return
         run = replace(run, seconds=(self._ns + perf_counter_ns() - self._since_ns) / 1e9)
         self.sums[run.loop] = self.sums[run.loop].plus(run) if run.loop in self.sums else run
+        if self._of_fit is None and trainer.is_global_zero:
+            _say_if_it_waits(run, LightningTraining(trainer, trainer.lightning_module, ()))
         if trainer.is_global_zero and self._logs:
             self._loggers.log(trainer.loggers, run.metrics(), lightning_api.logger_step(trainer))
 

@@ -24,6 +24,9 @@ from lightning_forge_profiling.schema import Finding, PartGrowth, RunEvidence
 
 GROWTH: Final = "growth"
 
+# of the kernel's time: 68 and 85 % of it went where graphs were no longer kept (two CPU cores, torch 2.13, 2026-11-28)
+_LEAST_OF_KERNEL: Final = 0.5
+
 _LOOK: Final = (
     "Look for what gets longer with each step: a list, table or tensor that is added to and read again, a metric that "
     "is never reset"
@@ -148,6 +151,6 @@ def host_memory_findings(run: RunEvidence) -> tuple[Finding, ...]:
     title = f"the kernel takes {of_step(ms, step_ms)}, as {title}"
     evidence |= {"kernel_ms_per_step": round(ms, 3), "step_ms": round(step_ms, 3)}
     explained = Explanation(title, evidence, growth_advice(growth))
-    return (
-        as_finding(GROWTH, explained, share_pct=100 * ms / step_ms, saves=saving(ms, step_ms, at_most=True), run=run),
-    )
+    saves, pct = saving(ms, step_ms, at_most=True), 100 * ms / step_ms
+    between_pct = (_LEAST_OF_KERNEL * pct, pct)
+    return (as_finding(GROWTH, explained, share_pct=pct, saves=saves, run=run, between_pct=between_pct),)

@@ -126,7 +126,7 @@ class FitSteps(Guarded):
         ends.callback(parts.close)
         ends.callback(set_region_sink, set_region_sink(step_timer.user_regions))
         ends.callback(self._readings.end)
-        ends.callback(self.events.host_memory.end)
+        ends.callback(lambda: self.events.host_memory.end(step_timer.step - 1))
         self._readings.begin(training)
         ends.callback(self._stops)
         step_timer.regions.each_fetch = training.has_unsized_loader()

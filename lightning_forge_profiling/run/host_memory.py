@@ -109,11 +109,11 @@ class HostMemory:
         if first and full is not None and full - step < FORESIGHT * (step - grows.from_step):
             self._say(self._found)
 
-    def end(self) -> None:
-        """Training has ended."""
+    def end(self, step: int) -> None:
+        """Training has ended with a step."""
         if self._last is not None and self.due_ns < inf:
             self.due_ns = inf
-            self._try(self._look, self._last.step)
+            self._try(self._look, step)
 
     def holder(self, bytes_per_step: float) -> Holder | None:
         """What keeps memory that grows so much in each step, on the host or on a GPU; None if unknown."""

@@ -127,9 +127,17 @@ def test_a_line_of_the_step_is_named_unless_it_calls_the_model():
     assert saved_s(finding) == pytest.approx(3.1)
 
 
-def test_what_is_computed_at_its_end_is_named():
-    finding = found(combine(None, evidence(IN_PROCESS, step=0.3, metrics=2.0)))["validation-bound"]
-    assert "2.0 s of it computing what it has logged" in finding.title
+@pytest.mark.parametrize(
+    ("part", "words", "advice"),
+    [
+        ("metrics", "computing what it has logged", "Make the metrics' compute() cheaper"),
+        ("transfer", "moving its batches to the device", "Set pin_memory=True in the validation DataLoader"),
+    ],
+)
+def test_any_other_part_that_takes_most_of_it_is_named(part, words, advice):
+    finding = found(combine(None, evidence(IN_PROCESS, step=0.3, **{part: 2.0})))["validation-bound"]
+    assert f"2.0 s of it {words}" in finding.title
+    assert finding.advice.startswith(advice)
     assert saved_s(finding) == pytest.approx(2.0)
 
 

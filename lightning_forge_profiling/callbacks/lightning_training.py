@@ -319,9 +319,10 @@ class LightningTraining(Training):
                 step_timer.regions.loader_ended()
 
         def fetches_to_validate() -> None:
-            workers = any(getattr(loader, "num_workers", 0) for loader in self.loaders(validation=True))
-            ends = trainer.fit_loop.epoch_loop.val_loop._data_fetcher.done  # noqa: SLF001
-            step_timer.regions.begin_validation_fetch(workers=workers, ends=ends)
+            if step_timer.regions.validating:
+                workers = any(getattr(loader, "num_workers", 0) for loader in self.loaders(validation=True))
+                fetcher = trainer._active_loop._data_fetcher  # noqa: SLF001
+                step_timer.regions.begin_validation_fetch(workers=workers, ends=fetcher is not None and fetcher.done)
 
         actions = lightning_api.actions(trainer, self.module)._replace(
             fetched=fetched, fetches_to_validate=fetches_to_validate

@@ -26,6 +26,7 @@ from lightning_forge_profiling.names import (
     VALIDATION_LOADER,
     VALIDATION_METRICS,
     VALIDATION_STEP,
+    VALIDATION_TRANSFER,
 )
 from lightning_forge_profiling.schema import Finding, RunEvidence
 
@@ -121,21 +122,34 @@ _STARTING: Final = "until the first batch of new workers"
 def explain_validation(costs: LedgerCosts, _: str) -> Explanation:
     """The words for validation, by the largest of its parts; what is saved is by the fix that is named."""
     runs = _Runs(costs)
-    of_loader, rest = runs.s(VALIDATION_DATA, VALIDATION_LOADER), runs.s(VALIDATION)
-    if of_loader >= max(runs.s(VALIDATION_STEP), runs.s(VALIDATION_METRICS), rest):
+    parts_s = {**runs.inside_s, VALIDATION_DATA: runs.s(VALIDATION_DATA, VALIDATION_LOADER), VALIDATION_LOADER: 0.0}
+    largest = max(parts_s, key=parts_s.__getitem__)
+    if largest == VALIDATION_DATA:
         return _of_loader(runs)
-    if runs.s(VALIDATION_STEP) >= max(runs.s(VALIDATION_METRICS), rest):
+    if largest == VALIDATION_STEP:
         return _of_step(runs)
-    if runs.s(VALIDATION_METRICS) >= rest:
-        return _explanation(
-            runs,
-            VALIDATION_METRICS,
-            "computing what it has logged",
-            "Make the metrics' compute() cheaper (torchmetrics that keep all predictions are the costly ones), or log "
-            "them in fewer validations.",
-            saves_s=runs.s(VALIDATION_METRICS),
-        )
+    if largest in _OTHERS:
+        words, advice = _OTHERS[largest]
+        return _explanation(runs, largest, words, advice, saves_s=runs.s(largest))
     return _explanation(runs, VALIDATION, "", _LESS, saves_s=None)
+
+
+_OTHERS: Final = {
+    VALIDATION_METRICS: (
+        "computing what it has logged",
+        (
+            "Make the metrics' compute() cheaper (torchmetrics that keep all predictions are the costly ones), or log "
+            "them in fewer validations."
+        ),
+    ),
+    VALIDATION_TRANSFER: (
+        "moving its batches to the device",
+        (
+            "Set pin_memory=True in the validation DataLoader (only from pinned memory is a copy asynchronous), and "
+            "copy less: uint8 or bf16 instead of float32 with the conversion on the GPU."
+        ),
+    ),
+}
 
 
 def _explanation(

@@ -175,6 +175,8 @@ _SAMPLER: Final = (
     "order of an epoch at once."
 )
 
+_THAT_LINE: Final = "Make that line cheaper, or do what it does once, ahead of time."
+
 _REGIONS: Final[dict[str, tuple[str, ...]]] = {
     **{code: (name,) for code, name in REGION_OF.items()},
     **dict.fromkeys(
@@ -224,8 +226,11 @@ def _with_line(finding: Finding, run: RunEvidence) -> Finding:
     took_ms = finding.share_pct * run.timing.step_ms.mean / 100
     share = f"{pct:.0f} % of it" if finding.of == "run" else f"{in_ms(pct * took_ms / 100)} of it"
     waits = " (waiting, not computing)" if 100 * waiting[where] > _WAITING_PCT * spent[where] else ""
-    if finding.code == "input-bound" and pct > _MOST_PCT and _is_sampler(where, run):
-        finding = replace(finding, advice=_SAMPLER, fix="")
+    if finding.code == "input-bound" and pct > _MOST_PCT:
+        if _is_sampler(where, run):
+            finding = replace(finding, advice=_SAMPLER, fix="")
+        elif not finding.fix:
+            finding = replace(finding, advice=f"{_THAT_LINE} {finding.advice}")
     if waits and pct > _MOST_PCT and finding.code in _HELD_UP and run.timing.on_device and run.ranks.world_size == 1:
         finding = replace(finding, advice=WAITS, fix="")
     return _at_line(finding, f"{share} in {places[where]}{waits}", where, pct)

@@ -227,13 +227,17 @@ def _with_line(finding: Finding, run: RunEvidence) -> Finding:
     share = f"{pct:.0f} % of it" if finding.of == "run" else f"{in_ms(pct * took_ms / 100)} of it"
     waits = " (waiting, not computing)" if 100 * waiting[where] > _WAITING_PCT * spent[where] else ""
     if finding.code == "input-bound" and pct > _MOST_PCT:
-        if _is_sampler(where, run):
-            finding = replace(finding, advice=_SAMPLER, fix="")
-        elif not finding.fix:
-            finding = replace(finding, advice=f"{_THAT_LINE} {finding.advice}")
+        finding = _with_advice_on(where, finding, run)
     if waits and pct > _MOST_PCT and finding.code in _HELD_UP and run.timing.on_device and run.ranks.world_size == 1:
         finding = replace(finding, advice=WAITS, fix="")
     return _at_line(finding, f"{share} in {places[where]}{waits}", where, pct)
+
+
+def _with_advice_on(where: str, finding: Finding, run: RunEvidence) -> Finding:
+    """A wait for the loader with what to do about the line that most of it is in."""
+    if _is_sampler(where, run):
+        return replace(finding, advice=_SAMPLER, fix="")
+    return finding if finding.fix else replace(finding, advice=f"{_THAT_LINE} {finding.advice}")
 
 
 def _is_sampler(where: str, run: RunEvidence) -> bool:

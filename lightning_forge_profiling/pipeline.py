@@ -351,7 +351,7 @@ def counted_steps(recording: Recording, *, from_the_start: bool) -> NDArray[np.b
     for wanted in (explained if 2 * explained.sum() > light.sum() else ~light, recording.steps.whole, has_work):
         if (counted & wanted).any():
             counted &= wanted
-    if from_the_start and counted[0] and _FEW_STEPS <= counted.sum() <= _MANY_STEPS:
+    if from_the_start and len(recording.steps.marks) and counted[0] and _FEW_STEPS <= counted.sum() <= _MANY_STEPS:
         counted[0] = False
     return counted
 

@@ -411,7 +411,8 @@ def _warnings(recording: Recording, *, on_cpu: bool) -> list[str]:
     cut_off = all(trace.cuts)
     if not len(steps.marks):
         where = " before the cut" if cut_off else ""
-        warnings.append(f"no ProfilerStep marks{where}, so the whole recording counts as one step")
+        counts = "each recording" if len(steps) > 1 else "the whole recording"
+        warnings.append(f"no ProfilerStep marks{where}, so {counts} counts as one step")
     elif len(steps.marks) < int(step_marks(trace).sum()):
         thread = trace.threads[trace.annotations.thread[steps.marks[0]]][1]
         warnings.append(

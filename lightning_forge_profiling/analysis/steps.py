@@ -86,7 +86,8 @@ def _match(keys: Ints, table: Ints, *, none: tuple[int, ...]) -> Ints:
 # Launches of kernels and of CUDA graphs.
 LAUNCHES: Final = re.compile(
     r"(?:cuda|hip|cu|musa)(?:Ext|ExtModule|Module)?Launch(?:(?:Cooperative|Multi)?Kernel\w*|_\w+)?"
-    r"|(?:cuda|hip|cu)GraphLaunch(?:_\w+)?|hip(?:Hcc|Ext)ModuleLaunchKernel|zeCommandListAppendLaunchKernel"
+    r"|(?:cuda|hip|cu)GraphLaunch(?:_\w+)?|hip(?:Hcc|Ext)ModuleLaunchKernel"
+    r"|zeCommandListAppendLaunchKernel|urEnqueueKernelLaunch\w*"
 )
 # Launches of CUDA graphs, whose host time grows with the number of kernels.
 GRAPH_LAUNCHES: Final = re.compile(r"(?:cuda|hip|cu)GraphLaunch(?:_\w+)?")
@@ -94,7 +95,7 @@ GRAPH_LAUNCHES: Final = re.compile(r"(?:cuda|hip|cu)GraphLaunch(?:_\w+)?")
 WAITS: Final = re.compile(
     r"(?:cuda|hip)(?:Device|Stream|Event|Thread)Synchronize(?:_\w+)?|cu(?:Ctx|Stream|Event)Synchronize(?:_\w+)?"
     r"|(?:cuda|hip)Memcpy(?:2D|3D|ToSymbol|FromSymbol)?(?:_ptds|_v\d+)?|hipMemcpyWithStream"
-    r"|cuMemcpy(?:HtoD|DtoH|DtoD)?(?:_v\d+)?"
+    r"|cuMemcpy(?:HtoD|DtoH|DtoD)?(?:_v\d+)?|ur(?:QueueFinish|EventWait)|ze(?:CommandQueue|Event|Fence)\w*Synchronize"
 )
 ALLOCATES: Final = re.compile(
     r"(?:cuda|hip)Malloc(?:Async|Managed|Pitch|FromPoolAsync)?(?:_\w+)?|cuMem(?:Create|Alloc)(?:_v\d+)?"
@@ -103,7 +104,7 @@ FREES: Final = re.compile(r"(?:cuda|hip)Free(?:Async)?(?:_\w+)?|cuMem(?:Release|
 HOST_ALLOCATES: Final = re.compile(
     r"(?:cuda|hip)(?:HostAlloc|MallocHost|HostMalloc|FreeHost|HostFree|HostRegister|HostUnregister)(?:_\w+)?"
 )
-COPIES: Final = re.compile(r"(?:cuda|hip|cu)Memcpy\w*")
+COPIES: Final = re.compile(r"(?:cuda|hip|cu)Memcpy\w*|urEnqueue(?:USM|Mem)\w*(?:Memcpy|Read|Write|Copy)\w*")
 
 # Ranges in which a training loop fetches a batch: by the callbacks, PyTorch or Lightning, and usual custom names.
 LOADS_DATA: Final = re.compile(
@@ -302,15 +303,27 @@ def find_steps(trace: Trace, links: Links) -> Steps:
         number, marks = number[first], trace.annotations.at(rows[first])
         host_start, host_end, same = marks.start, marks.end, np.diff(recording[first]) == 0
         host_end[:-1] = np.where(same, host_start[1:], host_end[:-1])
-    else:
-        number, same = np.array([0]), np.zeros(0, bool)
-        host_start, host_end = np.split(np.array(trace.extent), 2)
+    else:  # each recording is one
+        host_start, host_end = _recordings(trace)
+        number, same = np.arange(len(host_start)), np.zeros(len(host_start) - 1, bool)
     start, end = _windows(trace, links, host_start, host_end, same)
     whole = _whole(trace, links, host_start, host_end)
     not_host, not_gpu = _no_step(trace, links)
     host, gpu = StepTime.of(host_start, host_end, not_host), StepTime.of(start, end, not_gpu)
     light = np.isin(number, trace.light_steps)
     return Steps(number, host_start, host_end, start, end, whole, light, np.zeros_like(light), host, gpu, rows)
+
+
+def _recordings(trace: Trace) -> tuple[Ints, Ints]:
+    """Start and end of each recording: the time between two of them is in no step."""
+    tables = [table for table in (trace.gpu, trace.calls, trace.operators, trace.annotations) if len(table)]
+    start, end = np.full(len(trace.begins), _NEVER), np.zeros(len(trace.begins), np.int64)
+    for table in tables:
+        recording = np.searchsorted(trace.begins, table.start, side="right") - 1
+        np.minimum.at(start, recording, table.start)
+        np.maximum.at(end, recording, table.end)
+    some = start < _NEVER
+    return (start[some], end[some]) if some.any() else (np.zeros(1, np.int64), np.zeros(1, np.int64))
 
 
 def _windows(

@@ -191,6 +191,7 @@ class TraceTables:
 
     def __init__(self) -> None:
         self.left_out = 0  # events with a missing or impossible time
+        self.shortened = 0  # GPU work with an impossible duration
         self._last: TraceEvent | None = None
         self._last_call: TraceEvent | None = None
         self._in_order = True
@@ -314,12 +315,14 @@ class TraceTables:
         if allocations := tables.get("allocations"):  # until late in 2021 they had no total
             known = (allocations.pop("device_type") != _ON_CPU) & (allocations["allocated"] >= 0)
             tables["allocations"] = {column: values[known] for column, values in allocations.items()}
+        latest = self._shift + _latest_end(tables)
         for table in tables.values():
             if self._shift:
                 table["start"], table["end"] = table["start"] + self._shift, table["end"] + self._shift
             table["thread"] = thread[table["thread"]]
             if "lane" in table:
                 table["lane"] = lane[table["lane"]]
+                self.shortened += _end_at_the_next(table, latest)
             # an outer range before the inner ones that begin with it
             order = np.lexsort((-table["end"], table["start"]))
             for column in table.values():
@@ -349,6 +352,7 @@ class TraceTables:
         starts = np.concatenate([np.zeros(0, np.int64), *(table["start"] for table in tables.values())])
         if not len(starts):
             return
+        starts = starts[starts != 0] if starts.any() else starts  # a time that was not taken is 0
         middle = int(np.partition(starts, len(starts) // 2)[len(starts) // 2])
         extent = int(np.ptp(starts[np.abs(starts - middle) < _DAY_NS]))
         longest = _ABSURD_RATIO * extent + _ABSURD_ABOVE_NS
@@ -359,6 +363,25 @@ class TraceTables:
                 self.left_out += int((~sound).sum())
                 for name in table:
                     table[name] = table[name][sound]
+
+
+def _latest_end(tables: Mapping[str, Mapping[str, Ints]]) -> int:
+    """When GPU work has ended at the latest: as long after the last of the host as the recording takes."""
+    first = min((int(table["start"].min()) for table in tables.values() if len(table["start"])), default=0)
+    sides = ((table["start"], table["end"][: 0 if name == "gpu" else None]) for name, table in tables.items())
+    last = max((int(times.max()) for each in sides for times in each if len(times)), default=0)
+    return 2 * last - first
+
+
+def _end_at_the_next(gpu: dict[str, Ints], latest: int) -> int:
+    """End GPU work that lasts longer than can be where the next of its stream begins; returns how much that was."""
+    order = np.lexsort((gpu["start"], gpu["lane"]))
+    start, end, lane = (gpu[name][order] for name in ("start", "end", "lane"))
+    over = np.flatnonzero((end[:-1] > latest) & (lane[1:] == lane[:-1]))
+    end[over] = start[over + 1]
+    gpu["end"] = np.empty_like(end)
+    gpu["end"][order] = end
+    return len(over)
 
 
 def _table_of(event: TraceEvent) -> str:
@@ -460,6 +483,7 @@ def read_trace(path: Path) -> Trace:
         (decoder.left_out, "malformed and left out"),
         (decoder.without_arguments, "read without their arguments, whose format is unknown"),
         (tables.left_out, "left out for a missing or impossible time"),
+        (tables.shortened, "far longer than the recording, and ended where the next of the stream begins"),
     ):
         if number:
             problems.append(f"{number} {'event is' if number == 1 else 'events are'} {what}")
@@ -498,7 +522,9 @@ def _device(header: _Fields, trace: Trace) -> _Device:
     """The GPU that did most of the work."""
     devices = _value(header, "deviceProperties", list[_Device]) or []
     number = trace.lanes[int(np.bincount(trace.gpu.lane).argmax())][0] if len(trace.gpu) else ""
-    return next((device for device in devices if str(device.id) == number), _Device())
+    # ROCm numbers the kernels' devices in another way than the properties
+    alike = devices[0] if len(trace.gpu) and len({device.name for device in devices}) == 1 else _Device()
+    return next((device for device in devices if str(device.id) == number), alike)
 
 
 def _count(name: str, *fields: _Fields) -> int | None:

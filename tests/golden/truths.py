@@ -65,14 +65,13 @@ _TAIL: Final = "a step ends with its last kernel, although the host goes on for 
 _LONG_GAP: Final = "a gap counts as one between launches, however long it is beside them"
 _CLOCK: Final = "GPU work that begins before its launch is of no step"
 _PER_PROCESS: Final = "the GPUs of a process count as one"
-_BETWEEN: Final = "the time between two recordings counts as idle"
 
 _FAULTS: Final[dict[str, tuple[tuple[str, tuple[str, Check], str], ...]]] = {
     "windows_without_steps": (
-        ("ranks/0/steps", near(4), _BETWEEN),
-        ("ranks/0/step_ms/mean", near(20.0), _BETWEEN),
-        ("ranks/0/gpu/busy_pct", near(50.0), _BETWEEN),
-        ("ranks/0/gpu/kernels_per_step", near(200.0), _BETWEEN),
+        ("ranks/0/steps", near(4), ""),
+        ("ranks/0/step_ms/mean", near(20.0), ""),
+        ("ranks/0/gpu/busy_pct", near(50.0), ""),
+        ("ranks/0/gpu/kernels_per_step", near(200.0), ""),
     ),
     "queue_before_recording": (
         ("verdict", none_of("launch-bound"), _LATE),
@@ -111,11 +110,11 @@ _FAULTS: Final[dict[str, tuple[tuple[str, tuple[str, Check], str], ...]]] = {
         ("ranks/0/gpu/busy_ms_per_step", near(8.01), ""),
     ),
     "rocm_device_id": (
-        ("ranks/0/device", one_of("AMD Instinct MI300X"), "the kernels' device is 2, and the only name is that of 0"),
+        ("ranks/0/device", one_of("AMD Instinct MI300X"), ""),
         ("ranks/0/gpu/busy_pct", near(80.0), ""),
     ),
     "overflowing_duration": (
-        ("ranks/0/step_ms/mean", near(10.0), "a kernel is as long as it says, whatever began on its stream meanwhile"),
+        ("ranks/0/step_ms/mean", near(10.0), ""),
         ("ranks/0/host/launches_per_step", near(99.0), ""),
     ),
     "gpu_clock_1h_behind": (  # or no figure at all
@@ -131,7 +130,7 @@ _FAULTS: Final[dict[str, tuple[tuple[str, tuple[str, Check], str], ...]]] = {
         ("ranks/0/step_ms/mean", near(10.0), ""),
     ),
     "half_zero": (
-        ("ranks/0/step_ms/mean", near(10.0), "times of zero make those that are right seem wrong"),
+        ("ranks/0/step_ms/mean", near(10.0), ""),
     ),
     "two_gpus_one_process": (  # in turns
         ("verdict", none_of("compute-bound"), _PER_PROCESS),
@@ -139,7 +138,7 @@ _FAULTS: Final[dict[str, tuple[tuple[str, tuple[str, Check], str], ...]]] = {
         ("ranks/0/step_ms/mean", near(20.0), ""),
     ),
     "xpu": (
-        ("ranks/0/host/launches_per_step", near(99.0), "urEnqueueKernelLaunch is not known as a launch"),
+        ("ranks/0/host/launches_per_step", near(100.0), ""),
         ("ranks/0/gpu/busy_pct", near(50.0), ""),
     ),
 }  # fmt: skip

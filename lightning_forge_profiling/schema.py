@@ -1178,6 +1178,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
         loader: settings of the DataLoader; None if the trace has none.
         python: Python functions of the steps; None if no stacks were recorded.
         cut_off: whether its file is cut off, so that its steps may be incomplete.
+        unseen: what a device did that is not in the trace or is not analysed, in words; "" if there is nothing.
         replay: what fixes would leave of a step; None where none was looked for, or the steps cannot be played again.
     """
 
@@ -1207,6 +1208,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     cpu: CpuTime | None = None
     python: PythonFunctions | None = None
     cut_off: bool = False
+    unseen: str = ""
     replay: Replay | None = None
 
 

@@ -20,6 +20,7 @@ from lightning_forge_profiling.analysis.steps import (
     GRAPH_LAUNCHES,
     HOST_ALLOCATES,
     LOADS_DATA,
+    QUEUED_NS,
     WAITS,
     named,
     spans_of,
@@ -126,6 +127,9 @@ def launch_latency(recording: Recording) -> int:
     if not known.any():
         return 0
     idle = known & (launch >= busy_until[linked])  # else most kernels wait in the queue
+    # what ran before a recording is not in it, and its first work may have waited for that
+    first = np.diff(np.searchsorted(recording.trace.begins, gpu.start, side="right"), prepend=0) > 0
+    idle &= ~first[linked] | (delay < QUEUED_NS)
     least = np.percentile(delay[idle], _LATENCY_PERCENTILE) if idle.any() else _USUAL_LATENCY_NS
     return int(min(np.percentile(delay[known], _LATENCY_PERCENTILE), least))  # the minimum would be an outlier
 

@@ -283,6 +283,7 @@ def summarize(
         unlinked_pct=100 * int(work_ns[~recording.links.linked].sum()) / max(int(work_ns.sum()), 1),
         loader=trace.loader,
         python=python_functions(recording, _spent(recording, idle, on_cpu=cpu is not None)),
+        unseen=_unseen(recording),
         warnings=tuple(_warnings(every, on_cpu=cpu is not None)),
     )
 
@@ -402,6 +403,40 @@ def _per_step(recording: Recording, counted: NDArray[np.bool_]) -> tuple[Step, .
             light=bool(steps.light[row]),
         )
         for row in range(len(steps))
+    )
+
+
+def _unseen(recording: Recording) -> str:
+    """What a device did that is not in the trace or is not analysed."""
+    trace = recording.trace
+    if len(trace.gpu):
+        return _starting(recording)
+    if trace.foreign:
+        [(device, events), *_] = Counter(trace.foreign).most_common()
+        return f"{events:,} events are of {device}, which is not analysed: only the host's figures are known"
+    launches = int(named(trace, trace.calls, LAUNCHES).sum())
+    if launches:
+        return (
+            f"{launches:,} launches have no kernel: what the GPU did was not recorded. Another tool may use CUPTI "
+            "(Nsight, DCGM, a second profiler), or the driver allows it to root alone (RmProfilingAdminOnly)"
+        )
+    return "" if len(trace.operators) or len(recording.steps.marks) else "neither operators nor GPU work were recorded"
+
+
+_MOSTLY: Final = 0.5
+
+
+def _starting(recording: Recording) -> str:
+    """That CUDA starts in the recorded steps, if that takes most of them: by a call before the first GPU work."""
+    calls, steps = recording.trace.calls, recording.steps
+    before = np.flatnonzero(calls.end <= recording.trace.gpu.start[0])
+    took = steps.host.spans.within(calls.start[before], calls.end[before])
+    if not len(took) or took.max() < _MOSTLY * int(steps.gpu.length().sum()):
+        return ""
+    longest = recording.trace.names[calls.name[before[took.argmax()]]]
+    return (
+        f"the GPU is started in the recorded steps: {longest} takes {took.max() / 1e9:.1f} s before its first work. "
+        "Record later steps"
     )
 
 

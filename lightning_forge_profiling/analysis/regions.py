@@ -92,7 +92,7 @@ def cpu_time(recording: Recording) -> CpuTime | None:
     """Split the step time of a rank that trains on the CPU."""
     trace, steps = recording.trace, recording.steps
     operators = trace.operators
-    used_gpu = len(trace.gpu) or len(trace.allocations) or named(trace, trace.calls, LAUNCHES).any()
+    used_gpu = len(trace.gpu) or len(trace.allocations) or trace.foreign or named(trace, trace.calls, LAUNCHES).any()
     in_step = steps.host.at(operators.start) >= 0
     if used_gpu or not in_step.any():
         return None

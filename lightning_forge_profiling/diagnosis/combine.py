@@ -147,6 +147,9 @@ def judge(
     gpu = any(rank.gpu.busy_ms_per_step for rank in ranks)
     findings = in_order(find_causes(whole, waits), gpu=gpu)
     verdict, text = decide(findings, gpu=gpu)
+    unseen = next((rank.unseen for rank in ranks if rank.unseen), "")
+    if unseen:
+        findings, verdict, text = (), NO_VERDICT, f"No verdict: {unseen}."
     if cut_off:
         verdict, text = (verdict, f"{cut_off[0]} {text}") if whole else (NO_VERDICT, no_verdict(cut_off[0]))
     return findings, rules_of_thumb(whole), verdict, text

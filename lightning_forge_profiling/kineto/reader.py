@@ -2,6 +2,7 @@
 
 import contextlib
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from decimal import Decimal
@@ -60,6 +61,7 @@ class Arguments(msgspec.Struct, gc=False, frozen=True):
     allocated: Number = msgspec.field(default=-1, name="Total Allocated")
     reserved: Number = msgspec.field(default=-1, name="Total Reserved")
     device_type: Number = msgspec.field(default=-1, name="Device Type")
+    task_type: str | None = msgspec.field(default=None, name="Task Type")
 
 
 _NO_ARGUMENTS: Final = Arguments()
@@ -159,6 +161,12 @@ _TABLE_OF: Final = {
     "python_function": "frames",
     **dict.fromkeys(("cpu_instant_event", "[memory]"), "allocations"),  # the latter is a name, without a category
 }  # fmt: skip
+# Categories of devices whose events are not analysed; Ascend's have none, but a kind of task.
+_FOREIGN: Final = {
+    **dict.fromkeys(("mtia_ccp_events", "mtia_workloadd", "mtia_insight"), "MTIA"),
+    "hpu_op": "Gaudi (HPU)",
+    "glow_runtime": "Glow",
+}
 # Annotations that were operators in 2021, and are in a copy for TensorBoard's plugin.
 _ANNOTATIONS_2021: Final = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)#", MARK_PREFIX)
 _ON_CPU: Final = 0  # c10::DeviceType::CPU
@@ -192,6 +200,7 @@ class TraceTables:
     def __init__(self) -> None:
         self.left_out = 0  # events with a missing or impossible time
         self.shortened = 0  # GPU work with an impossible duration
+        self.foreign: Counter[str] = Counter()  # events by device that is not analysed
         self._last: TraceEvent | None = None
         self._last_call: TraceEvent | None = None
         self._in_order = True
@@ -211,6 +220,10 @@ class TraceTables:
         for event in events:
             if add := append.get(event.cat or event.name or ""):
                 add(event)
+            elif event.cat in _FOREIGN:
+                self.foreign[_FOREIGN[event.cat]] += 1
+            elif not event.cat and event.ts is not None and event.args is not None and event.args.task_type:
+                self.foreign["Ascend"] += 1
         self._remember_end(events, by_table["calls"])
         for activity, category in enumerate(ACTIVITIES):
             self._add("gpu", by_table[category], partial(self._gpu, activity=activity))
@@ -452,6 +465,21 @@ def _exact(microseconds: Decimal | float | None) -> int:
     return nanoseconds if abs(nanoseconds) < _LATEST_NS else _UNKNOWN
 
 
+_FEWEST_LINKED: Final = 10
+_NEARLY_ALL_PCT: Final = 95
+
+
+def _on_the_hosts_clock(trace: Trace) -> tuple[Trace, int]:
+    """The trace with GPU work moved behind its launches if nearly all of it begins before, and by how many ns."""
+    gpu, calls = trace.gpu, trace.calls
+    known, work, call = np.intersect1d(gpu.correlation, calls.correlation, return_indices=True)
+    delay = (gpu.start[work] - calls.start[call])[known > 0]
+    if len(delay) < _FEWEST_LINKED or np.percentile(delay, _NEARLY_ALL_PCT) >= 0:
+        return trace, 0
+    behind_ns = -int(delay.min())
+    return replace(trace, gpu=replace(gpu, start=gpu.start + behind_ns, end=gpu.end + behind_ns)), behind_ns
+
+
 _MOST_LEFT_OUT: Final = 200_000
 _ABOUT: Final = ("distributedInfo", METADATA_KEY)
 _MOST_RANKS: Final = 2**31  # MPI and NCCL count ranks in a C int
@@ -490,6 +518,9 @@ def read_trace(path: Path) -> Trace:
     if trace is None:
         what = f"of its {count} events, none is an operator, a runtime call, GPU work or an annotation"
         raise TraceError(f"{path}: {'; '.join([what, *problems])}")
+    trace, behind_ns = _on_the_hosts_clock(trace)
+    if behind_ns:
+        problems.append(f"GPU work begins before its launch: its times were moved by {behind_ns / 1e6:,.3f} ms")
     cut = tables.cut()
     device = _device(text.header, trace)
     distributed, about = (_value(text.header, name, dict[str, msgspec.Raw]) or {} for name in _ABOUT)
@@ -507,6 +538,7 @@ def read_trace(path: Path) -> Trace:
         light_steps=_value(about, "light_steps", tuple[int, ...]) or (),
         libraries=_value(about, "libraries", frozenset[str]) or frozenset(),
         cuts=(None if text.complete else cut,),
+        foreign=tables.foreign,
         warnings=(f"{name}: {'; '.join(problems)}",) if problems else (),
     )
 

@@ -140,6 +140,7 @@ class Trace:
     loader: LoaderSettings | None = None  # settings of the DataLoader; None if unknown
     light_steps: tuple[int, ...] = ()  # numbers of the steps recorded without operators
     libraries: frozenset[str] = frozenset()  # installed and imported packages, if stacks were recorded
+    foreign: Mapping[str, int] = field(default_factory=dict)  # by device how many events are not analysed
     begins: tuple[int, ...] = (0,)  # start of each recording; more than one for joined files
     cuts: tuple[Cut | None, ...] = (None,)  # of each recording; None for a complete file
     warnings: tuple[str, ...] = ()  # what could not be read

@@ -58,12 +58,7 @@ def names(*words: str) -> tuple[str, Check]:
 
 
 _CPU_ADVICE: Final = none_of("python-bound", "compute-bound")
-_LATE: Final = (
-    "a gap before the first kernel counts as one for Python, whatever the GPU was behind before the recording"
-)
-_TAIL: Final = "a step ends with its last kernel, although the host goes on for long"
 _LONG_GAP: Final = "a gap counts as one between launches, however long it is beside them"
-_CLOCK: Final = "GPU work that begins before its launch is of no step"
 _PER_PROCESS: Final = "the GPUs of a process count as one"
 
 _FAULTS: Final[dict[str, tuple[tuple[str, tuple[str, Check], str], ...]]] = {
@@ -74,15 +69,15 @@ _FAULTS: Final[dict[str, tuple[tuple[str, tuple[str, Check], str], ...]]] = {
         ("ranks/0/gpu/kernels_per_step", near(200.0), ""),
     ),
     "queue_before_recording": (
-        ("verdict", none_of("launch-bound"), _LATE),
-        ("ranks/0/idle/python/ms_per_step", at_most(2.0), _LATE),  # the host was recorded for as long
+        ("verdict", none_of("launch-bound"), ""),
+        ("ranks/0/idle/python/ms_per_step", at_most(2.0), ""),  # the host was recorded for as long
         ("ranks/0/gpu/busy_ms_per_step", near(150.0), ""),
     ),
     "one_long_gap": (
         ("verdict", none_of("launch-bound"), _LONG_GAP),  # 199 ms pass in `decode`, before the first copy
         ("ranks/0/host/idle_launching_ms_per_step", at_most(2.0), _LONG_GAP),
         ("ranks/0/gpu/busy_ms_per_step", near(50.5), ""),
-        ("ranks/0/step_ms/mean", near(251.2), ""),
+        ("ranks/0/step_ms/mean", near(260.0), ""),  # as its mark
     ),
     "two_runs_one_folder": (  # 390 s apart, by two processes
         ("all_ranks", near(1), "files of two runs are taken for those of two ranks"),
@@ -90,23 +85,23 @@ _FAULTS: Final[dict[str, tuple[tuple[str, tuple[str, Check], str], ...]]] = {
         ("ranks/0/gpu/busy_pct", near(50.0), ""),
     ),
     "cpu_tail": (
-        ("ranks/0/step_ms/mean", near(100.0), _TAIL),
-        ("ranks/0/gpu/busy_pct", near(0.9), _TAIL),
+        ("ranks/0/step_ms/mean", near(100.0), ""),
+        ("ranks/0/gpu/busy_pct", near(0.9), ""),
         ("ranks/0/gpu/busy_ms_per_step", near(0.9), ""),
     ),
     "mtia": (
-        ("verdict", _CPU_ADVICE, "events of a device that is not analysed count for nothing"),
+        ("verdict", _CPU_ADVICE, ""),
         ("ranks/0/step_ms/mean", near(100.0), ""),
     ),
     "nothing_recorded": (
-        ("verdict", one_of(NO_VERDICT), "a GPU whose work was not recorded is taken for none"),
+        ("verdict", one_of(NO_VERDICT), ""),
     ),
     "gloo_cpu": (  # 173 of 210 ms
         ("verdict", one_of("communication-bound"), "gloo's thread is not read"),
         ("ranks/0/step_ms/mean", near(210.0), ""),
     ),
     "cuda_initialisation": (
-        ("verdict", none_of("sync-bound"), "the host's first call starts CUDA, and that counts as a wait for the GPU"),
+        ("verdict", none_of("sync-bound"), ""),
         ("ranks/0/gpu/busy_ms_per_step", near(8.01), ""),
     ),
     "rocm_device_id": (
@@ -118,15 +113,15 @@ _FAULTS: Final[dict[str, tuple[tuple[str, tuple[str, Check], str], ...]]] = {
         ("ranks/0/host/launches_per_step", near(99.0), ""),
     ),
     "gpu_clock_1h_behind": (  # or no figure at all
-        ("ranks/0/step_ms/mean", near(9.96), _CLOCK),
-        ("ranks/0/gpu/busy_ms_per_step", near(4.95), _CLOCK),
+        ("ranks/0/step_ms/mean", near(9.96), ""),
+        ("ranks/0/gpu/busy_ms_per_step", near(4.95), ""),
     ),
     "gpu_clock_5ms_behind": (
-        ("ranks/0/step_ms/mean", near(9.96), _CLOCK),
-        ("ranks/0/gpu/busy_ms_per_step", near(4.95), _CLOCK),
+        ("ranks/0/step_ms/mean", near(9.96), ""),
+        ("ranks/0/gpu/busy_ms_per_step", near(4.95), ""),
     ),
     "launches_without_kernels": (
-        ("verdict", one_of(NO_VERDICT), "a GPU whose work was not recorded is taken for none"),
+        ("verdict", one_of(NO_VERDICT), ""),
         ("ranks/0/step_ms/mean", near(10.0), ""),
     ),
     "half_zero": (

@@ -254,7 +254,7 @@ def test_work_of_unknown_origin_does_not_bring_validation_back(tmp_path):
     trace.kernel(70, 80, launched=65)
     trace.kernel(85, 95, launched=None)
     trace.kernel(96, 99, launched=90)
-    assert steps_of(trace.rank(tmp_path)) == [(0, 49, 50, 23)]
+    assert steps_of(trace.rank(tmp_path)) == [(0, 50, 50, 23)], "the only step lasts as its mark"
 
 
 def test_a_trace_without_steps_is_one_and_says_so(tmp_path):

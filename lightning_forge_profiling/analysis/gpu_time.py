@@ -20,7 +20,6 @@ from lightning_forge_profiling.analysis.steps import (
     GRAPH_LAUNCHES,
     HOST_ALLOCATES,
     LOADS_DATA,
-    QUEUED_NS,
     WAITS,
     named,
     spans_of,
@@ -91,6 +90,7 @@ def _host_is_behind(recording: Recording, spans: Intervals, kernels: Ints) -> In
 
 _LATENCY_PERCENTILE: Final = 5
 _USUAL_LATENCY_NS: Final = 10_000  # 4 to 9 us in traces of H100s and H200s that were idle at times
+_QUEUED_NS: Final = 1_000_000  # work that begins so long after its launch was in a queue
 # A launch takes 3 to 20 us of host time (H200); one that first loads the kernel's module 6 to 330 ms (lazy loading on
 # MI250 and MI300X).
 _LONG_LAUNCH_NS: Final = 100_000
@@ -129,7 +129,7 @@ def launch_latency(recording: Recording) -> int:
     idle = known & (launch >= busy_until[linked])  # else most kernels wait in the queue
     # what ran before a recording is not in it, and its first work may have waited for that
     first = np.diff(np.searchsorted(recording.trace.begins, gpu.start, side="right"), prepend=0) > 0
-    idle &= ~first[linked] | (delay < QUEUED_NS)
+    idle &= ~first[linked] | (delay < _QUEUED_NS)
     least = np.percentile(delay[idle], _LATENCY_PERCENTILE) if idle.any() else _USUAL_LATENCY_NS
     return int(min(np.percentile(delay[known], _LATENCY_PERCENTILE), least))  # the minimum would be an outlier
 

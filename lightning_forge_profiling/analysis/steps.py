@@ -211,7 +211,6 @@ _NO_STEP: Final = tuple(MARK_PREFIX + name for name in EXCLUDED)
 _BEGINS_CAPTURE: Final = re.compile(r"(?:cuda|hip|cu)StreamBeginCapture(?:_\w+)?")
 _ENDS_CAPTURE: Final = re.compile(r"(?:cuda|hip|cu)StreamEndCapture(?:_\w+)?")
 
-QUEUED_NS: Final = 1_000_000  # work that begins so long after its launch was in a queue: a launch takes some 10 us
 _LAUNCHES_DONE: Final = 0.9  # a step is whole if at least this share of its launches has GPU work
 _NEVER: Final = np.iinfo(np.int64).max
 
@@ -341,8 +340,6 @@ def _windows(
     np.maximum.at(completed, step[inside], trace.gpu.end[linked[inside]])
     first = np.full(steps, _NEVER)
     np.minimum.at(first, step[inside], trace.gpu.start[linked[inside]])
-    launched = np.full(steps, _NEVER)
-    np.minimum.at(launched, step[inside], links.time[linked[inside]])
     # work of a warm-up step, even if it overlaps work of the first step on another stream
     warm_up = launched_before(trace, links)
     warm_until = np.zeros(len(trace.begins) + 1, np.int64)
@@ -360,10 +357,7 @@ def _windows(
         if number and same[number - 1]:
             start[number] = end[number - 1]
         else:
-            busy = max(left_over[number], warm_until[recording[number]])
-            if not busy and first[number] < _NEVER and first[number] - launched[number] > QUEUED_NS:
-                busy = first[number]  # the GPU was behind work that is not in the recording
-            start[number] = max(host_start[number], busy)
+            start[number] = max(host_start[number], left_over[number], warm_until[recording[number]])
         done = completed[number] if first[number] < _NEVER else host_end[number]
         if not same[max(number - 1, 0) : number + 1].any():  # a recording's only step, of which all of the host's is
             done = max(done, host_end[number])

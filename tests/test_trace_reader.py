@@ -40,6 +40,45 @@ def the_rank(path):
     return rank
 
 
+def event(name, start_us, took_us, **more):
+    return {"ph": "X", "name": name, "ts": start_us, "dur": took_us, "pid": 1, "tid": 1, "args": {}, **more}
+
+
+STEP = [event("ProfilerStep#3", 0, 9000, cat="user_annotation"), event("aten::mm", 100, 8000, cat="cpu_op")]
+LAUNCHES = [event("cudaLaunchKernel", 100 * n, 5, cat="cuda_runtime", args={"correlation": n + 1}) for n in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("events", "why"),
+    [
+        (
+            [event("MatMulV2", 200, 50, tid=7, args={"Task Type": "AI_CORE"})],
+            "1 event is of Ascend, which is not",
+        ),
+        ([event("fc", 200, 50, tid=7, cat="mtia_ccp_events")] * 2, "2 events are of MTIA, which is not analysed"),
+        (LAUNCHES, "20 launches have no kernel: what the GPU did was not recorded"),
+    ],
+)
+def test_what_a_device_did_and_the_trace_does_not_tell_leaves_no_verdict_and_no_advice(tmp_path, events, why):
+    analysis = analyze(written(tmp_path, {"traceEvents": [*STEP, *events]})).analysis
+    assert analysis.verdict_text.startswith(f"No verdict: {why}")
+    assert analysis.findings == ()
+    assert analysis.ranks[0].cpu is None
+
+
+def test_gpu_work_by_another_clock_is_moved_behind_its_launches_and_that_is_said(tmp_path):
+    kernels = [
+        event("gemm", 100 * n - 3000 + 8, 50, cat="kernel", args={"correlation": n + 1, "device": 0, "stream": 7})
+        for n in range(20)
+    ]
+    rank = the_rank(written(tmp_path, {"traceEvents": [*STEP, *LAUNCHES, *kernels]}))
+    assert rank.gpu.busy_ms_per_step == pytest.approx(20 * 0.05)
+    assert rank.step_ms.mean == pytest.approx(9)
+    assert any("GPU work begins before its launch: its times were moved by 2.992 ms" in each for each in rank.warnings)
+    kernels = [kernel | {"ts": kernel["ts"] + 3000} for kernel in kernels]
+    assert the_rank(written(tmp_path, {"traceEvents": [*STEP, *LAUNCHES, *kernels]}, "b.json")).warnings == ()
+
+
 def figures(rank):
     """What is said of the three steps, but for what differs from one age to the other."""
     return {

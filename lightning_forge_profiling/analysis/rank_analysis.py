@@ -413,7 +413,8 @@ def _unseen(recording: Recording) -> str:
         return _starting(recording)
     if trace.foreign:
         [(device, events), *_] = Counter(trace.foreign).most_common()
-        return f"{events:,} events are of {device}, which is not analysed: only the host's figures are known"
+        are = "event is" if events == 1 else "events are"
+        return f"{events:,} {are} of {device}, which is not analysed: only the host's figures are known"
     launches = int(named(trace, trace.calls, LAUNCHES).sum())
     if launches:
         return (

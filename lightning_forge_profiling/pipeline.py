@@ -35,6 +35,7 @@ from lightning_forge_profiling.json_layout import (
     write_rank_result,
 )
 from lightning_forge_profiling.kineto.files import (
+    exported_ns,
     find_rank_summaries,
     find_ranks,
     find_traces,
@@ -138,6 +139,8 @@ def analyze(
             *problems,
             f"{path}: {len(results) - len(merged)} of {len(results)} files say what another one says: left out",
         ]
+    merged, of_other_runs = _of_newest_run(merged)
+    problems = [*problems, *(f"{path}: {name} is of an earlier run, and is left out" for name in of_other_runs)]
     alone = sum(one.world_size == 1 for one in merged)
     if alone and len(merged) > 1:
         runs = f"{alone} of {len(merged)} traces are of runs of one process, and are taken for ranks of one run"
@@ -153,6 +156,21 @@ def analyze(
     if not with_run or rank is not None or steps is not None:
         return result
     return replace(result, analysis=_with_run(result.analysis, {file.parent for file in files}))
+
+
+_ONE_WINDOW_NS: Final = 60 * 10**9  # ranks of a run end a window together
+
+
+def _of_newest_run(results: Sequence[RankResult]) -> tuple[tuple[RankResult, ...], list[str]]:
+    """The results without those of other runs, and the files of these: traces without ranks that were written apart."""
+    written = [max((exported_ns(file.name) or 0 for file in one.traces), default=0) for one in results]
+    if not all(written) or any(one.rank != UNKNOWN_RANK or one.world_size for one in results):
+        return tuple(results), []
+    begins = max(written, default=0)
+    for ns in sorted(written, reverse=True):
+        begins = ns if begins - ns < _ONE_WINDOW_NS else begins
+    both = [*zip(results, written, strict=True)]
+    return tuple(one for one, ns in both if ns >= begins), [one.summary.file for one, ns in both if ns < begins]
 
 
 def _with_run(analysis: Analysis, folders: set[Path]) -> Analysis:

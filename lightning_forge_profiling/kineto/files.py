@@ -18,7 +18,7 @@ from lightning_forge_profiling.names import (
 
 _TRACE: Final = re.compile(r".+\.(?:pt\.)?trace\.json(?:\.gz)?", re.DOTALL)  # a name may hold a line break
 _ANY_JSON: Final = re.compile(rf"(?!{re.escape(SUMMARY_JSON)}|.+{re.escape(RANK_SUMMARY)}).+\.json(?:\.gz)?", re.DOTALL)
-_WORKER: Final = re.compile(r"(.+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?", re.DOTALL)
+_WORKER: Final = re.compile(r"(.+)\.(\d{10,})\.pt\.trace\.json(?:\.gz)?", re.DOTALL)
 _PLUGIN_COPY: Final = re.compile(r"rank\d+\.pt\.trace\.json\.gz")
 _RANK: Final = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE)
 
@@ -89,6 +89,12 @@ def windows_by_rank(files: Iterable[Path]) -> list[tuple[Path, ...]]:
         key = rank_in_name(file)
         groups.setdefault(key if key is not None else worker[1] if worker else file, []).append(file)
     return [tuple(group) for group in groups.values()]
+
+
+def exported_ns(name: str) -> int | None:
+    """When `tensorboard_trace_handler` wrote a file, by its name: nanoseconds since 1970; None for other names."""
+    worker = _WORKER.fullmatch(name)
+    return None if worker is None else int(worker[2])
 
 
 def _windows_below(

@@ -306,7 +306,8 @@ def test_what_a_worker_takes_for_a_batch_decides(make_trainer, wait_s, fix):
     make_trainer(callback, logger=False, max_epochs=12).fit(Classifier(), data)
     finding = found(callback.analysis())["worker-restarts"]
     assert fix in finding.fix
-    assert 1e3 * wait_s <= callback.analysis().run.machine.cpu.batch_ms < 1e3 * wait_s + 20
+    # without waits for a core, those in a sleep that a sample interrupts included
+    assert 0.9 * 1e3 * wait_s <= callback.analysis().run.machine.cpu.batch_ms < 1e3 * wait_s + 20
     assert callback.analysis().run.machine.cpu.workers > 0.01, "each lives shorter than readings are apart"
 
 

@@ -160,6 +160,7 @@ def test_names_that_are_nearly_a_record_s_are_ignored(tmp_path, other):
 
 
 @pytest.mark.slow
+@pytest.mark.two_clocks  # damaged numbers are of none
 def test_no_damage_makes_a_command_fail_with_a_traceback(tmp_path, other):
     dice = random.Random(0)  # noqa: S311
     run = MadeRun(ranks=2, rows=6, began=LONG_AGO, outcome="failed")

@@ -67,7 +67,8 @@ def test_the_demo_finds_its_slow_loader_and_trains_faster_with_the_workers_that_
     finding = next(finding for finding in before["findings"] if finding["code"] not in MACHINE)
     assert finding["code"] == "input-bound"
     assert before["verdict"] in {"input-bound", *MACHINE}, "on a busy machine that comes first"
-    assert "Photos.__getitem__" in finding["title"]
+    assert "time.sleep(0.002) at demo.py:42" in finding["title"]
+    assert finding["evidence"]["line"] == "demo.py:42 Photos.__getitem__"
     workers = finding["evidence"]["try_num_workers"]
     assert f"num_workers={workers} and persistent_workers=True" in finding["advice"]
     assert f"\n2. Apply the fix of input-bound: num_workers={workers}, persistent_workers=True\n" in out

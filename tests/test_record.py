@@ -493,6 +493,7 @@ def test_a_hundred_thousand_steps_take_less_than_5_mb_and_their_totals_are_exact
         trace=lambda: None,
         recompilations=lambda: (),
         memory=None,
+        fit_steps=None,
     )
     record = RunRecorder(
         training,

@@ -42,6 +42,8 @@ _FOUND: Final = 0.25
 
 _SINGLE_PROCESS: Final = "_SingleProcessDataLoaderIter"
 
+_ALONE: Final = 2.0  # training waits for a batch so many times as long as making it would take
+
 TRY_WORKERS: Final = "try_num_workers"  # in a finding's evidence: the number that its advice says to try or to measure
 
 
@@ -80,6 +82,11 @@ class LoaderWait:
         """Whether training waits as long for a batch of its workers as making it would take."""
         workers = self.settings is not None and bool(self.settings.num_workers) and not self.settings.unsplit
         return workers and self.made_ms is not None and self.made_ms <= self.exposed_ms
+
+    @property
+    def is_faster_alone(self) -> bool:
+        """Whether not having workers saves more than a rest that more of them would save, too."""
+        return self.needs_no_workers and _ALONE * (self.made_ms or 0.0) <= self.exposed_ms
 
     def suggest_workers(self) -> int:
         """What to try where there are none: as many as keep up, and as many again."""
@@ -290,7 +297,7 @@ RULES: Final = (
 def loader_advice(wait: LoaderWait) -> tuple[str, str]:
     """What to change so that training waits less for its loader, and code for it: nothing that is set already."""
     settings = wait.settings
-    if wait.needs_no_workers:
+    if wait.is_faster_alone:
         return without_workers(wait)
     if wait.host_ms < _HANDED_OVER_MS:
         return _small_batches(wait, settings), ""
@@ -307,8 +314,8 @@ def loader_advice(wait: LoaderWait) -> tuple[str, str]:
 def workers_to_try(wait: LoaderWait) -> int | None:
     """The number of workers to try or to measure; None if it is unknown, or another one than now would not gain."""
     settings = wait.settings
-    if wait.needs_no_workers or wait.host_ms < _HANDED_OVER_MS:
-        return 0 if wait.needs_no_workers else None
+    if wait.is_faster_alone or wait.host_ms < _HANDED_OVER_MS:
+        return 0 if wait.is_faster_alone else None
     if settings is None:
         return wait.suggest_workers() if wait.in_process else None
     cpu, now, most = wait.cpu, settings.num_workers, settings.most_workers

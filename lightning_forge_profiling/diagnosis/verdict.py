@@ -237,7 +237,10 @@ def _with_advice_on(where: str, finding: Finding, run: RunEvidence) -> Finding:
     """A wait for the loader with what to do about the line that most of it is in."""
     if _is_sampler(where, run):
         return replace(finding, advice=_SAMPLER, fix="")
-    return finding if finding.fix else replace(finding, advice=f"{_THAT_LINE} {finding.advice}")
+    loader, says_so = run.settings.loader, finding.advice.startswith("Make a sample cheaper")
+    if finding.fix or says_so or (loader is not None and loader.unsplit):
+        return finding
+    return replace(finding, advice=f"{_THAT_LINE} {finding.advice}")
 
 
 def _is_sampler(where: str, run: RunEvidence) -> bool:

@@ -155,8 +155,9 @@ def _dense_embedding(training: Training) -> DenseEmbedding | None:
     ]
     for name, weight in sorted(found, key=lambda each: -each[1].numel()):
         gradient = weight.grad
-        if gradient is None or gradient.layout != torch.strided or gradient.shape != weight.shape:
-            continue  # sparse, frozen, in parts on several ranks, or not kept
+        # none, sparse, or in parts on several ranks, where looking at it would be a collective
+        if type(gradient) is not torch.Tensor or gradient.layout != torch.strided or gradient.shape != weight.shape:
+            continue
         some = gradient[:: ceil(len(gradient) / _LOOKED_AT)]
         used = some.ne(0).any(dim=1).float().mean().item()
         return DenseEmbedding(name=name, rows=len(weight), width=weight.shape[1], used_pct=100 * used)

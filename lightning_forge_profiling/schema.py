@@ -413,13 +413,15 @@ OTHERS: Final = 0.2  # cores that the rest of a system uses without being busy, 
 
 
 class CpuTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Step time on the CPU in four parts, which sum to the step.
+    """Step time on the CPU in five parts, which sum to the step.
 
     Attributes:
         data_ms_per_step: in the data loader.
         optimizer_ms_per_step: in the optimizer's update, with clipping and `zero_grad` if the callbacks marked them.
         operators_ms_per_step: in other PyTorch operators, on training threads.
-        python_ms_per_step: the rest: Python between operators, the training loop, callbacks; no communication.
+        python_ms_per_step: the rest: Python between operators, the training loop, callbacks.
+        exchange_ms_per_step: in which gloo, MPI or UCC exchange with other ranks beside none of the others, waits for
+            them included.
         costliest_ms_per_step: self time of the top operators outside data loader and optimizer, at most three, by name.
         optimizer: class of the optimizer; "" if unknown.
         update: implementation of its update: operators for each parameter (`loop`), for lists of them (`foreach`), or
@@ -445,6 +447,7 @@ class CpuTime(msgspec.Struct, frozen=True, kw_only=True):
     usable_cores: int | None
     item_calls_per_step: float = 0.0
     item_ms_per_step: float = 0.0
+    exchange_ms_per_step: float = 0.0
 
 
 class RegionCpu(msgspec.Struct, frozen=True, kw_only=True):

@@ -100,6 +100,7 @@ def cpu_time(recording: Recording) -> CpuTime | None:
     trains = np.isin(operators.thread, _training_threads(recording))
     computing = spans_of(operators, trains) - data - optimizer
     rest = outside_operators(recording)
+    exchanging = _exchanging(recording) - computing - data - optimizer
     rows = np.arange(len(operators))
     updates = in_step & by_optimizer(trace, recording.nesting, operators.start, rows)
     elsewhere = in_step & trains & ~data.contains(operators.start) & ~optimizer.contains(operators.start)
@@ -119,6 +120,7 @@ def cpu_time(recording: Recording) -> CpuTime | None:
         update_calls_per_step=int(updates.sum()) / len(steps),
         item_calls_per_step=int((elsewhere & named(trace, operators, _READS)).sum()) / len(steps),
         item_ms_per_step=host_ms(spans_of(operators, elsewhere & named(trace, operators, _ITEM))),
+        exchange_ms_per_step=host_ms(exchanging),
         operator_threads=len(np.unique(operators.thread[in_step])),
         intra_op_threads=trace.intra_op_threads,
         usable_cores=trace.usable_cores,
@@ -127,11 +129,15 @@ def cpu_time(recording: Recording) -> CpuTime | None:
 
 def outside_operators(recording: Recording) -> Intervals:
     """When a rank that trains on the CPU is in no operator, nor in data loader and optimizer, nor in an exchange."""
-    trace, operators = recording.trace, recording.trace.operators
+    operators = recording.trace.operators
     computing = spans_of(operators, np.isin(operators.thread, _training_threads(recording)))
-    exchanging = spans_of(trace.annotations, named(trace, trace.annotations, _EXCHANGE))
-    apart = recording.on_host["data"] | recording.on_host["optimizer"] | computing | exchanging
+    apart = recording.on_host["data"] | recording.on_host["optimizer"] | computing | _exchanging(recording)
     return recording.steps.host.spans - apart
+
+
+def _exchanging(recording: Recording) -> Intervals:
+    trace = recording.trace
+    return spans_of(trace.annotations, named(trace, trace.annotations, _EXCHANGE))
 
 
 def _training_threads(recording: Recording) -> NDArray[np.int64]:

@@ -51,6 +51,17 @@ def _explain_communication(context: RuleContext) -> Explanation:
     )
 
 
+def _explain_exchange(context: RuleContext) -> Explanation:
+    exchange_ms = context.cpu.exchange_ms_per_step
+    return Explanation(
+        f"gloo, MPI or UCC exchange with other ranks for {context.of_step(exchange_ms)} beside no computing, waits for "
+        "a late rank included",
+        {"exchange_ms_per_step": exchange_ms},
+        f"Communicate less often: a larger accumulate_grad_batches{accumulating(context.rank.loader)}, or a larger "
+        "batch. Traces of all ranks show whether one is late.",
+    )
+
+
 # -- recorded kernels --------------------------------------------------------------------------------------------------
 
 _COMPILE: Final = "torch.compile(model)"
@@ -259,7 +270,11 @@ def _explain_cpu_work(run: RunTimes) -> Explanation:
 
 
 RULES: Final = (
-    Rule("communication-bound", gpu=Case(_communication_ms, _explain_communication)),
+    Rule(
+        "communication-bound",
+        gpu=Case(_communication_ms, _explain_communication),
+        cpu=Case(lambda context: context.cpu.exchange_ms_per_step, _explain_exchange),
+    ),
     Rule(
         "compute-bound",
         gpu=Case(_gpu_compute_ms, _explain_gpu_compute, _gpu_saving),

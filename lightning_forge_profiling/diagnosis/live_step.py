@@ -292,6 +292,7 @@ def cpu_findings(
 ) -> tuple[list[Finding], list[str]]:
     """The run's causes with the trace's on operators and Python: of waits, the trace knows no more than the run."""
     run = steps.run
+    recorded = [finding for finding in recorded if finding.code != "communication-bound"]  # waits are the run's
     others = [
         finding for finding in recorded if finding.code not in live and finding.rank not in {None, steps.rank.rank}
     ]

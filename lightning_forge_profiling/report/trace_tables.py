@@ -79,6 +79,7 @@ def _on_host(rank: RankSummary, *, kinds: bool) -> Iterator[Row]:
     if rank.cpu is not None:
         parts.append(("operators, without data and optimizer", rank.cpu.operators_ms_per_step, 0, None))
         parts.append(("Python between operators", rank.cpu.python_ms_per_step, 0, None))
+        parts.append(("exchange with other ranks", rank.cpu.exchange_ms_per_step, 0, None))
     for name, ms, depth, calls in parts:
         if ms:
             key = name if depth else ""

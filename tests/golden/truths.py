@@ -97,7 +97,7 @@ _FAULTS: Final[dict[str, tuple[tuple[str, tuple[str, Check], str], ...]]] = {
         ("verdict", one_of(NO_VERDICT), ""),
     ),
     "gloo_cpu": (  # 173 of 210 ms
-        ("verdict", one_of("communication-bound"), "gloo's thread is not read"),
+        ("verdict", one_of("communication-bound"), ""),
         ("ranks/0/step_ms/mean", near(210.0), ""),
     ),
     "cuda_initialisation": (

@@ -134,10 +134,11 @@ def test_a_gpu_that_was_not_recorded_is_not_taken_for_the_cpu(tmp_path):
     launched, allocated = training(), training()
     launched.call("cudaLaunchKernel", 12, 12.1)
     allocated.allocation(12, 1000, allocated=1000, reserved=2000)
-    for number, trace in enumerate((launched, allocated)):
-        analysis = analyze(trace.write(tmp_path / str(number))).analysis
+    for trace, codes in ((launched, set()), (allocated, {"input-bound"})):
+        analysis = analyze(trace.write(tmp_path / f"{len(codes)}")).analysis
         assert analysis.ranks[0].cpu is None
-        assert found(analysis).keys() == {"input-bound"}
+        assert found(analysis).keys() == codes
+    assert analyze(tmp_path / "0").analysis.verdict_text.startswith("No verdict: 1 launch has no kernel")
 
 
 def run(step_ms, *, on_device=False, **regions):

@@ -418,7 +418,7 @@ def _unseen(recording: Recording) -> str:
     launches = int(named(trace, trace.calls, LAUNCHES).sum())
     if launches:
         return (
-            f"{launches:,} launches have no kernel: what the GPU did was not recorded. Another tool may use CUPTI "
+            f"{launches:,} {'launch has' if launches == 1 else 'launches have'} no kernel: what the GPU did was not recorded. Another tool may use CUPTI "
             "(Nsight, DCGM, a second profiler), or the driver allows it to root alone (RmProfilingAdminOnly)"
         )
     return "" if len(trace.operators) or len(recording.steps.marks) else "neither operators nor GPU work were recorded"

@@ -417,9 +417,10 @@ def _unseen(recording: Recording) -> str:
         return f"{events:,} {are} of {device}, which is not analysed: only the host's figures are known"
     launches = int(named(trace, trace.calls, LAUNCHES).sum())
     if launches:
+        have = "launch has" if launches == 1 else "launches have"
         return (
-            f"{launches:,} {'launch has' if launches == 1 else 'launches have'} no kernel: what the GPU did was not recorded. Another tool may use CUPTI "
-            "(Nsight, DCGM, a second profiler), or the driver allows it to root alone (RmProfilingAdminOnly)"
+            f"{launches:,} {have} no kernel: what the GPU did was not recorded. Another tool may use CUPTI (Nsight, "
+            "DCGM, a second profiler), or the driver allows it to root alone (RmProfilingAdminOnly)"
         )
     return "" if len(trace.operators) or len(recording.steps.marks) else "neither operators nor GPU work were recorded"
 

@@ -58,6 +58,8 @@ def account(events, category_of):
         if begin is None:
             begin = _first_begin(step, own, steps, work)
         end = max(begin, *(span.end for span in own)) if own else max(begin, step.end)
+        if len(steps) == 1:  # which lasts as its mark
+            end = max(end, step.end)
         accounts.append(_paint(step, begin, end, work, left_out))
         begin = end
     return accounts

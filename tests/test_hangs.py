@@ -302,7 +302,7 @@ def gather():
     """As NCCL does where another rank does not join a new group: it waits within PyTorch, and keeps a core busy."""
     torch_distributed = {}
     exec(compile("def all_gather(c): c()", torch.distributed.distributed_c10d.__file__, "exec"), torch_distributed)  # noqa: S102
-    torch_distributed["all_gather"](partial(hashlib.pbkdf2_hmac, "sha512", b"", b"", 10_000_000))
+    torch_distributed["all_gather"](partial(hashlib.pbkdf2_hmac, "sha512", b"", b"", 25_000_000))
 
 
 def debug():

@@ -244,7 +244,6 @@ CATALOGUE: Final = (
         "backward computes forward again, and at least half of the memory is never used",
         "Switch it off, or checkpoint fewer layers.",
         fix="model.gradient_checkpointing_disable()  # of timm: model.set_grad_checkpointing(False)",
-        left="what fits the memory no more",
         setting=_checkpointing,
     ),
     # what takes sparse gradients: tried with torch 2.13 (2026-11-28); NCCL: pytorch/pytorch#22400

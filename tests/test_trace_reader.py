@@ -66,6 +66,26 @@ def test_what_a_device_did_and_the_trace_does_not_tell_leaves_no_verdict_and_no_
     assert analysis.ranks[0].cpu is None
 
 
+@pytest.mark.parametrize(
+    ("call", "took_us", "starts"),
+    [
+        ("cudaDeviceGetStreamPriorityRange", 900_000, True),
+        ("cudaStreamSynchronize", 900_000, False),  # for work from before the recording
+        ("cudaDeviceGetStreamPriorityRange", 90, False),
+    ],
+)
+def test_a_recording_in_which_cuda_starts_leaves_no_verdict(tmp_path, call, took_us, starts):
+    begins = took_us + 100
+    events = [
+        event("ProfilerStep#3", 0, took_us + 10_000, cat="user_annotation"),
+        event(call, 50, took_us, cat="cuda_runtime", args={"correlation": 1}),
+        event("cudaLaunchKernel", begins, 5, cat="cuda_runtime", args={"correlation": 2}),
+        event("gemm", begins + 8, 50, cat="kernel", args={"correlation": 2, "device": 0, "stream": 7}),
+    ]
+    text = analyze(written(tmp_path, {"traceEvents": events})).analysis.verdict_text
+    assert text.startswith("No verdict: the GPU is started in the recorded steps") == starts
+
+
 def test_gpu_work_by_another_clock_is_moved_behind_its_launches_and_that_is_said(tmp_path):
     kernels = [
         event("gemm", 100 * n - 3000 + 8, 50, cat="kernel", args={"correlation": n + 1, "device": 0, "stream": 7})

@@ -21,6 +21,7 @@ from lightning_forge_profiling.analysis.steps import (
     GRAPH_LAUNCHES,
     LAUNCHES,
     LOADS_DATA,
+    WAITS,
     Steps,
     named,
     spans_of,
@@ -426,16 +427,18 @@ def _unseen(recording: Recording) -> str:
 
 
 _MOSTLY: Final = 0.5
+_LEAST_START_NS: Final = 100_000_000  # CUDA takes longer to start
 
 
 def _starting(recording: Recording) -> str:
     """That CUDA starts in the recorded steps, if that takes most of them: by a call before the first GPU work."""
-    calls, steps = recording.trace.calls, recording.steps
-    before = np.flatnonzero(calls.end <= recording.trace.gpu.start[0])
+    trace, calls, steps = recording.trace, recording.trace.calls, recording.steps
+    other = named(trace, calls, WAITS) | named(trace, calls, LAUNCHES)  # for work from before, or a module
+    before = np.flatnonzero(~other & (calls.end <= trace.gpu.start[0]))
     took = steps.host.spans.within(calls.start[before], calls.end[before])
-    if not len(took) or took.max() < _MOSTLY * int(steps.gpu.length().sum()):
+    if not len(took) or took.max() < max(_LEAST_START_NS, _MOSTLY * int(steps.gpu.length().sum())):
         return ""
-    longest = recording.trace.names[calls.name[before[took.argmax()]]]
+    longest = trace.names[calls.name[before[took.argmax()]]]
     return (
         f"the GPU is started in the recorded steps: {longest} takes {took.max() / 1e9:.1f} s before its first work. "
         "Record later steps"

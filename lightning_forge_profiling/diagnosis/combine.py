@@ -86,9 +86,8 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     if late is not None and turns is not None and turns.share_pct >= late.share_pct:  # some ranks had more of the steps
         late = None
     own = without_rank_waits(compared, late)
-    recorded = (
-        () if analysis is None or not analysis.ranks else min(analysis.ranks, key=lambda each: each.rank).operators
-    )
+    traced = () if analysis is None else analysis.ranks
+    recorded = min(traced, key=lambda each: each.rank).operators if traced else ()
     calls = find_calls(own, recorded) if enough else ()
     run = LiveRun(compared, without_calls(own, calls), late)
     if analysis is not None and evidence.timing.steps < MIN_STEPS:
@@ -102,8 +101,8 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
             run = LiveRun(compared, without_growth(run.own, grows), late)
             findings, differences = _to_live_step(analysis, run)
         merged = with_growth(beside_straggler(_merged(findings, others, run.own), run.all, late) + named, run.all)
-        of_ranks = [found for found in (late or turns,) if found is not None]
-        ranked = _ranked([*merged, *of_ranks], run, analysis)
+        of_ranks = late or turns
+        ranked = _ranked(merged if of_ranks is None else [*merged, of_ranks], run, analysis)
         combined = naming_missing(
             prioritize_machine_findings(_with_verdict(ranked, differences, analysis, run), run.all)
         )

@@ -1,5 +1,6 @@
 """Regions of some steps only, so that timing stays within its budget: which steps, and that the sums stay true."""
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -93,6 +94,13 @@ def test_every_phase_of_a_cycle_is_chosen_alike(rate, cycle):
     assert len(chosen) == pytest.approx(rate * steps, abs=4)
     by_phase = [sum(step % cycle == phase for step in chosen) for phase in range(cycle)]
     assert by_phase == pytest.approx([len(chosen) / cycle] * cycle, abs=5)
+
+
+@pytest.mark.parametrize("rate", [1 / 64, 1 / 30, 0.1, 0.3])
+def test_steps_of_the_whole_run_are_chosen(rate):
+    budget = fixed(rate)
+    chosen = [-1, *(step for step in range(2000) if budget.splits(step)), 2000]
+    assert max(later - step for step, later in pairwise(chosen)) <= 2 / rate
 
 
 @pytest.mark.parametrize("cycle", [1, 4, 8])

@@ -744,7 +744,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         idle_after_sync_ms_per_step: GPU idle time caused by syncs: whole gaps that begin during a sync, and of other
             gaps the time in syncs. Lightning's are left out.
         idle_after_allocator_ms_per_step: likewise for cudaMalloc, cudaFree and the like.
-        idle_launching_ms_per_step: the rest of the GPU idle time caused by Python and launches.
+        idle_launching_ms_per_step: the rest of the GPU idle time caused by Python and launches, without gaps of more
+            than 5 ms, in which the host does other work, but for those before a CUDA graph or in an update.
         launches_per_step: kernel and graph launches.
         graph_launches_per_step: launches of CUDA graphs alone.
         cuda_mallocs_per_step: allocations by the driver.
@@ -870,7 +871,8 @@ class PythonFunctions(msgspec.Struct, frozen=True, kw_only=True):
         users: functions of the user, by their own time; at most ten.
         spent: by kind of time the function that holds it: `data` (in the data loader), `python` (without a GPU, outside
             operators, data loader and optimizer), `forward` and `backward` (the part of `python` in them), `launching`
-            (the GPU waits for Python and launches). Kinds without such a function are left out.
+            (the GPU waits for Python and launches), `waiting` (it waits for the host). Kinds without such a function
+            are left out.
     """
 
     tree: tuple[PythonCall, ...]

@@ -339,13 +339,13 @@ def test_live_steps_overrule_what_a_trace_says_of_hosts(recorded):
 
 
 def test_a_late_hosts_own_idle_gpu_is_no_second_cause(recorded):
-    assert {found.code for found in recorded.findings} == {"straggler", "launch-bound"}
+    assert {found.code for found in recorded.findings} == {"straggler", "gpu-idle"}
     both = combine(recorded, live(late=1))
     [found] = [found for found in both.findings if found.code == "straggler"]
     assert (found.rank, found.evidence["leaf"]) == (1, "forward")
     assert found.evidence["others_wait_ms_per_step"] == pytest.approx(15)
     assert both.verdict == "straggler"
-    assert any(text.startswith("launch-bound took 30 % of the recorded steps") for text in both.differences)
+    assert any(text.startswith("gpu-idle took 31 % of the recorded steps") for text in both.differences)
 
 
 def test_a_gpu_that_computes_longer_where_the_others_wait_shows_only_in_a_trace():
@@ -357,18 +357,18 @@ def test_a_gpu_that_computes_longer_where_the_others_wait_shows_only_in_a_trace(
 
 @pytest.mark.parametrize("late_ms", [0.0, 4.0])
 def test_what_recording_added_to_a_wait_for_the_host_is_taken_off(recorded, late_ms):
-    """Launches of steps that recording made half as long again are not what the live step waits for."""
-    [launching] = [found for found in recorded.findings if found.code == "launch-bound"]
+    """The host's work in steps that recording made half as long again is not what the live step waits for."""
+    [waiting] = [found for found in recorded.findings if found.code == "gpu-idle"]
     live_ms = 27.26 / 1.5
     rest = {"backward": live_ms - 10.0 - late_ms}
     works = [rank(0, waits={"backward": late_ms}, **rest), rank(1, forward=late_ms, **rest)]
     evidence = with_figures(evidence_of(works, on_device=True), gpu_starved_pct=100.0)
-    both = combine(replace(recorded, findings=(launching,)), evidence)
+    both = combine(replace(recorded, findings=(waiting,)), evidence)
     busy, comm = recorded.spread["busy"], recorded.spread["comm"]
     idle_ms = live_ms - (busy.mean - comm.mean + comm.min)
     costs = {found.code: found.share_pct * live_ms / 100 for found in both.findings}
     assert costs.get("straggler", 0.0) == pytest.approx(late_ms)
-    assert costs.get("launch-bound", 0.0) <= idle_ms - late_ms + 0.01
+    assert costs.get("gpu-idle", 0.0) <= idle_ms - late_ms + 0.01
 
 
 # -- records ---------------------------------------------------------------------------------------------------------

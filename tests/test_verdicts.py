@@ -91,7 +91,7 @@ def test_the_straggler_is_named_with_what_makes_it_slow(case):
 
 def test_a_late_rank_s_own_wait_for_its_host_is_no_second_thing_to_fix():
     straggler, own = analysis_of(TRACES / "slow_rank_host").findings
-    assert (straggler.evidence["late"], own.code, own.rank) == ("host", "launch-bound", 1)
+    assert (straggler.evidence["late"], own.code, own.rank) == ("host", "gpu-idle", 1)
     assert "makes rank 1 late: see straggler" in own.advice
     assert own.saves is None
     straggler, own = analysis_of(TRACES / "slow_rank_gpu").findings

@@ -296,7 +296,7 @@ def _spent(recording: Recording, idle: IdleTime, *, on_cpu: bool) -> dict[str, I
         return {}
     if not on_cpu:
         data = spans_of(trace.annotations, named(trace, trace.annotations, LOADS_DATA))
-        return {"data": data, "launching": idle.for_python}
+        return {"data": data, "launching": idle.for_python, "waiting": idle.for_host}
     outside, host = outside_operators(recording), recording.on_host
     inside = {name: outside & host[name] for name in ("forward", "backward", "optimizer")}
     return {"data": host["data"], "python": outside, **inside}

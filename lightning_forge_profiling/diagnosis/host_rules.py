@@ -174,29 +174,28 @@ _EXPLAINED_BY: Final = MappingProxyType(
 
 
 def largest_idle(rules: Sequence[Rule]) -> Rule:
-    """The rule for the largest part of the idle time, where none of the others explains it."""
+    """The rule for the largest part of the idle time, as far as none of the others explains it."""
 
     def cost(context: RuleContext) -> float:
         cause = _largest(context)
         explaining = [rule.gpu for rule in rules if rule.gpu is not None and rule.code in _EXPLAINED_BY[cause]]
-        if any(context.pct(case.cost(context)) >= MIN_SHARE_PCT for case in explaining):
-            return 0.0
-        return context.rank.idle[cause].ms_per_step
+        costs_ms = [cost_ms for case in explaining if context.pct(cost_ms := case.cost(context)) >= MIN_SHARE_PCT]
+        left_ms = context.rank.idle[cause].ms_per_step - sum(costs_ms)
+        return left_ms if not costs_ms or context.pct(left_ms) >= MIN_SHARE_PCT else 0.0
 
-    return Rule("gpu-idle", gpu=Case(cost, _explain_idle, unpredicted))
+    return Rule("gpu-idle", gpu=Case(cost, lambda context: _explain_idle(context, cost(context)), unpredicted))
 
 
 def _largest(context: RuleContext) -> str:
     return max(context.rank.idle, key=lambda cause: context.rank.idle[cause].ms_per_step)
 
 
-def _explain_idle(context: RuleContext) -> Explanation:
-    cause = _largest(context)
-    launched, idle_ms = cause == "gpu", context.rank.idle[cause].ms_per_step
+def _explain_idle(context: RuleContext, idle_ms: float) -> Explanation:
+    launched = _largest(context) == "gpu"
     part = next((part for part in context.rank.idle_parts if part.launched == launched), None)
     title = f"the GPU idles {context.of_step(idle_ms)}"
     title += " although its next work has been launched" if launched else " and waits for the host"
-    evidence: Evidence = {"idle_ms_per_step": idle_ms}
+    evidence: Evidence = {"idle_ms_per_step": idle_ms, **({} if launched else {"waits_for": "host"})}
     if part:
         title += f", mostly before {_short(part.following)}" if launched and part.following else ""
         if part.activity or not launched:
@@ -207,6 +206,8 @@ def _explain_idle(context: RuleContext) -> Explanation:
             "The GPU waits for something on its own side: another stream's event, a dependency inside a CUDA graph, "
             "another process on this GPU. The timeline shows what runs on the other streams just before the gap ends."
         )
+    elif (held := in_function(context.rank, "gpu-idle")) is not None:
+        advice = f"Look at {held.where} first: the GPU waits for what it does."
     else:
         more = context.more_with_stacks
         shows = f"{more} shows" if more else " The Python functions in the report show"

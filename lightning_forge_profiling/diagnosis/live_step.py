@@ -14,7 +14,7 @@ from lightning_forge_profiling.diagnosis.findings import RULES
 from lightning_forge_profiling.diagnosis.ledger_costs import hooks_ms, self_times
 from lightning_forge_profiling.diagnosis.loader import with_advice_of
 from lightning_forge_profiling.diagnosis.machine_rules import machine_findings
-from lightning_forge_profiling.diagnosis.ranks import HOST_WAITS, spread
+from lightning_forge_profiling.diagnosis.ranks import keeps_waiting, spread
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
     MIN_SHARE_PCT,
@@ -182,7 +182,7 @@ def _of_live_step(finding: Finding, steps: RecordedSteps) -> Finding:
     recorded_ms, live_ms = steps.rank.step_ms.mean, steps.run.timing.step_ms.mean
     share = finding.share_pct * recorded_ms / live_ms
     saves_ms = finding.saves.ms_per_step if finding.saves else 0.0
-    if finding.code in HOST_WAITS and not steps.shortened:
+    if keeps_waiting(finding) and not steps.shortened:
         share, words, saves_ms = _live_wait(finding, share, saves_ms, steps)
         title = f"{words}. Recorded, which slows the host: {finding.title}"
     else:
@@ -270,17 +270,18 @@ def _bounded_by_run(finding: Finding, of_run: Finding | None, run: RunEvidence) 
 
 def _contradictions(findings: Sequence[Finding], live: Mapping[str, Finding], steps: RecordedSteps) -> list[str]:
     """Where trace and run disagree on whether host or GPU is ahead. The trace, which has both, decides."""
-    by_code, launching = {finding.code: finding for finding in findings}, "launch-bound"
-    if launching in live and not HOST_WAITS & by_code.keys():
+    launching = "launch-bound"
+    if launching in live and not any(map(keeps_waiting, findings)):
         in_run, idle_pct = live[launching].share_pct, steps.rank.gpu.idle_pct
         text = f"by the whole run's regions the host sets the pace in {in_run:.0f} % of a step, "
         return [f"{text}in the recorded steps the GPU was idle for {idle_pct:.0f} %"]
     queued_pct = 100 - (100.0 if steps.run.timing.gpu_starved_pct is None else steps.run.timing.gpu_starved_pct)
-    if launching in by_code and launching not in live and queued_pct > _QUEUED_PCT:
-        finding = by_code[launching]
+    paced = (each for each in findings if each.code == launching or each.evidence.get("waits_for") == "host")
+    finding = next(paced, None)
+    if finding is not None and launching not in live and queued_pct > _QUEUED_PCT:
         recorded_pct = finding.evidence.get("share_of_recorded_step_pct", finding.share_pct)
-        text = f"launch-bound took {recorded_pct:.0f} % of the recorded steps, but in the whole run the GPU still had "
-        return [f"{text}work queued at {queued_pct:.0f} % of the batch ends"]
+        text = f"{finding.code} took {recorded_pct:.0f} % of the recorded steps, but in the whole run the GPU "
+        return [f"{text}still had work queued at {queued_pct:.0f} % of the batch ends"]
     return []
 
 

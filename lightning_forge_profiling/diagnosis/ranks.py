@@ -62,8 +62,7 @@ from lightning_forge_profiling.schema import (
 
 STRAGGLER: Final = "straggler"
 
-# what keeps the GPU waiting for the host, the data loader apart
-HOST_WAITS: Final = frozenset({"launch-bound", "sync-bound", "allocator-churn", "slow-optimizer", "slow-launches"})
+_HOST_WAITS: Final = frozenset({"launch-bound", "sync-bound", "allocator-churn", "slow-optimizer", "slow-launches"})
 
 _PAIR: Final = 2
 _MOST_NAMED: Final = 4
@@ -497,9 +496,14 @@ def trace_straggler(contexts: Sequence[RuleContext]) -> Finding | None:
     return as_finding(STRAGGLER, explained, share_pct=100 * cost_ms / step_ms, saves=saves, rank=rank)
 
 
+def keeps_waiting(finding: Finding) -> bool:
+    """Whether the GPU waits for the host in what a finding is of, the data loader apart."""
+    return finding.code in _HOST_WAITS or finding.evidence.get("waits_for") == "host"
+
+
 def part_of(straggler: Finding, finding: Finding) -> Finding:
     """A late rank's own waits for its host are what the others wait for, and no second thing to fix."""
-    if finding.rank != straggler.rank or finding.code not in HOST_WAITS or straggler.evidence.get("late") == "gpu":
+    if finding.rank != straggler.rank or not keeps_waiting(finding) or straggler.evidence.get("late") == "gpu":
         return finding
     advice = f"This makes rank {finding.rank} late: see straggler, whose fix saves this time."
     return replace(finding, advice=advice, fix="", saves=None)

@@ -268,6 +268,7 @@ _SPENT: Final = MappingProxyType(
         "python-bound": "python",
         "input-bound": "data",
         "launch-bound": "launching",
+        "gpu-idle": "waiting",
         **{f"blocked-{name}": name for name in COMPUTE},
     }
 )

@@ -14,8 +14,9 @@ from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.findings import run_findings
 from lightning_forge_profiling.diagnosis.hints import run_hints
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
-from lightning_forge_profiling.diagnosis.verdict import decide, in_order
+from lightning_forge_profiling.diagnosis.verdict import decide, in_order, with_lines
 from lightning_forge_profiling.names import REGIONS
+from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.ranks.stacks import is_in_loop
 from lightning_forge_profiling.run.stack_sampler import Place, PlaceTime, sampled_lines, stack_region
 from lightning_forge_profiling.run.step_timer import StepTimer
@@ -42,6 +43,7 @@ from tests.evidence import made_evidence, with_figures
 from tests.fakes import FakeDevice
 from tests.models import Classifier, busy, every_step, loader
 from tests.samples import sample_analysis
+from tests.synthetic import Synthetic
 
 
 def evidence(gpu_starved_pct, *times, on_device=True, world_size=1, steps=48, p50=None):
@@ -485,6 +487,19 @@ def test_where_the_gpu_waits_for_a_line_that_waits_that_line_is_the_advice():
     assert "CUDA graphs" in busy.advice
     several = combine(None, with_figures(run, lines={"forward": (waits,)}, world_size=2)).findings[0]
     assert "what waits" not in several.advice, "it may wait for the other rank"
+
+
+def test_where_a_trace_shows_only_that_the_host_works_the_runs_line_is_the_advice(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 100)
+    trace.kernel(60, 100, launched=60)
+    [recorded] = analyze(trace.write(tmp_path)).analysis.findings
+    assert (recorded.code, "No fix is known" in recorded.advice) == ("gpu-idle", True)
+    line = SampledLine(file="train.py", line=6, function="M.training_step", pct=90.0, waiting_pct=3.0)
+    run = evidence(100, *[(22.0, 22.0)] * 6)
+    [finding] = with_lines([recorded], replace(run, lines=dict.fromkeys(("forward", "other"), (line,))))
+    assert "train.py:6 M.training_step" in finding.title
+    assert finding.advice == "Make that line cheaper, or do what it does once, ahead of time."
 
 
 def test_an_update_that_outlasts_its_launches_does_not_hide_that_the_gpu_waited_before():

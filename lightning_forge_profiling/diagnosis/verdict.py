@@ -204,13 +204,14 @@ def _with_line(finding: Finding, run: RunEvidence) -> Finding:
         line = run.lines[workers][0]
         words = f"a worker spends {line.pct:.0f} % of its time on batches in {place_of(line)}"
         return _at_line(finding, words, _name(line), line.pct)
-    times = RunTimes.of(run)
+    times, waits_for_host = RunTimes.of(run), finding.evidence.get("waits_for") == "host"
     if isinstance(mostly, str):
         weights = {mostly: 1.0}
     elif isinstance(part, str):
         weights = {part: 1.0}
     else:
-        weights = {name: times.region(name).host_ms for name in _REGIONS.get(finding.code, ())}
+        code = "launch-bound" if waits_for_host else finding.code
+        weights = {name: times.region(name).host_ms for name in _REGIONS.get(code, ())}
     spent: defaultdict[str, float] = defaultdict(float)
     waiting: defaultdict[str, float] = defaultdict(float)
     places: dict[str, str] = {}
@@ -230,6 +231,8 @@ def _with_line(finding: Finding, run: RunEvidence) -> Finding:
         finding = _with_advice_on(where, finding, run)
     if waits and pct > _MOST_PCT and finding.code in _HELD_UP and run.timing.on_device and run.ranks.world_size == 1:
         finding = replace(finding, advice=WAITS, fix="")
+    if waits_for_host:
+        finding = replace(finding, advice=WAITS if waits else _THAT_LINE)
     return _at_line(finding, f"{share} in {places[where]}{waits}", where, pct)
 
 

@@ -515,20 +515,41 @@ def test_a_rank_that_cannot_be_is_unknown(rank, tmp_path):
 
 # --- files that are no trace -----------------------------------------------------------------------------------------
 
+EXPORT = 'export one with prof.export_chrome_trace("trace.json") of torch.profiler'
+# as `torch.autograd.profiler.profile` writes it without Kineto
+OF_AUTOGRAD = {"ph": "X", "ts": 288.048, "dur": 9.5, "tid": 1, "pid": "CPU functions", "args": {}}
+AUTOGRAD_LIST = [
+    {"name": "aten::add", **OF_AUTOGRAD},
+    {"name": "aten::add", **OF_AUTOGRAD, "ph": "s", "id": 1, "cat": "cpu_to_cuda"},
+    {"name": "add_kernel", **OF_AUTOGRAD, "tid": "0", "pid": "CUDA functions"},
+]
 NO_TRACES = {
     "empty": (b"", "the file is empty"),
     "blank": (b" \n\t ", "the file is empty"),
     "packed nothing": (gzip.compress(b"", mtime=0), "the file is empty"),
     "text": (b"Traceback (most recent call last):", "not a trace: a trace is JSON"),
     "picture": (b"\x89PNG\r\n\x1a\n" + bytes(99), "not a trace: a trace is JSON"),
-    "zip": (b"PK\x03\x04" + bytes(99), "not a trace, but a zip file (unpack it): "),
-    "zst": (b"\x28\xb5\x2f\xfd" + bytes(99), "not a trace, but a zst file (unpack it): "),
-    "perfetto": (b"\n\x80\x01\x08\x00", "not a trace, but a Perfetto trace: "),
+    "zip": (b"PK\x03\x04" + bytes(99), "a zip archive, not a trace: unzip it"),
+    "zst": (b"\x28\xb5\x2f\xfd" + bytes(99), "compressed with zstd, not a trace: decompress it with zstd -d"),
+    "tar": (bytes(257) + b"ustar\x0000", "a tar archive, not a trace: unpack it with tar -xf"),
+    "database": (b"SQLite format 3\0" + bytes(99), f"an SQLite database, as of Nsight Systems, not a trace: {EXPORT}"),
+    "snapshot": (b"\x80\x04\x95" + bytes(99), "a pickle, as a memory snapshot is, not a trace"),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS, not a trace: fetch the file"),
+    "web page": (b"\n<!doctype html><html>", "a web page, not a trace: download the file itself"),
+    "perfetto": (b"\n\x80\x01\x08\x00", f"a Perfetto trace (protobuf), not one of torch.profiler: {EXPORT}"),
+    "perfetto that begins like JSON": (
+        b"\n{" + b"\x08\x01".ljust(ord("{"), b"a") + b"\n\x02\x08\x01",
+        "a Perfetto trace (protobuf)",
+    ),
+    "autograd's list": (
+        json.dumps(AUTOGRAD_LIST).encode(),
+        f"a list of events of torch.autograd.profiler, which has no kinds of events; {EXPORT}",
+    ),
     "half a gzip header": (b"\x1f\x8b\x08", "damaged gzip data"),
-    "an object": (b"{}", "JSON, but not a trace: it has no traceEvents list"),
+    "an object": (b"{}", f"JSON, but not a trace: it has no traceEvents list; {EXPORT}"),
     "another object": (b'{"a": [1, 2], "b": {"c": null}}', "JSON, but not a trace"),
     "events that are no list": (b'{"traceEvents": {"a": 1}}', "JSON, but not a trace"),
-    "a number": (b"12", "not a trace: a trace is JSON of torch.profiler"),
+    "a number": (b"12", f"not a trace: a trace is JSON, also as gzip; {EXPORT}"),
     "deep": (b'{"a": ' + b"[" * 100_000, "not JSON"),
     "an empty trace": (b'{"traceEvents": []}', "no complete event: its list has none"),
     "an empty list": (b"[]", "no complete event: its list has none"),
@@ -543,12 +564,34 @@ NO_TRACES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", NO_TRACES)
 def test_a_file_that_is_no_trace_is_one_line_and_exit_code_2(case, tmp_path, capsys):
+    """Whatever its name says, and whichever command reads it."""
     content, complaint = NO_TRACES[case]
     assert refused(capsys, written(tmp_path, content), complaint)
     assert refused(capsys, written(tmp_path, gzip.compress(content) if content[:1] != b"\x1f" else content), complaint)
+
+
+@pytest.mark.parametrize("case", ["zip", "zst", "perfetto", "autograd's list", "empty"])
+def test_what_show_refuses_is_not_exported(case, tmp_path, capsys):
+    path, out = written(tmp_path, NO_TRACES[case][0]), tmp_path / "out"
+    assert refused(capsys, path, "", ("export", "--for", "tensorboard", "--out", out))
+    assert list(out.iterdir()) == []
+
+
+def test_traces_in_other_formats_are_named_where_a_folder_has_them(tmp_path, capsys):
+    """Alone or beside a trace that is read."""
+    written(tmp_path, NO_TRACES["zst"][0], "rank1.trace.json.zst")
+    (tmp_path / "data.zip").write_bytes(NO_TRACES["zip"][0])  # a data set
+    assert refused(
+        capsys, tmp_path, "rank1.trace.json.zst (compressed with zstd, not a trace: decompress it with zstd -d)"
+    )
+    written(tmp_path, made.today(), "rank0.trace.json")
+    code, out, _ = forge(capsys, "show", tmp_path)
+    assert code == 0
+    (line,) = [line for line in out.splitlines() if "decompress it with zstd -d" in line]
+    assert "rank1.trace.json.zst" in line
+    assert "data.zip" not in out
 
 
 def test_what_cannot_be_read_at_all_is_one_line_and_exit_code_2(tmp_path, capsys):

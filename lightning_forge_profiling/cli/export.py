@@ -28,10 +28,8 @@ def export(args: argparse.Namespace) -> int:
         for source, target in copies:
             progress(f"copying {source}")
             try:
-                if shares:
-                    problems += (f"{target.name}: {problem}" for problem in write_anonymous_copy(source, target))
-                else:
-                    write_plugin_copy(source, target)
+                write = write_anonymous_copy if shares else write_plugin_copy
+                problems += (f"{target.name}: {problem}" for problem in write(source, target))
             except TraceError as exc:
                 failures.append(str(exc))
     if len(failures) == len(copies):

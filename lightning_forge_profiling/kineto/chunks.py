@@ -20,16 +20,50 @@ COMPRESS_LEVEL: Final = 4  # of gzip files we write: a third of level 9's time f
 _PIECE_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 18
 _GZIP_MAGIC: Final = b"\x1f\x8b"
-_OTHER_FILES: Final = {
-    b"PK\x03\x04": "a zip file (unpack it)",
-    b"\x28\xb5\x2f\xfd": "a zst file (unpack it)",
-    b"<!DOCTYPE html>": "a web page",
-}
 _GZIP_WBITS: Final = 31
+
+EXPORT_IT: Final = 'export one with prof.export_chrome_trace("trace.json") of torch.profiler'
+
+# How other files begin, what they are, and what to do.
+_OTHER_FORMATS: Final = tuple(
+    (re.compile(start, re.DOTALL | re.IGNORECASE), what, advice)
+    for start, what, advice in (
+        (rb"PK(?:\x03\x04|\x05\x06)", "a zip archive", "unzip it and give the file in it"),
+        (rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", "compressed with zstd", "decompress it with zstd -d"),
+        (rb"\xfd7zXZ\0", "compressed with xz", "decompress it with xz -d"),
+        (rb"BZh[1-9]", "compressed with bzip2", "decompress it with bzip2 -d"),
+        (rb"\x04\x22\x4d\x18", "compressed with lz4", "decompress it with lz4 -d"),
+        (rb".{257}ustar", "a tar archive", "unpack it with tar -xf and give the file in it"),
+        (rb"SQLite format 3\0", "an SQLite database, as of Nsight Systems", EXPORT_IT),
+        (rb"\x80[\x02-\x05]", "a pickle, as a memory snapshot is", "open a snapshot at https://pytorch.org/memory_viz"),
+        (rb"version https://git-lfs", "a pointer of Git LFS", "fetch the file with git lfs pull"),
+        (rb"\s*<(?:!DOCTYPE|html)", "a web page", "download the file itself"),
+    )
+)
+_PERFETTO: Final = f"a Perfetto trace (protobuf), not one of torch.profiler: {EXPORT_IT}"
+_PACKET: Final = re.compile(
+    rb"\n([\x80-\xff]{0,4}[\0-\x7f])", re.DOTALL
+)  # field 1 of a protobuf message and its length
+_BEGINNING: Final = 4096
 
 # Traces compress to between a tenth and a thirtieth. A file that exceeds both limits is a decompression bomb.
 _ALWAYS_ALLOWED: Final = 128 << 20
 _ALLOWED_RATIO: Final = 100
+
+
+def other_format(text: bytes) -> str:
+    """What a file that begins like this is instead of a trace, and what to do; "" if it may be a trace."""
+    other = next((f"{what}, not a trace: {advice}" for start, what, advice in _OTHER_FORMATS if start.match(text)), "")
+    return other or (_PERFETTO if _is_perfetto(text) else "")
+
+
+def _is_perfetto(text: bytes) -> bool:
+    """Whether it begins with a packet of protobuf. What looks like JSON is one only if another packet follows."""
+    packet = _PACKET.match(text)
+    if packet is None or min(text[:_BEGINNING]) >= ord("\t"):
+        return False
+    length = sum((byte & 0x7F) << 7 * position for position, byte in enumerate(packet[1]))
+    return not _OPENING.match(text) or text[packet.end() + length :][:1] in (b"", b"\n")
 
 
 def unpacked(path: Path, problems: list[str], *, always_allowed: int = _ALWAYS_ALLOWED) -> Iterator[bytes]:
@@ -162,6 +196,8 @@ class TraceText(Generic[T]):
         text = b""
         # double it, so that a long header is not parsed again with each piece
         while piece := b"".join(_at_least(min(len(text), _LONGEST_EVENT + 1 - len(text)), pieces)):
+            if not text and (other := other_format(piece)):
+                raise TraceError(f"{self.path}: {other}")
             text += piece
             opening = _OPENING.match(text)
             if opening and opening[1] == b"[":
@@ -182,18 +218,15 @@ class TraceText(Generic[T]):
         if not text.strip():
             return "; ".join(["the file is empty", *self.problems])
         if not text.lstrip().startswith((b"{", b"[")):
-            kind = next((kind for start, kind in _OTHER_FILES.items() if text.startswith(start)), None)
-            if kind is None and text.startswith(b"\n") and min(text) < ord("\t"):
-                kind = "a Perfetto trace"
-            return f"not a trace{f', but {kind}' if kind else ''}: a trace is JSON of torch.profiler, also as gzip"
+            return f"not a trace: a trace is JSON, also as gzip; {EXPORT_IT}"
         if len(text) > _LONGEST_EVENT:
-            return f"not a trace: no traceEvents list in its first {_LONGEST_EVENT // _MB} MB"
+            return f"not a trace: no traceEvents list in its first {_LONGEST_EVENT // _MB} MB; {EXPORT_IT}"
         try:
             msgspec.json.decode(_repaired(text))
         except _NOT_JSON as exc:
             cut = "truncated" in str(exc) or self.problems
             return f"cut before its first event, at byte {len(text)}" if cut else f"not JSON: {exc}"
-        return "JSON, but not a trace: it has no traceEvents list"
+        return f"JSON, but not a trace: it has no traceEvents list; {EXPORT_IT}"
 
     def _read_after_events(self, text: bytes) -> None:
         """Read what follows the list of events."""

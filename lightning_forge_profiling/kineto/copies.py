@@ -8,13 +8,14 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from lightning_forge_profiling.errors import TraceError
-from lightning_forge_profiling.kineto.chunks import COMPRESS_LEVEL, TraceText, unpacked
+from lightning_forge_profiling.kineto.chunks import COMPRESS_LEVEL, EXPORT_IT, TraceText
 from lightning_forge_profiling.names import FETCH_MARK, METADATA_KEY
 from lightning_forge_profiling.safe_files import whole_file
 
@@ -176,9 +177,15 @@ class _Place(msgspec.Struct):
 
 
 _Fields = dict[str, msgspec.Raw]
-_decode_places = msgspec.json.Decoder(list[_Place]).decode
+_decode_place = msgspec.json.Decoder(_Place).decode
 _decode_fields = msgspec.json.Decoder(_Fields).decode
-_decode_events = msgspec.json.Decoder(list[_Fields]).decode
+_decode_texts = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def _objects(text: bytes) -> list[msgspec.Raw]:
+    """The events of a list; other values are left out, as where a trace is analysed."""
+    text.decode()  # broken UTF-8 would stay in `msgspec.Raw`
+    return [value for value in _decode_texts(text) if bytes(value).startswith(b"{")]
 
 
 def write_anonymous_copy(source: Path, target: Path) -> tuple[str, ...]:
@@ -216,7 +223,7 @@ class _Plan:
 
     def _collect_identities(self, text: bytes) -> list[_Place]:
         self._identities |= identities_in(text.decode(errors="replace"))
-        return _decode_places(text)
+        return [_decode_place(event) for event in _objects(text)]
 
     def _number(self, place: _Place) -> None:
         if place.ph == "X" and isinstance(place.cat, str) and place.cat not in _OF_GPU:
@@ -254,9 +261,9 @@ def _copy(source: Path, plan: _Plan) -> Iterator[bytes]:
     header = shareable(plan.header, HEADER, plan.redact) or {}
     yield json.dumps({**header, "traceEvents": []}).removesuffix("]}").encode()  # with the spaces that HTA looks for
     separator = b"\n"
-    for events in TraceText(source, _decode_events).events():
+    for events in TraceText(source, _objects).events():
         for fields in events:
-            event = _event(fields, plan)
+            event = _event(_decode_fields(fields), plan)
             if event:
                 yield separator + msgspec.json.encode(event)
                 separator = b",\n"
@@ -324,6 +331,7 @@ _RENAMED = {
     "user_annotation": msgspec.Raw(b'"cpu_op"'),
     # Not fwdbwd: with `forward_backward` events beside recorded modules, the plugin loses operators or fails to load.
 }
+_ARROWS = ("s", "t", "f")
 _DROPPED = "gpu_user_annotation"  # a ProfilerStep# among them would count as another step
 
 # The plugin recognizes data loading only by the name of torch's DataLoader. The fetch that the callbacks mark covers
@@ -334,63 +342,54 @@ _FETCH_IN_PLUGIN = msgspec.Raw(f'"enumerate(DataLoader)#{FETCH_MARK}.__next__"'.
 class _Event(msgspec.Struct):
     """The fields that decide how an event is copied."""
 
-    cat: str | None = None
-    name: str | None = None
+    ph: Any = None
+    cat: Any = None
+    name: Any = None
 
 
 _decode_event = msgspec.json.Decoder(_Event).decode
-_decode_texts = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-def write_plugin_copy(source: Path, target: Path) -> None:
-    """Write the copy of a trace for TensorBoard's profiler plugin.
+def _with_kinds(text: bytes) -> list[tuple[_Event, msgspec.Raw]]:
+    return [(_decode_event(event), event) for event in _objects(text)]
+
+
+def write_plugin_copy(source: Path, target: Path) -> tuple[str, ...]:
+    """Write the copy of a trace for TensorBoard's profiler plugin; returns what could not be read.
 
     torch-tb-profiler 0.4.3, the last release, does not know the categories of current PyTorch. The copy uses the old
     ones and leaves out events that the plugin would miscount; docs/commands.md lists the changes and their effects.
     `target` appears complete or not at all, because the plugin reads the files of a run only once. The plugin lists it
     as a worker of the run if its name ends in `.pt.trace.json.gz`.
     """
-    problems: list[str] = []
-    trace = b"".join(unpacked(source, problems))
-    if problems:
-        raise TraceError(f"{source}: not a trace: {problems[0]}")
-    try:
-        with whole_file(target) as file, gzip.open(file, "wb", compresslevel=COMPRESS_LEVEL) as copy:
-            copy.writelines(plugin_trace(trace))
-    except TraceError as exc:
-        raise TraceError(f"{source}: {exc}") from exc
+    text = TraceText(source, _with_kinds)
+    with whole_file(target) as file, gzip.open(file, "wb", compresslevel=COMPRESS_LEVEL) as copy:
+        copy.writelines(_plugin_trace(text))
+    return tuple(text.problems)
 
 
-def plugin_trace(trace: bytes) -> Iterator[bytes]:
-    """Rewrite a trace for TensorBoard's profiler plugin."""
-    try:
-        fields = _decode_fields(trace)
-        if "traceEvents" not in fields:
-            raise TraceError("not a trace: it has no traceEvents")
-        events = _decode_texts(fields["traceEvents"])
-        for position, (key, value) in enumerate(fields.items()):
-            yield b"," if position else b"{"
-            yield msgspec.json.encode(key) + b":"
-            if key == "traceEvents":
-                yield from _event_list(events)
-            else:
-                yield bytes(value)
-        yield b"}"
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise TraceError(f"not a trace: {exc}") from exc
-
-
-def _event_list(events: list[msgspec.Raw]) -> Iterator[bytes]:
-    separator = b"[\n"
-    for text in events:
-        event = _decode_event(text)
-        if event.cat == _DROPPED:
+def _plugin_trace(text: TraceText[tuple[_Event, msgspec.Raw]]) -> Iterator[bytes]:
+    pieces = text.events()
+    first = next(pieces)
+    before = dict(text.header)
+    yield b"{" + b"".join(_field(key, value) + b"," for key, value in before.items()) + b'"traceEvents":['
+    separator, of_any_kind = b"\n", False
+    for about, event in chain(first, chain.from_iterable(pieces)):
+        of_any_kind = of_any_kind or bool(about.cat and about.ph not in _ARROWS)
+        if about.cat == _DROPPED:
             continue
         yield separator
         separator = b",\n"
-        if event.cat in _RENAMED:
-            fields = _decode_fields(text) | {"cat": _RENAMED[event.cat]}
-            yield msgspec.json.encode(fields | {"name": _FETCH_IN_PLUGIN} if event.name == FETCH_MARK else fields)
+        if kind := _RENAMED.get(str(about.cat)):
+            fields = _decode_fields(event) | {"cat": kind}
+            yield msgspec.json.encode(fields | {"name": _FETCH_IN_PLUGIN} if about.name == FETCH_MARK else fields)
         else:
-            yield bytes(text)
-    yield b"\n]" if separator == b",\n" else b"[]"
+            yield bytes(event)
+    if not of_any_kind:
+        raise TraceError(f"{text.path}: none of its events has a kind (cat); {EXPORT_IT}")
+    yield b"\n]" + b"".join(b"," + _field(key, value) for key, value in text.header.items() if key not in before)
+    yield b"}"
+
+
+def _field(key: str, value: msgspec.Raw) -> bytes:
+    return msgspec.json.encode(key) + b":" + bytes(value)

@@ -3,11 +3,12 @@
 import os
 import re
 from collections.abc import Callable, Iterable
-from errno import ELOOP
+from errno import EINVAL, ELOOP
 from pathlib import Path
 from typing import Final
 
 from lightning_forge_profiling.errors import TraceError
+from lightning_forge_profiling.kineto.chunks import other_format, unpacked
 from lightning_forge_profiling.names import (
     RANK_SUMMARY,
     RECORD_FOLDER,
@@ -18,6 +19,10 @@ from lightning_forge_profiling.names import (
 
 _TRACE: Final = re.compile(r".+\.(?:pt\.)?trace\.json(?:\.gz)?", re.DOTALL)  # a name may hold a line break
 _ANY_JSON: Final = re.compile(rf"(?!{re.escape(SUMMARY_JSON)}|.+{re.escape(RANK_SUMMARY)}).+\.json(?:\.gz)?", re.DOTALL)
+_PACKED: Final = r"(?:zip|zst|xz|bz2|lz4|tar|tar\.gz|tgz)"
+_TRACE_IN_ANOTHER_FORMAT: Final = re.compile(
+    rf".*trace.*\.{_PACKED}|.+\.json\.{_PACKED}|.+\.(?:pftrace|perfetto-trace)", re.DOTALL
+)
 _WORKER: Final = re.compile(r"(.+)\.(\d{10,})\.pt\.trace\.json(?:\.gz)?", re.DOTALL)
 _PLUGIN_COPY: Final = re.compile(r"rank\d+\.pt\.trace\.json\.gz")
 _RANK: Final = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE)
@@ -129,6 +134,8 @@ def _listed(folder: Path, unreadable: list[OSError]) -> tuple[list[str], list[Pa
             try:
                 if entry.is_file(follow_symlinks=False):
                     names.append(entry.name)
+                    if _TRACE_IN_ANOTHER_FORMAT.fullmatch(entry.name) and (other := _other_format(Path(entry.path))):
+                        unreadable.append(OSError(EINVAL, other, entry.path))
                 elif entry.is_dir():
                     folders.append(folder / entry.name)
                 elif entry.is_symlink() and _TRACE.fullmatch(entry.name):
@@ -136,6 +143,13 @@ def _listed(folder: Path, unreadable: list[OSError]) -> tuple[list[str], list[Pa
             except OSError as exc:  # a link to a folder without permission
                 unreadable.append(exc)
     return names, folders
+
+
+def _other_format(path: Path) -> str:
+    try:
+        return other_format(next(unpacked(path, []), b""))
+    except TraceError:
+        return ""
 
 
 def _notes(path: Path, unreadable: Iterable[OSError]) -> tuple[str, ...]:

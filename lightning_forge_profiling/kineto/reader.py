@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from lightning_forge_profiling.errors import TraceError
-from lightning_forge_profiling.kineto.chunks import TraceText
+from lightning_forge_profiling.kineto.chunks import EXPORT_IT, TraceText
 from lightning_forge_profiling.kineto.trace import (
     ACTIVITIES,
     Allocations,
@@ -488,6 +488,9 @@ _Fields = Mapping[str, msgspec.Raw]
 T = TypeVar("T")
 
 
+_AUTOGRAD: Final = ("CPU functions", "CUDA functions")  # the processes in exports of torch.autograd.profiler
+
+
 def read_trace(path: Path) -> Trace:
     """Read a trace that `torch.profiler` exported.
 
@@ -517,7 +520,9 @@ def read_trace(path: Path) -> Trace:
             problems.append(f"{number} {'event is' if number == 1 else 'events are'} {what}")
     if trace is None:
         what = f"of its {count} events, none is an operator, a runtime call, GPU work or an annotation"
-        raise TraceError(f"{path}: {'; '.join([what, *problems])}")
+        if any(getattr(event, "pid", None) in _AUTOGRAD for event in events):
+            what = "a list of events of torch.autograd.profiler, which has no kinds of events"
+        raise TraceError(f"{path}: {'; '.join([what, *problems, EXPORT_IT])}")
     trace, behind_ns = _on_the_hosts_clock(trace)
     if behind_ns:
         problems.append(f"GPU work begins before its launch: its times were moved by {behind_ns / 1e6:,.3f} ms")

@@ -1165,7 +1165,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
             computation, copies, communication. So overlapped communication counts to the computation that hides it.
         idle: the idle time by host activity: `data` in the data loader, `launch` in a launch of 0.1 ms or more,
             `allocator` in cudaMalloc or cudaFree, `sync` waiting for the GPU, `copy` copying, `python` anything else;
-            `gpu` if the next kernel was already launched.
+            `gpu` if the next kernel was already launched; in a process with several GPUs, `others` while they work.
         idle_parts: the idle time by runtime call, operator or annotated range on the host, longest first.
         comm: communication, total and exposed.
         copies: copies by direction and memory.

@@ -316,6 +316,19 @@ def test_long_gaps_that_a_graph_would_close_are_gaps_between_launches(by, tmp_pa
     assert trace.rank(tmp_path).host.idle_launching_ms_per_step == pytest.approx(50)
 
 
+def test_of_several_gpus_in_a_process_one_is_judged_and_waits_for_the_others(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 100)
+    for start in range(0, 100, 20):  # in turns; the second works less
+        trace.kernel(start, start + 10, launched=start)
+        trace.kernel(start + 12, start + 20, launched=start + 12, device=1)
+    found = analyze(trace.write(tmp_path)).analysis
+    assert causes(found.ranks[0]) == {"python": pytest.approx(10), "others": pytest.approx(40)}
+    assert found.verdict_text.startswith("gpu-idle: the GPU idles 40.0 ms of each 100.0 ms step while other GPUs of")
+    [note] = found.warnings
+    assert "several GPUs work in this process (GPU 0 50.0 ms, GPU 1 40.0 ms); all figures are of GPU 0" in note
+
+
 def test_a_trace_without_launches_has_no_cause_but_python(tmp_path):
     trace = Synthetic()
     trace.step(0, 0, 100)

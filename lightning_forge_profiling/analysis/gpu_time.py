@@ -108,7 +108,7 @@ class IdleTime:
     """Idle time of the GPU in nanoseconds; every array has one entry per step."""
 
     idle: Ints  # idle time in each step's window
-    causes: dict[str, Ints]  # the same by cause (`IDLE_CAUSES`); the causes sum to it
+    causes: dict[str, Ints]  # the same by cause (`IDLE_CAUSES`, and `others` with several GPUs); the causes sum to it
     # idle time caused by syncs. A gap that begins during a sync, because the queue ran dry, counts whole; of other
     # gaps, the time in syncs and in operators that contain one. Lightning's syncs are left out.
     after_sync: Ints
@@ -146,7 +146,7 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
 
     A gap ends when the next work begins. Until the call that launches it returns, the GPU waits for the host, and the
     host's activity is the cause. Until the launch latency has passed, it waits for the launch. The rest of the gap is
-    the GPU's own: work was launched and did not begin.
+    the GPU's own: work was launched and did not begin. Where other GPUs of the process work, it waits for those.
     """
     steps, gpu, links = recording.steps, recording.trace.gpu, recording.links
     gaps = steps.gpu.spans - busy
@@ -157,8 +157,10 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
     returned = np.minimum(np.maximum(launch, take(recording.trace.calls.end, call)), gaps.end)
     ready = np.minimum(np.maximum(launch + launch_latency(recording), returned), gaps.end)
     waits = ready > gaps.start
-    waiting = Intervals(gaps.start[waits], ready[waits])  # for the host, or for the launch to reach the GPU
-    for_host = Intervals.of(gaps.start, returned)
+    elsewhere = recording.elsewhere
+    # for the host, or for the launch to reach the GPU
+    waiting = Intervals(gaps.start[waits], ready[waits]) - elsewhere
+    for_host = Intervals.of(gaps.start, returned) - elsewhere
 
     activity = _host_activity(recording)
     in_call = np.maximum(launch, gaps.start)
@@ -172,7 +174,9 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
         causes[cause] = steps.gpu.measure((for_host & spans) - claimed)
         claimed |= spans
     causes["python"] = steps.gpu.measure(waiting) - sum(causes.values())
-    causes["gpu"] = steps.gpu.measure(gaps) - steps.gpu.measure(waiting)
+    causes["gpu"] = steps.gpu.measure(gaps - elsewhere) - steps.gpu.measure(waiting)
+    if elsewhere.total:
+        causes["others"] = steps.gpu.measure(gaps & elsewhere)
 
     def caused_by(calls: Intervals) -> Intervals:
         # work launched before the gap would have begun no sooner without the call
@@ -194,7 +198,7 @@ def idle_time(recording: Recording, busy: Intervals) -> IdleTime:
         for_host=for_host,
         for_launch=gaps - for_host,
         waiting=waiting,
-        waiting_for=following[waits],
+        waiting_for=_following(recording, waiting.end),
     )
 
 

@@ -41,6 +41,7 @@ class Recording:
     # for each row of GPU work the position of its step: the one that launched it, or if the launch is unknown the one
     # in whose window it begins; -1 for none, and for work launched before the recording
     step: Ints
+    elsewhere: Intervals = NOTHING  # when other GPUs of the process work
 
     @cached_property
     def _regions(self) -> tuple[Ints, dict[str, Intervals]]:
@@ -59,13 +60,33 @@ class Recording:
 
 
 def prepare(trace: Trace) -> Recording:
-    """Find launches, steps and kinds of a trace."""
+    """Find launches, steps and kinds of a trace, of the GPU that works longest."""
+    trace, elsewhere = _of_one_gpu(trace)
     nesting = Nesting(trace.operators)
     links = link(trace, nesting)
     steps = find_steps(trace, links)
     step = np.where(links.linked, steps.host.at(links.time), steps.gpu.at(trace.gpu.start))
     step[launched_before(trace, links)] = -1
-    return Recording(trace, nesting, links, steps, _kinds(trace, links, nesting), step)
+    return Recording(trace, nesting, links, steps, _kinds(trace, links, nesting), step, elsewhere)
+
+
+def _of_one_gpu(trace: Trace) -> tuple[Trace, Intervals]:
+    """The trace with only the GPU that works longest and the launches of its work, and when others work."""
+    gpus, number = np.unique([device for device, _ in trace.lanes], return_inverse=True)
+    gpu = number[trace.gpu.lane] if len(trace.gpu) else np.zeros(0, np.int64)
+    worked = [spans_of(trace.gpu, gpu == each).total for each in range(len(gpus))]
+    if np.count_nonzero(worked) < 2:  # noqa: PLR2004
+        return trace, NOTHING
+    longest = int(np.argmax(worked))
+    work = ", ".join(
+        [f"GPU {name} {ns / 1e6:,.1f} ms" for name, ns in zip(gpus, worked, strict=True) if ns][:_MOST_GPUS]
+    )
+    note = f"{trace.file}: several GPUs work in this process ({work}); all figures are of GPU {gpus[longest]}"
+    own = gpu == longest
+    ids = trace.calls.correlation
+    launch_others = np.isin(ids, trace.gpu.correlation[~own]) & ~np.isin(ids, trace.gpu.correlation[own])
+    of_one = replace(trace, gpu=trace.gpu.at(own), calls=trace.calls.at(~launch_others))
+    return replace(of_one, warnings=(*trace.warnings, note)), spans_of(trace.gpu, ~own)
 
 
 def with_steps(recording: Recording, chosen: NDArray[np.bool_]) -> Recording:
@@ -111,6 +132,8 @@ def by_optimizer(trace: Trace, nesting: Nesting, time: Ints, operator: Ints) -> 
     in_closure |= np.append(~named(trace, marked, re.compile(f"{MARK_PREFIX}optimizer")), False)[mark]
     return steps.contains(time) & ~in_closure
 
+
+_MOST_GPUS: Final = 8  # that a note names
 
 _OTHER: Final = REGIONS.index("other")
 
@@ -264,7 +287,8 @@ def explain(recording: Recording) -> Recording:
         return recording
     gpu = replace(trace.gpu, collective=collective)
     again = prepare(replace(trace, operators=_joined(operators), annotations=_joined(annotations), gpu=gpu))
-    return replace(again, steps=replace(again.steps, light=steps.light, explained=done))
+    steps = replace(again.steps, light=steps.light, explained=done)
+    return replace(again, steps=steps, elsewhere=recording.elsewhere)
 
 
 def _joined(parts: list[_T]) -> _T:

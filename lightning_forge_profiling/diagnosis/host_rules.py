@@ -169,6 +169,7 @@ _EXPLAINED_BY: Final = MappingProxyType(
         "copy": {"transfer-bound"},
         "python": {"launch-bound", "slow-optimizer", "sync-bound", "allocator-churn"},
         "gpu": set(),
+        "others": set(),
     }
 )
 
@@ -191,7 +192,15 @@ def _largest(context: RuleContext) -> str:
 
 
 def _explain_idle(context: RuleContext, idle_ms: float) -> Explanation:
-    launched = _largest(context) == "gpu"
+    cause = _largest(context)
+    if cause == "others":
+        return Explanation(
+            f"the GPU idles {context.of_step(idle_ms)} while other GPUs of the process work",
+            {"idle_ms_per_step": idle_ms},
+            "Parts of a model on several GPUs take turns unless batches are split and overlapped: use a pipeline "
+            "schedule (torch.distributed.pipelining), or a whole model on each GPU (DDP, FSDP), a process each.",
+        )
+    launched = cause == "gpu"
     part = next((part for part in context.rank.idle_parts if part.launched == launched), None)
     title = f"the GPU idles {context.of_step(idle_ms)}"
     title += " although its next work has been launched" if launched else " and waits for the host"

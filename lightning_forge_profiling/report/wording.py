@@ -39,6 +39,7 @@ IDLE_WORDS: Final = MappingProxyType(
         "copy": "in a copy call",
         "python": "in Python between launches",
         "gpu": "next kernel already launched",
+        "others": "other GPUs of the process work",
     }
 )
 STACKS_NOTE: Final = "Recorded with stacks, which slow each Python call: functions that make many calls are overstated"

@@ -331,3 +331,12 @@ SWITCHED_OFF: Final = f"{_SWITCH}=0"
 def switched_off() -> bool:
     """Whether the environment variable `FORGE_PROFILING` is 0."""
     return os.environ.get(_SWITCH) == "0"
+
+
+# Files of code that the user did not write: installed packages and the standard library, what `torch.compile` generates
+# (its cache may lie anywhere, and names files by their hash), and text that is compiled in memory.
+OTHERS_CODE: Final = re.compile(
+    r"(?:^|[/\\])(?:(?:site|dist)-packages|lib[/\\]python3[\w.]*|[Pp]ython3[\w.]*[/\\]Lib|torchinductor[^/\\]*)[/\\]"
+    r"|(?:^|[/\\])[a-z2-7]{2}[/\\]c[a-z2-7]{51}\.py$"
+    r"|^<(?!ipython|stdin>)"
+)

@@ -104,6 +104,42 @@ def test_a_package_that_the_trace_says_is_installed_is_not_the_users(tmp_path, a
     assert spent.where == ("datasets/arrow.py:70 read" if about is None else "train.py:7 make_batch")
 
 
+HASH = "c" + "ab2" * 17
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        f"/var/torchinductor_me/b2/{HASH}.py", f"/scratch/cache/b2/{HASH}.py", f"b2/{HASH}.py",
+        "torch_compile_debug/run_1/torchinductor/model__0_inference_0.0/output_code.py",
+        "<eval_with_key>.5", "<string>", "<frozen importlib._bootstrap>",
+        "/opt/env/lib/python3.12/site-packages/someones/model.py", "/usr/lib/python3/dist-packages/someones/model.py",
+        "C:\\env\\Lib\\site-packages\\someones\\model.py", "C:\\Python312\\Lib\\socket.py",
+        "/usr/lib/python3.12/socket.py",
+        "socket.py", "tqdm/std.py", "triton/runtime/jit.py", "transformers/models/llama/modeling_llama.py",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("caller", ["train.py(20): score", None])
+def test_what_the_user_did_not_write_is_never_named_but_what_calls_it(tmp_path, file, caller):
+    """The function of the user that is the next one outwards, for Python's time and for what waits for the GPU."""
+    trace = stacks(*([(caller, 10, 80)] if caller else []), (f"{file}(30): call", 11, 79))
+    trace.operator("aten::item", 20, 60)
+    trace.call("cudaStreamSynchronize", 21, 59)
+    trace.operator("aten::add", 85, 86)
+    trace.kernel(20, 58, launched=15)
+    rank = trace.rank(tmp_path)
+    assert {user.where for user in rank.python.users} == ({"train.py:20 score"} if caller else set())
+    assert {held.where for held in rank.python.spent.values()} <= {"train.py:20 score"}
+    assert [sync.where for sync in rank.host.syncs] == ["train.py:20 score" if caller else "train.py:90 main"]
+
+
+@pytest.mark.parametrize("file", ["/var/ipykernel_12/3456.py", "<ipython-input-3-ab>", "<stdin>", "models/cab.py"])
+def test_a_cell_of_a_notebook_is_the_users(tmp_path, file):
+    trace = stacks((f"{file}(30): call", 10, 80))
+    trace.operator("aten::add", 85, 86)
+    assert [user.where for user in trace.rank(tmp_path).python.users] == [f"{file}:30 call"]
+
+
 def test_nothing_is_named_where_no_function_holds_half_of_the_time(tmp_path):
     trace = stacks(("train.py(10): training_step", 5, 45))
     trace.operator("aten::add", 92, 94)

@@ -14,6 +14,7 @@ from lightning_forge_profiling.analysis.intervals import Intervals, Nesting, tak
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.steps import WAITS, named
 from lightning_forge_profiling.kineto.trace import Ints, Spans, Trace
+from lightning_forge_profiling.names import OTHERS_CODE
 from lightning_forge_profiling.schema import PythonCall, PythonFunctions, SpentIn, SyncCause, UserFunction
 
 _MOST_CALLS: Final = 200
@@ -22,13 +23,22 @@ _SHORTEST: Final = 0.001  # of a step: shorter calls are left out of the tree
 _HOLDS: Final = 0.5  # a function is named for a time if it holds so much of it
 
 _FRAME: Final = re.compile(r"(?P<file>.+\.pyx?|<.+?>)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
-_INSTALLED: Final = re.compile(r"<(?!ipython-input)|(?:.*/)?(?:(?:site|dist)-packages|lib/python3[\w.]*)/")
 _OBJECT: Final = re.compile(r"<built-in (?:function|method) (\w+)(?: of (.+?)(?: object)?(?: at 0x[0-9a-f]+)?)?>")
 _OURS: Final = "lightning_forge_profiling"
 # Packages that are a library wherever they are installed; a trace of this package names the others.
 _LIBRARIES: Final = frozenset({
     "torch", "lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities", "torchmetrics", "numpy",
     _OURS,
+})  # fmt: skip
+# Further ones that are widely used and unlikely to be the name of a user's own folder: the profiler removes the path to
+# `site-packages`, and other traces do not name what is installed.
+_INSTALLED: Final = frozenset({
+    "PIL", "accelerate", "albumentations", "apex", "av", "bitsandbytes", "click", "cv2", "dask", "deepspeed",
+    "diffusers", "einops", "fire", "flash_attn", "fsspec", "functorch", "h5py", "huggingface_hub", "hydra", "jaxtyping",
+    "jsonargparse", "keras", "kornia", "mlflow", "monai", "omegaconf", "pandas", "peft", "pyarrow", "ray", "rich",
+    "safetensors", "scipy", "sentence_transformers", "skimage", "sklearn", "tensorboard", "timm", "tokenizers",
+    "torch_geometric", "torchao", "torchaudio", "torchdata", "torchtext", "torchvision", "tqdm", "transformer_engine",
+    "transformers", "triton", "trl", "typer", "wandb", "webdataset", "xformers",
 })  # fmt: skip
 
 _Kind = Literal["user", "library", "profiler"]
@@ -58,14 +68,14 @@ def python_functions(recording: Recording, spent: Mapping[str, Intervals]) -> Py
 def kind_of(frame: str, libraries: frozenset[str]) -> _Kind:
     """Whether a function is the user's, a library's or this package's."""
     match = _FRAME.fullmatch(frame)
-    if match is None or _INSTALLED.match(match["file"]):
+    if match is None or OTHERS_CODE.search(match["file"]):
         return "library"
     folders = match["file"].replace("\\", "/").split("/")
     if _OURS in folders[:-1]:
         return "profiler"
     # the profiler writes paths relative to the folder of sys.path that they are in
     top = folders[0].removesuffix(".py")
-    known = top in sys.stdlib_module_names or top in libraries
+    known = top in sys.stdlib_module_names or top in _INSTALLED or top in libraries
     return "library" if known or not _LIBRARIES.isdisjoint(folders[:-1]) else "user"
 
 

@@ -26,10 +26,10 @@ from types import CodeType, FrameType
 from typing import Final, Literal, NamedTuple
 
 from lightning_forge_profiling.host import catches, default_signal, wait_channel
+from lightning_forge_profiling.names import OTHERS_CODE
 
 _PACKAGE: Final = str(Path(__file__).parent.parent)
 _LIBRARIES: Final = ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics", "numpy")
-_TYPED: Final = ("<stdin>", "<ipython")  # code of the user's that has no file
 # the frames around these are the script's: the call of `fit`, or of a plain loop's worker
 TRAINER: Final = ("/pytorch/trainer/trainer.py", "/pytorch_lightning/trainer/trainer.py")
 _OUTERMOST: Final = (*TRAINER, "utils/data/_utils/worker.py")
@@ -93,7 +93,7 @@ def library_folders() -> tuple[str, ...]:
 
 def is_users(file: str) -> bool:
     """Whether code of a file is the user's."""
-    return not file.startswith(library_folders()) and (file[:1] != "<" or file.startswith(_TYPED))
+    return not file.startswith(library_folders()) and OTHERS_CODE.search(file) is None
 
 
 def shown_file(file: str) -> str:

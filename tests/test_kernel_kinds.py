@@ -134,6 +134,13 @@ NAMES = {
         "void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<DeviceRadixSortPolicy<long> >(int*)",
         "void rocprim::ROCPRIM_400200_NS::detail::trampoline_kernel<wrapped_scan_config<long> >(x)",
         "void at::native::sbtopk::gatherTopK<float, unsigned int, 1, false>(x)",
+        "void (anonymous namespace)::resolve_future_token_ids_kernel<long>(long*, long const*, unsigned long)",
+        "void (anonymous namespace)::clamp_position_kernel<long>(long*, long const*, unsigned long)",
+        "compute_position_kernel",
+        "_compute_writeback_idx",
+        "void at::to_dense_representation_kernel<float>(long, long, long const*, float const*, long const*, float*)",
+        "compute_seg_indptr_triton_kernel",
+        "void at::native::compute_cuda_kernel<long>(long const*, long const*, long*, long, long)",
     ],
     "resampling": [
         "void at::native::(anonymous namespace)::max_pool_forward_nchw<float, float>(int, float const*)",
@@ -147,6 +154,11 @@ NAMES = {
         "void tensorrt_llm::kernels::cutlass_kernels::finalizeKernelVecLoad<__nv_bfloat16, __nv_bfloat16>(int)",
         "void moe::dev::routing::routingDeepSeek::routingIndicesOffsetsKernel<KernelParams<float, 8> >(KernelParams)",
         "_combined_routing_compute",
+        "_finalize_matmul_scatter_bf16",
+        "_sum_bitmatrix_rows",
+        "_expt_data_memset",
+        "void vllm::moe::moe_sum_kernel<c10::BFloat16, 8>(c10::BFloat16*)",
+        "compute_src2dst_triton_kernel",
         "void vllm::moe::moe_align_block_size_kernel<int>(int const*, int*, int*, int*, int)",
     ],
     "copy": [
@@ -189,6 +201,9 @@ TRAPS = {
     "ampere_sgemm_128x64_relu_softmax_nn": "softmax",
     "void convert_fp32_to_bf16(float*)": "other",  # conv
     "void all_gather_matmul_kernel<float>(x)": "comm",  # matmul, gather
+    "_matmul_ogs_NNT_bf16xbf16xmxfp4_16x128x128": "matmul",
+    "void grouped_gemm_experts<float>(int const* offsets)": "matmul",  # expert, offsets
+    "void scaled_add(float*, long const* indices)": "elementwise",  # indices
     "void flashinfer::norm::RMSNormKernel<8u, __nv_bfloat16>(x)": "normalization",  # flash
     "create_flashmla_kv_indices_triton": "indexing",  # mla
     "triton_poi_fused_native_dropout_all_reduce_3": "elementwise",  # all_reduce, dropout

@@ -155,6 +155,7 @@ _NAMES: Final = _compile(
     ("comm", "k?userbuffers* deep_ep ep_(dispatch|combine|internode|intranode)* moe_comm barrier_kernel"),
     # Mixture of experts: routing tokens and combining their results (TensorRT-LLM, vLLM, Triton)
     ("routing", "*routing* finalize_kernel_vec_load finalize_moe* moe_(align|sort*|permute*|unpermute*|finalize*)"),
+    ("routing", "finalize_(matmul|scatter) *bitmatrix* expt_data*"),
     # Writing keys and values to the cache computes no attention
     ("copy", "(reshape|concat)_and_cache* (store|set|write|append|update|copy|transfer)_(mla_|paged_)?kv*"),
     ("copy", "concat_(and_cast_)?m[lh]a*"),
@@ -165,7 +166,7 @@ _NAMES: Final = _compile(
     ("attention", "(batch|single)_(prefill|decode)* merge_states* reduce_segments"),
     ("attention", "(?<=^_)fwd_(grouped_)?kernel bwd_kernel_(dk_dv|dq|fuse)* bwd_preprocess* dot_do_o convert_dq"),
     ("attention", "pa_(fwd|decode|prefill|bf|fp|mqa|ps) gemm_softmax_gemm qk_int"),
-    ("attention", "delta_rule* chunk_fwd_kernel ms_deform* sage_(fwd|bwd|att)*"),
+    ("attention", "delta_rule* chunk_fwd_kernel ms_deform* sage_(fwd|bwd|att)* kv_splits varlen*"),
     # `norm` alone may be a vector's: see reductions
     ("normalization", "*layernorm* *batchnorm* *groupnorm* *rmsnorm* rms normalization gamma_beta mio_bn*"),
     ("normalization", "(layer|batch|group|instance|rms|weight|qk|add)~norm* welford cu_compute_grad_input"),
@@ -189,6 +190,8 @@ _NAMES: Final = _compile(
     ("matmul", "(?!fbgemm)*gemm* *gemv* cijk nvjet* xmma* cublas* rocblas* hipblas* splitk split_kq?"),
     ("matmul", "(add|b|baddb|flat|ll|sp|csr)?mm bmm* *matmul* mat_mul* mul_mat* contraction* einsum*"),
     ("matmul", "split~kreduce magma* aten_(linear|mv|dot) marlin* machete* fmoe* fused_moe_kernel* moe_(stage|q)"),
+    # What of the experts is no product
+    ("routing", "*expert* moe_sum* expand_input_rows* src_#_dst dispatch_layout"),
     # Rotary position embeddings look nothing up
     ("elementwise", "rotary* *rope kn_entry"),
     # FBGEMM and TorchRec, whose backward applies the optimizer in the same kernel; PyTorch
@@ -200,7 +203,7 @@ _NAMES: Final = _compile(
     ("other", "selective_scan* chunk_(scan|state)* state_passing* ss[dm]"),
     ("indexing", "index* *gather* *scatter* *sort* radix* *scan* *cumsum* cumprod* *topk* top_k* kth* unique*"),
     ("indexing", "non~zero* select *searchsorted* bucketize* *histogram* histc* partition* take* put"),
-    ("indexing", "compact* run_length* by_key"),
+    ("indexing", "compact* run_length* by_key position_kernel"),
     ("reduction", "reduc* *sum arg~max* arg~min* amax* amin* mean* var std_var* welford* norm l_#_norm lp~norm*"),
     ("copy", "copy(?!sign)* *copy cat concat* transpos* permut* contiguous* pack* unpack* stack* flip* roll pad*"),
     ("copy", "clone* repeat* cast* chunk_cat* split_with_sizes* memcpy* shuffle*"),
@@ -209,6 +212,9 @@ _NAMES: Final = _compile(
     ("elementwise", "*unary* *binary* activation* act_and_mul *relu* *gelu* *silu* *swish* *glu* sigmoid* tanh*"),
     ("elementwise", "add* mul* sub div* scale* bias* axpy* axpby* clamp* lerp* exp log sqrt pow abs neg where mask*"),
     ("elementwise", "softplus* triu* tril* *quant* amp unscale*"),
+    # What computes where others read or write, if the name says nothing more (SGLang, vLLM, Triton's products, PyTorch)
+    ("indexing", "indices indx idx indptr* position* token_ids? offsets? strides? cu_seqlens* segments? req_to_token*"),
+    ("indexing", "to_dense* to_sparse* compute_cuda"),
 )
 
 # Functors of PyTorch's element-by-element loops

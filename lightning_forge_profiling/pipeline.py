@@ -383,7 +383,7 @@ def _not_counted(rank: RankSummary) -> str:
         if step.counted:
             continue
         if not step.whole and any(step.whole for step in rank.per_step):
-            why = "cut off"
+            why = "not all of its GPU work is in the trace"
         elif place and step.light is not by_light:
             why = _other_part(rank.per_step, light=step.light)
         elif place > 0 or (on_gpu and not step.busy_ms):

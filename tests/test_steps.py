@@ -391,3 +391,32 @@ def test_the_profilers_annotations_on_the_gpu_add_nothing(tmp_path):
     bare = tmp_path / "bare.trace.json"
     bare.write_text(json.dumps(events | {"traceEvents": kept}))
     assert analyze(bare).analysis.ranks[0].per_step == analyze(TRACES / "validation_inside").analysis.ranks[0].per_step
+
+
+def lost(steps):
+    """Five steps of ten launches; of the first three of some of them the profiler has lost the kernels."""
+    trace = Synthetic()
+    for number in range(5):
+        begins = 20 * number
+        trace.step(number, begins, begins + 20)
+        for launch in range(10):
+            at = begins + 2 * launch
+            if number in steps and launch < 3:
+                trace.call("cudaLaunchKernel", at, at + 0.1)
+            else:
+                trace.kernel(at + 0.2, at + 1.9, launched=at)
+    return trace
+
+
+def test_a_step_of_which_the_profiler_lost_kernels_does_not_count(tmp_path):
+    found = analyze(lost({0, 1}).write(tmp_path)).analysis
+    assert [step.counted for step in found.ranks[0].per_step] == [False, False, True, True, True]
+    assert "steps 0, 1 (not all of its GPU work is in the trace)" in found.findings_note
+    [warning] = found.warnings
+    assert "GPU work is missing in step 0, 1, as 6 launches have no kernel. The profiler loses kernels" in warning
+
+
+def test_where_it_lost_kernels_of_every_step_there_is_no_verdict(tmp_path):
+    found = analyze(lost(range(5)).write(tmp_path)).analysis
+    assert found.verdict == "no verdict"
+    assert "in no step have all launches a kernel" in found.verdict_text

@@ -411,7 +411,8 @@ def _unseen(recording: Recording) -> str:
     """What a device did that is not in the trace or is not analysed."""
     trace = recording.trace
     if len(trace.gpu):
-        return _starting(recording)
+        lost = not recording.steps.whole.any() and not any(trace.cuts)
+        return f"in no step have all launches a kernel. {_LOST}" if lost else _starting(recording)
     if trace.foreign:
         [(device, events), *_] = Counter(trace.foreign).most_common()
         are = "event is" if events == 1 else "events are"
@@ -426,6 +427,7 @@ def _unseen(recording: Recording) -> str:
     return "" if len(trace.operators) or len(recording.steps.marks) else "neither operators nor GPU work were recorded"
 
 
+_LOST: Final = "The profiler loses kernels at the beginning of a window after idle time (pytorch issue 192021)"
 _MOSTLY: Final = 0.5
 _LEAST_START_NS: Final = 100_000_000  # CUDA takes longer to start
 
@@ -464,5 +466,7 @@ def _warnings(recording: Recording, *, on_cpu: bool) -> list[str]:
         warnings.append("no GPU work can be joined to its launch, so steps are those of the host")
     cut = steps.number[~steps.whole].tolist()
     if cut and not cut_off:
-        warnings.append(f"GPU work is missing in step {', '.join(map(str, cut))}, which may be cut off")
+        numbers, lost = ", ".join(map(str, cut)), int(steps.lost[~steps.whole].sum())
+        why = "which may be cut off" if any(trace.cuts) else f"as {lost:,} launches have no kernel. {_LOST}"
+        warnings.append(f"GPU work is missing in step {numbers}, {why}")
     return [*trace.warnings, *(f"{trace.file}: {warning}" for warning in warnings)]

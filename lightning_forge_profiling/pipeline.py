@@ -53,7 +53,7 @@ from lightning_forge_profiling.schema import UNKNOWN_RANK, Analysis, RankResult,
 
 TOP: Final = 20  # operators and kernels of a rank
 
-# The first step is left out if 2 to 10 were recorded: among more it weighs little, and a single one is needed.
+# A window's first step is left out if 2 to 10 were recorded: among more it weighs little, and a single one is needed.
 _FEW_STEPS, _MANY_STEPS = 2, 10
 
 
@@ -359,7 +359,7 @@ def rank_result(
 
 
 def counted_steps(recording: Recording, *, from_the_start: bool) -> NDArray[np.bool_]:
-    """Mask of the steps that the figures are over: whole, with GPU work if any has it, and without the first of few.
+    """Mask of the steps that count: whole, with GPU work if any has it, and not the first of a window of few.
 
     Of a window with light steps those count, if the operators of other steps explain most of them; else the others.
     """
@@ -369,9 +369,10 @@ def counted_steps(recording: Recording, *, from_the_start: bool) -> NDArray[np.b
     for wanted in (explained if 2 * explained.sum() > light.sum() else ~light, recording.steps.whole, has_work):
         if (counted & wanted).any():
             counted &= wanted
-    if from_the_start and len(recording.steps.marks) and counted[0] and _FEW_STEPS <= counted.sum() <= _MANY_STEPS:
-        counted[0] = False
-    return counted
+    window = np.searchsorted(recording.trace.begins, recording.steps.host_start, side="right")
+    first = np.diff(window, prepend=window[0] - from_the_start) != 0
+    few = np.isin(np.bincount(window, counted)[window], range(_FEW_STEPS, _MANY_STEPS + 1))
+    return counted & ~(first & few) if len(recording.steps.marks) else counted
 
 
 def _not_counted(rank: RankSummary) -> str:
@@ -386,11 +387,12 @@ def _not_counted(rank: RankSummary) -> str:
             why = "not all of its GPU work is in the trace"
         elif place and step.light is not by_light:
             why = _other_part(rank.per_step, light=step.light)
-        elif place > 0 or (on_gpu and not step.busy_ms):
+        elif on_gpu and not step.busy_ms:
             why = "no GPU work"
         else:
             empty = "an empty GPU queue, and " if on_gpu else ""
-            why = f"the first recorded step: {empty}ranks and data loader not in steady state"
+            which = "the first of a later window" if place else "the first recorded step"
+            why = f"{which}: {empty}ranks and data loader not in steady state"
         reasons.setdefault(why, []).append(step.number)
     parts = [
         f"{'step' if len(numbers) == 1 else 'steps'} {', '.join(map(str, numbers))} ({why})"

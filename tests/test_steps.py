@@ -357,7 +357,10 @@ def test_a_chosen_step_still_begins_where_the_one_before_it_ended(tmp_path):
 def test_two_windows_of_a_rank_are_put_together(tmp_path, second):
     three_steps(5).write(tmp_path, "rank0.a.trace.json")
     three_steps(second).write(tmp_path, "rank0.b.trace.json")
-    (rank,) = analyze(tmp_path).analysis.ranks
+    found = analyze(tmp_path).analysis
+    (rank,) = found.ranks
+    assert [step.counted for step in rank.per_step] == [False, True, True] * 2
+    assert f"step {second} (the first of a later window: an empty GPU queue" in found.findings_note
     assert [step.number for step in rank.per_step] == [5, 6, 7, second, second + 1, second + 2]
     assert [step.ms for step in rank.per_step] == [10, 20, 30, 10, 20, 30]
     assert (rank.gpu.idle_ms_per_step, rank.unlinked_pct) == (1, 0)

@@ -11,9 +11,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
+from lightning_forge_profiling.kernel_name import short_kernel_name
 from lightning_forge_profiling.names import docs_url
 from lightning_forge_profiling.pipeline import analyze
-from lightning_forge_profiling.report.labels import short_kernel_name
 from lightning_forge_profiling.report.page import report_page, write_reports
 from lightning_forge_profiling.report.run_wording import compute_lines
 from lightning_forge_profiling.schema import (

@@ -133,8 +133,8 @@ def test_the_largest_idle_part_is_named_where_no_rule_explains_it(tmp_path):
     assert found.verdict == "gpu-idle"
     assert "idles 79.0 ms of each 100.0 ms step although its next work has been launched" in found.verdict_text
     assert (
-        "before vectorized_elementwise_kernel; for 75.0 ms of it the host is in hipMemcpyWithStream of aten::copy_"
-        in (found.verdict_text)
+        "before elementwise_kernel: CUDAFunctor_add<float>; "
+        "for 75.0 ms of it the host is in hipMemcpyWithStream of aten::copy_" in (found.verdict_text)
     )
     longest = found.ranks[0].idle_parts[0]
     assert (longest.launched, longest.thread, longest.ms_per_step) == (True, str(MAIN), 75)

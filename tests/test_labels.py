@@ -78,6 +78,65 @@ def test_no_two_kernels_of_a_table_read_alike(width):
     assert width < 64 or not any(" #" in label for label in labels.values()), "there is room for what they differ in"
 
 
+NATIVE = "void at::native::"
+DTYPES = "c10::BFloat16, c10::BFloat16, c10::BFloat16"
+MUL = f"at::native::BinaryFunctor<{DTYPES}, at::native::binary_internal::MulFunctor<float> >"
+COPY = (
+    "at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{{lambda()#3}}::operator()() const::"
+    "{{lambda()#7}}::operator()() const::{{lambda({})#1}}"
+)
+SUM = (
+    "at::native::func_wrapper_t<float, at::native::sum_functor<float, float, float>::operator()(at::TensorIterator&)"
+    "::{lambda(float, float)#1}>"
+)
+METADATA = "at::native::(anonymous namespace)::TensorListMetadata<2>"
+
+
+LOOPS = {
+    "elementwise_kernel: MulFunctor<float>": (
+        f"{NATIVE}elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<{MUL} >(at::TensorIteratorBase&, "
+        f"{MUL} const&)::{{lambda(int)#1}}>(int, at::native::gpu_kernel_impl_nocast<{MUL} >)"
+    ),
+    "elementwise_kernel: direct_copy_kernel_cuda<BFloat16>": (
+        f"{NATIVE}unrolled_elementwise_kernel<{COPY.format('c10::BFloat16')}, std::array<char*, 2ul>, 4, "
+        "TrivialOffsetCalculator<1, unsigned int>, at::native::memory::LoadWithCast<1> >(int)"
+    ),
+    "reduce_kernel: sum_functor<float>": (
+        f"{NATIVE}reduce_kernel<512, 1, at::native::ReduceOp<float, {SUM}, unsigned int, float, 4> >(int)"
+    ),
+    "multi_tensor_apply_kernel: Sqrt<float>, UnaryOpFunctor<float>": (
+        f"{NATIVE}(anonymous namespace)::multi_tensor_apply_kernel<{METADATA}, at::native::(anonymous namespace)::"
+        f"UnaryOpFunctor<float, 2, 1, 1>, at::native::Sqrt<float> >({METADATA})"
+    ),
+    "_scatter_gather_elementwise_kernel: _cuda_scatter_gather_internal_kernel<TensorAssign>": (
+        f"{NATIVE}_scatter_gather_elementwise_kernel<128, 4, at::native::_cuda_scatter_gather_internal_kernel<false, "
+        "at::native::OpaqueType<4> >::operator()<at::native::TensorAssign>(at::TensorIterator&)::{lambda(int)#1}>(int)"
+    ),
+    "elementwise_kernel: AbsFun": f"{NATIVE}elementwise_kernel<128, 2, at::native::gpu_kernel_impl<at::native::AbsFun",
+    "vectorized_elementwise_kernel<4, float>": f"{NATIVE}vectorized_elementwise_kernel<4, float>(int)",  # no function
+}
+
+
+@pytest.mark.parametrize("label", LOOPS)
+def test_a_loop_is_called_after_what_it_computes(label):
+    assert [*kernel_labels([LOOPS[label]], 100).values()] == [label]
+
+
+@pytest.mark.parametrize("width", [56, 64, 120])
+def test_loops_that_compute_the_same_show_that_first_and_then_what_they_differ_in(width):
+    alike = [
+        f"{NATIVE}vectorized_elementwise_kernel<4, {MUL}, std::array<char*, 3ul> >(int, {MUL})",
+        f"{NATIVE}vectorized_elementwise_kernel<8, {MUL}, std::array<char*, 3ul> >(int, {MUL})",
+    ]
+    copies = [f"{NATIVE}unrolled_elementwise_kernel<{COPY.format(dtype)}>(int)" for dtype in ("float", "long")]
+    labels = kernel_labels(alike + copies, width)
+    assert len(set(labels.values())) == 4
+    assert [labels[name] for name in alike] == [f"elementwise_kernel: MulFunctor<float> …{n}…" for n in "48"]
+    assert [labels[name] for name in copies] == [
+        f"elementwise_kernel: direct_copy_kernel_cuda<{dtype}>" for dtype in ("float", "long")
+    ]
+
+
 def test_a_tile_is_shown_as_people_write_it():
     [label] = kernel_labels([cutlass()], 400).values()
     assert "<4, 2x1x1, KernelTmaWarpSpecializedPingpong>, 128x128x64, bfloat16_t" in label

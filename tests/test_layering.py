@@ -20,6 +20,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 COMMON = {
     "errors": set(),
     "guard": {"plain_text"},
+    "kernel_name": {"plain_text"},
     "lazy": set(),
     "names": set(),
     "plain_text": set(),

@@ -16,10 +16,10 @@ from lightning_forge_profiling import ForgeProfilerCallback
 from lightning_forge_profiling.cli.show import schema_json
 from lightning_forge_profiling.diagnosis.verdict import decide
 from lightning_forge_profiling.json_layout import summary_json
+from lightning_forge_profiling.kernel_name import short, short_kernel_name
 from lightning_forge_profiling.names import docs_url
 from lightning_forge_profiling.pipeline import analyze
 from lightning_forge_profiling.plain_text import plain
-from lightning_forge_profiling.report.labels import short, short_kernel_name
 from lightning_forge_profiling.report.markdown import code_cell, markdown, prose
 from lightning_forge_profiling.report.page import report_page, write_reports
 from lightning_forge_profiling.report.screen import Screen
@@ -407,13 +407,13 @@ def test_plain_text_keeps_what_can_be_read_and_nothing_else(text, expected):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        (ADD, "vectorized_elementwise_kernel<4, CUDAFunctor_add<BFloat16>, array<char*, 3ul>>"),
+        (ADD, "elementwise_kernel: CUDAFunctor_add<BFloat16>"),
         (GEMM, GEMM),
         ("Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pageable -> Device)"),
         ("void cub::CUB_300::DeviceReduceKernel<int>(int*, (anonymous namespace)::T)", "DeviceReduceKernel<int>"),
         (
             "void at::elementwise_kernel<4, at::copy_kernel(at::Iterator&)::{lambda()#3}::operator()() const>(int)",
-            "elementwise_kernel<4, copy_kernel>",
+            "elementwise_kernel: copy_kernel",
         ),
         ("Cijk_Alik_Bljk_BBS_BH_Bias", "Cijk_Alik_Bljk_BBS_BH_Bias"),
         ("std::", "std::"),

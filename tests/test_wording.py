@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from lightning_forge_profiling.report.labels import short, short_kernel_name
+from lightning_forge_profiling.kernel_name import short, short_kernel_name
 from lightning_forge_profiling.report.live_view import sparkline
 from lightning_forge_profiling.report.markdown import code, code_cell, prose
 from lightning_forge_profiling.report.run_status import duration
@@ -49,7 +49,7 @@ from tests.evidence import made_evidence
         (
             short_kernel_name,
             "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float> >(int)",
-            "vectorized_elementwise_kernel<4, AddFunctor<float>>",
+            "elementwise_kernel: AddFunctor<float>",
         ),
         (
             short_kernel_name,

@@ -26,6 +26,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     unpredicted,
 )
 from lightning_forge_profiling.diagnosis.verdict import in_function
+from lightning_forge_profiling.kernel_name import loop_name, short
 from lightning_forge_profiling.schema import IdlePart
 
 # -- recorded calls that hold the host up ----------------------------------------------------------------------------
@@ -232,8 +233,11 @@ def _activity(part: IdlePart) -> str:
     return f"{part.activity}{around} (thread {part.thread})"
 
 
+_LONGEST_LOOP: Final = 80
+
+
 def _short(kernel: str) -> str:
-    return base_name(kernel).rpartition("::")[2]
+    return short(loop_name(kernel), _LONGEST_LOOP) or base_name(kernel).rpartition("::")[2]
 
 
 def _evidence(part: IdlePart) -> Evidence:

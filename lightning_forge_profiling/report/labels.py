@@ -6,48 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, takewhile
 from typing import Final
 
-from lightning_forge_profiling.plain_text import LONGEST_KERNEL, plain
-
-_LAMBDA = re.compile(r"\([^()]*\)(?:::\{lambda\([^()]*\)#\d+\}|::operator\(\)\([^()]*\)(?: const)?)+")
-_NAMESPACES = re.compile(r"\b(?:\w+::)+")
-_RETURN_TYPE = re.compile(r"^(?:void|int|bool|float|double) ")
-_CAST = re.compile(r"\([\w:]+(?: [\w:]+)*\)(?=-?\d)")  # as in (int)4
-_CONSTANT = re.compile(r"\b(?:C<|constant<int, )(-?\d+)>")  # CuTe's, as its shapes: tuple<C<128>, C<64>>
-_SHAPE = re.compile(r"\btuple<(\d+(?:, ?\d+)+)>")
-
-
-def short_kernel_name(name: str, width: int = LONGEST_KERNEL) -> str:
-    """A kernel's short name: without return type, namespaces and arguments, its template kept.
-
-    The template names what an elementwise or reduction kernel computes, so a long name is cut at its end.
-    """
-    name = plain(name)[:LONGEST_KERNEL]
-    bare = _RETURN_TYPE.sub("", name).replace("(anonymous namespace)::", "")
-    bare = _LAMBDA.sub("", _without_arguments(bare))
-    bare = _CONSTANT.sub(r"\1", _CAST.sub("", _NAMESPACES.sub("", bare)).replace(" >", ">"))
-    return short(_SHAPE.sub(lambda shape: re.sub(", ?", "x", shape[1]), bare) or name, width)
-
-
-def short(text: str, width: int) -> str:
-    """Plain text of at most `width` characters, an ellipsis for what is cut off; a number in it is cut off whole."""
-    text = plain(text)
-    if len(text) <= width:
-        return text
-    kept, lost = text[: max(0, width - 1)], text[max(0, width - 1) :]
-    return (kept.rstrip("0123456789") if lost[0].isalnum() else kept).rstrip() + "…"
-
-
-def _without_arguments(name: str) -> str:
-    """The name without its argument list; parentheses after a space are a remark, as in a copy's name."""
-    if not name.endswith(")"):
-        return name
-    depth = 0
-    for position in range(len(name) - 1, 0, -1):
-        depth += {")": 1, "(": -1}.get(name[position], 0)
-        if depth == 0:
-            return name if name[position - 1] == " " else name[:position]
-    return name
-
+from lightning_forge_profiling.kernel_name import loop_name, short, short_kernel_name, templated_name
+from lightning_forge_profiling.plain_text import LONGEST_KERNEL
 
 _TOKEN: Final = re.compile(r"[^\W_]+|.", re.DOTALL)
 _TAIL: Final = 2 / 3  # the share of a label for the part that differs; the rest is the beginning of the name
@@ -95,17 +55,21 @@ def _alike(labels: Mapping[str, str]) -> list[list[str]]:
 
 def _apart(names: Sequence[str], width: int, shorten: _Shorten) -> Iterator[tuple[str, str]]:
     """Labels of what names begin with, and of the part in which they differ."""
-    texts = [shorten(name, LONGEST_KERNEL) for name in names]
-    if len(set(texts)) < len(texts):
-        texts = [short(name, LONGEST_KERNEL) for name in names]  # their arguments differ, or their namespaces
+    texts, begins = [shorten(name, LONGEST_KERNEL) for name in names], [""] * len(names)
+    if len(set(texts)) == 1:  # their templates differ, their arguments, or their namespaces
+        begins = [loop_name(name) for name in names]
+        templated = [templated_name(name) for name in names]
+        texts = templated if len(set(templated)) == len(names) else [short(name, LONGEST_KERNEL) for name in names]
     tokens = [_TOKEN.findall(text) for text in texts]
     same = _same(tokens)
     same_end = _same([list(reversed(own[same:])) for own in tokens])
-    for name, own in zip(names, tokens, strict=True):
-        head, differs = "".join(own[:same]), "".join(own[same : len(own) - same_end])
-        tail = short(differs + "…" * (same_end > 0), max(int(_TAIL * width), width - len(head)))
+    for name, own, begin in zip(names, tokens, begins, strict=True):
+        head_tokens = [*_TOKEN.findall(begin), " ", "…"] if begin else own[:same]
+        head, differs = "".join(head_tokens), "".join(own[same : len(own) - same_end])
+        least = int((1 - _TAIL if begin else _TAIL) * width)
+        tail = short(differs + "…" * (same_end > 0), max(least, width - len(head)))
         if len(head) > width - len(tail):
-            lengths = accumulate(map(len, own[:same]))
+            lengths = accumulate(map(len, head_tokens))
             whole = [length for length in lengths if length < width - len(tail)]
             head = f"{head[: max(whole, default=0)].rstrip()}…"
         yield name, head + tail

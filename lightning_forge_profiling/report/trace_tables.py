@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from lightning_forge_profiling.kernel_name import short, short_kernel_name
 from lightning_forge_profiling.report import wording
-from lightning_forge_profiling.report.labels import kernel_labels, operator_labels, short, short_kernel_name
+from lightning_forge_profiling.report.labels import kernel_labels, operator_labels
 from lightning_forge_profiling.report.screen import Column, Row, Say, Table, table_of
 from lightning_forge_profiling.schema import CATEGORIES, IDLE_CAUSES, Analysis, Kernel, Operator, RankSummary, Share
 

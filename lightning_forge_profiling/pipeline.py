@@ -361,12 +361,14 @@ def rank_result(
 def counted_steps(recording: Recording, *, from_the_start: bool) -> NDArray[np.bool_]:
     """Mask of the steps that count: whole, with GPU work if any has it, and not the first of a window of few.
 
-    Of a window with light steps those count, if the operators of other steps explain most of them; else the others.
+    One that captures a CUDA graph counts only where there is no other. Of a window with light steps those count, if the
+    operators of other steps explain most of them; else the others.
     """
     steps, light, explained = len(recording.steps), recording.steps.light, recording.steps.explained
     counted = np.ones(steps, bool)
     has_work = np.isin(np.arange(steps), recording.step)
-    for wanted in (explained if 2 * explained.sum() > light.sum() else ~light, recording.steps.whole, has_work):
+    of_kind = explained if 2 * explained.sum() > light.sum() else ~light
+    for wanted in (~recording.steps.captures, of_kind, recording.steps.whole, has_work):
         if (counted & wanted).any():
             counted &= wanted
     window = np.searchsorted(recording.trace.begins, recording.steps.host_start, side="right")
@@ -383,7 +385,9 @@ def _not_counted(rank: RankSummary) -> str:
     for place, step in enumerate(rank.per_step):
         if step.counted:
             continue
-        if not step.whole and any(step.whole for step in rank.per_step):
+        if step.captures:
+            why = "capture of a CUDA graph, whose launches run nothing"
+        elif not step.whole and any(step.whole for step in rank.per_step):
             why = "not all of its GPU work is in the trace"
         elif place and step.light is not by_light:
             why = _other_part(rank.per_step, light=step.light)

@@ -992,6 +992,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         whole: False for a step that the recording or the file cuts off.
         counted: whether the figures and findings include this step.
         light: True for a step recorded without operators. Those of other steps, with the same launches, explain it.
+        captures: True for a step in which a CUDA graph is captured or instantiated: its launches run nothing.
     """
 
     number: int
@@ -1002,6 +1003,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool
     counted: bool = True
     light: bool = False
+    captures: bool = False
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):

@@ -93,6 +93,92 @@ def test_memsets_and_captured_launches_that_leave_no_gpu_work_do_not_cut_a_step_
     assert rank.warnings == ()
 
 
+def capturing(trace, number, start, *, launches=40, takes=30):
+    """A step that captures its forward and backward as a CUDA graph: few kernels run, before and after."""
+    trace.step(number, start, start + takes)
+    trace.kernel(start + 0.2, start + 0.9, launched=start + 0.1)
+    trace.call("cudaStreamBeginCapture", start + 1, start + 1.1)
+    for at in range(launches):
+        trace.call("cudaLaunchKernel", start + 2 + at / 2, start + 2.1 + at / 2)
+    trace.call("cudaStreamEndCapture", start + 23, start + 23.1)
+    trace.call("cudaGraphInstantiateWithFlags", start + 24, start + 28)
+    return start + takes
+
+
+def replaying(trace, number, start):
+    trace.step(number, start, start + 10)
+    trace.graph([(start + 1, start + 5), (start + 5, start + 9)], launched=start + 0.5)
+    return start + 10
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_a_step_that_captures_a_graph_does_not_count_and_its_time_is_its_own(place, tmp_path):
+    trace, at = Synthetic(), 0
+    for number in range(4):
+        at = (capturing if number == place else replaying)(trace, number, at)
+    found = analyze(trace.write(tmp_path)).analysis
+    rank = found.ranks[0]
+    assert [step.captures for step in rank.per_step] == [number == place for number in range(4)]
+    assert [step.counted for step in rank.per_step] == [number != place and number > 0 for number in range(4)]
+    assert all(step.whole for step in rank.per_step), "captured launches lack no kernels"
+    assert rank.per_step[place].ms == pytest.approx(30, abs=2)
+    assert rank.step_ms.max == pytest.approx(10, abs=1.1)
+    assert (rank.gpu.kernels_per_step, rank.host.launches_per_step) == (2, 1)
+    assert f"step {place} (capture of a CUDA graph, whose launches run nothing)" in found.findings_note
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_there_is_no_verdict_where_every_step_captures_a_graph(steps, tmp_path):
+    trace, at = Synthetic(), 0
+    for number in range(steps):
+        at = capturing(trace, 7 + number, at)
+    found = analyze(trace.write(tmp_path)).analysis
+    assert (found.verdict, found.findings) == ("no verdict", ())
+    counted = [7] if steps == 1 else [8, 9][: steps - 1]
+    which = f"step {counted[0]} captures" if len(counted) == 1 else f"steps {', '.join(map(str, counted))} capture"
+    assert found.verdict_text.startswith(
+        f"No verdict: {which} a CUDA graph, and {40 * len(counted)} captured launches run "
+    )
+    assert found.verdict_text.endswith("Record later steps, which replay it.")
+    assert found.ranks[0].step_ms.mean == pytest.approx(30, abs=2)
+    assert found.ranks[0].host.launches_per_step == 1
+
+
+@pytest.mark.parametrize("replays", [1, 60])
+def test_a_recording_without_marks_may_have_captured_a_graph_before_it_trained(replays, tmp_path):
+    trace, at = Synthetic(), capturing(Synthetic(), 0, 0)
+    capturing(trace, 0, 0)
+    for number in range(replays):
+        at = replaying(trace, number, at)
+    trace.events = [event for event in trace.events if event["cat"] != "user_annotation"]
+    found = analyze(trace.write(tmp_path)).analysis
+    assert found.verdict_text.startswith("No verdict: the recording captures a CUDA graph") == (replays == 1)
+
+
+def test_a_capture_ends_with_its_recording_and_may_have_begun_before_it(tmp_path):
+    trace = Synthetic()
+    trace.step(0, 0, 10)
+    trace.kernel(1, 3, launched=0.5)
+    for start in (4, 5, 6):
+        trace.call("cudaLaunchKernel", start, start + 0.1)
+    trace.call("cudaStreamEndCapture", 7, 7.1)
+    replaying(trace, 2, replaying(trace, 1, 10))
+    trace.write(tmp_path / "window", "rank0.trace.json")
+    rank = analyze(tmp_path / "window").analysis.ranks[0]
+    assert [(step.captures, step.whole) for step in rank.per_step] == [(True, True), (False, True), (False, True)]
+
+    first, second = Synthetic(), Synthetic()
+    replaying(first, 0, 0)
+    replaying(first, 1, 10)
+    first.call("cudaStreamBeginCapture", 19, 19.1)
+    for number in range(2):
+        replaying(second, 2 + number, 10 * number)
+    first.write(tmp_path / "windows", "rank0_1.trace.json")
+    second.write(tmp_path / "windows", "rank0_2.trace.json")
+    rank = analyze(tmp_path / "windows").analysis.ranks[0]
+    assert [step.captures for step in rank.per_step] == [False, True, False, False]
+
+
 def test_a_graph_launch_brings_all_of_its_kernels_into_its_step(tmp_path):
     trace = Synthetic()
     trace.step(0, 0, 2)

@@ -23,6 +23,7 @@ from lightning_forge_profiling.analysis.steps import (
     LOADS_DATA,
     WAITS,
     Steps,
+    captures,
     named,
     spans_of,
     step_marks,
@@ -344,7 +345,7 @@ def _communication(steps: Steps, busy: BusyTime) -> Communication:
 
 def _host(recording: Recording, idle: IdleTime, copied: tuple[Copies, ...]) -> Host:
     trace, steps = recording.trace, recording.steps
-    inside = steps.host.at(trace.calls.start) >= 0
+    inside = (steps.host.at(trace.calls.start) >= 0) & ~captures(trace).contains(trace.calls.start)
     launches, graphs, mallocs, frees = (
         int((inside & named(trace, trace.calls, pattern)).sum()) / len(steps)
         for pattern in (LAUNCHES, GRAPH_LAUNCHES, ALLOCATES, FREES)
@@ -402,6 +403,7 @@ def _per_step(recording: Recording, counted: NDArray[np.bool_]) -> tuple[Step, .
             whole=bool(steps.whole[row]),
             counted=bool(counted[row]),
             light=bool(steps.light[row]),
+            captures=bool(steps.captures[row]),
         )
         for row in range(len(steps))
     )
@@ -410,6 +412,8 @@ def _per_step(recording: Recording, counted: NDArray[np.bool_]) -> tuple[Step, .
 def _unseen(recording: Recording) -> str:
     """What a device did that is not in the trace or is not analysed."""
     trace = recording.trace
+    if captured := _captured(recording):
+        return captured
     if len(trace.gpu):
         lost = not recording.steps.whole.any() and not any(trace.cuts)
         return f"in no step have all launches a kernel. {_LOST}" if lost else _starting(recording)
@@ -425,6 +429,22 @@ def _unseen(recording: Recording) -> str:
             "DCGM, a second profiler), or the driver allows it to root alone (RmProfilingAdminOnly)"
         )
     return "" if len(trace.operators) or len(recording.steps.marks) else "neither operators nor GPU work were recorded"
+
+
+def _captured(recording: Recording) -> str:
+    """That the steps that count capture CUDA graphs, as they do where there are no others; "" for none."""
+    trace, steps = recording.trace, recording.steps
+    numbers = steps.number[steps.captures].tolist()
+    launched = trace.calls.start[named(trace, trace.calls, LAUNCHES)]
+    launches = int(captures(trace).contains(launched[steps.host.at(launched) >= 0]).sum())
+    if not numbers or (not len(steps.marks) and launches < len(trace.gpu)):  # without marks a warm-up may be in it
+        return ""
+    one = len(numbers) == 1
+    which = f"step{'' if one else 's'} {', '.join(map(str, numbers))}" if len(steps.marks) else "the recording"
+    return (
+        f"{which} capture{'s' if one else ''} a CUDA graph, and {launches:,} captured launches run nothing. "
+        "Record later steps, which replay it"
+    )
 
 
 _LOST: Final = "The profiler loses kernels at the beginning of a window after idle time (pytorch issue 192021)"

@@ -210,6 +210,7 @@ _NO_STEP: Final = tuple(MARK_PREFIX + name for name in EXCLUDED)
 
 _BEGINS_CAPTURE: Final = re.compile(r"(?:cuda|hip|cu)StreamBeginCapture(?:_\w+)?")
 _ENDS_CAPTURE: Final = re.compile(r"(?:cuda|hip|cu)StreamEndCapture(?:_\w+)?")
+_INSTANTIATES: Final = re.compile(r"(?:cuda|hip|cu)GraphInstantiate\w*")
 
 # a step is whole if at least this share of its launches has GPU work. In 33 traces (H200, torch 2.11) and 7 that other
 # projects publish all had, but CUPTI loses the first kernels of a window that begins after idle time (pytorch issue
@@ -264,6 +265,7 @@ class Steps:
     end: Ints  # end of its window on the GPU: the GPU has completed this step's work
     whole: NDArray[np.bool_]  # False for a step that is cut off or whose kernels were lost
     lost: Ints  # how many of its kernel launches have no GPU work
+    captures: NDArray[np.bool_]  # True for a step in which a CUDA graph is captured or instantiated
     light: NDArray[np.bool_]  # True for a step recorded without operators
     explained: NDArray[np.bool_]  # True for a light step that has the operators of another step
     host: StepTime
@@ -284,7 +286,18 @@ class Steps:
 
     def only(self, chosen: NDArray[np.bool_]) -> Self:
         """Some of the steps."""
-        per_step = ("number", "host_start", "host_end", "start", "end", "whole", "lost", "light", "explained")
+        per_step = (
+            "number",
+            "host_start",
+            "host_end",
+            "start",
+            "end",
+            "whole",
+            "lost",
+            "captures",
+            "light",
+            "explained",
+        )
         columns = {name: getattr(self, name)[chosen] for name in per_step}
         return replace(self, **columns, host=self.host.only(chosen), gpu=self.gpu.only(chosen))
 
@@ -310,12 +323,14 @@ def find_steps(trace: Trace, links: Links) -> Steps:
     else:  # each recording is one
         host_start, host_end = _recordings(trace)
         number, same = np.arange(len(host_start)), np.zeros(len(host_start) - 1, bool)
-    start, end = _windows(trace, links, host_start, host_end, same)
+    capturing = _capturing(trace, host_start, host_end)
+    start, end = _windows(trace, links, host_start, host_end, same=same, capturing=capturing)
     whole, lost = _whole(trace, links, host_start, host_end)
     not_host, not_gpu = _no_step(trace, links)
     host, gpu = StepTime.of(host_start, host_end, not_host), StepTime.of(start, end, not_gpu)
     light = np.isin(number, trace.light_steps)
-    return Steps(number, host_start, host_end, start, end, whole, lost, light, np.zeros_like(light), host, gpu, rows)
+    none = np.zeros_like(light)
+    return Steps(number, host_start, host_end, start, end, whole, lost, capturing, light, none, host, gpu, rows)
 
 
 def _recordings(trace: Trace) -> tuple[Ints, Ints]:
@@ -331,7 +346,13 @@ def _recordings(trace: Trace) -> tuple[Ints, Ints]:
 
 
 def _windows(
-    trace: Trace, links: Links, host_start: Ints, host_end: Ints, same: NDArray[np.bool_]
+    trace: Trace,
+    links: Links,
+    host_start: Ints,
+    host_end: Ints,
+    *,
+    same: NDArray[np.bool_],
+    capturing: NDArray[np.bool_],
 ) -> tuple[Ints, Ints]:
     """The steps' windows on the GPU; the steps on the host if no GPU work has a known launch."""
     steps = len(host_start)
@@ -363,7 +384,8 @@ def _windows(
         else:
             start[number] = max(host_start[number], left_over[number], warm_until[recording[number]])
         done = completed[number] if first[number] < _NEVER else host_end[number]
-        if not same[max(number - 1, 0) : number + 1].any():  # a recording's only step, of which all of the host's is
+        # all of the host's step is of a recording's only step, and of one that captures, whose launches run nothing
+        if capturing[number] or not same[max(number - 1, 0) : number + 1].any():
             done = max(done, host_end[number])
         end[number] = max(start[number], done)
     return start, end
@@ -379,7 +401,7 @@ def _whole(trace: Trace, links: Links, host_start: Ints, host_end: Ints) -> tupl
     launched[links.call[links.call >= 0]] = True
     kinds = np.unique(trace.calls.name[launched])
     launching = named(trace, trace.calls, LAUNCHES) & np.isin(trace.calls.name, kinds)
-    launches = np.flatnonzero(launching & ~_captures(trace).contains(trace.calls.start))
+    launches = np.flatnonzero(launching & ~captures(trace).contains(trace.calls.start))
     step = np.searchsorted(host_start, trace.calls.start[launches], side="right") - 1
     inside = (step >= 0) & (trace.calls.start[launches] < host_end[step])
     asked = np.bincount(step[inside], minlength=len(host_start))
@@ -392,12 +414,25 @@ def _whole(trace: Trace, links: Links, host_start: Ints, host_end: Ints) -> tupl
     return (done >= enough * asked) & (host_end < ends), (asked - done).astype(np.int64)
 
 
-def _captures(trace: Trace) -> Intervals:
-    """When CUDA graphs are captured: launches of any thread then go into the graph."""
-    calls = trace.calls
+def captures(trace: Trace) -> Intervals:
+    """When CUDA graphs are captured: launches of any thread then go into the graph, and run nothing."""
+    calls, begun = trace.calls, np.array(trace.begins)
     begins = calls.start[named(trace, calls, _BEGINS_CAPTURE)]
-    ends = np.append(np.sort(calls.end[named(trace, calls, _ENDS_CAPTURE)]), _NEVER)
-    return Intervals.of(begins, ends[np.searchsorted(ends, begins, side="right")])
+    ends = np.sort(calls.end[named(trace, calls, _ENDS_CAPTURE)])
+    first_begin, first_end = (
+        np.append(np.sort(times), _NEVER)[np.searchsorted(np.sort(times), begun)] for times in (begins, ends)
+    )
+    cut_off = begun[(first_end < first_begin) & (first_end < np.append(begun[1:], _NEVER))]  # it began before
+    starts = np.concatenate([begins, cut_off])
+    ends = np.sort(np.concatenate([ends, begun[1:], [_NEVER]]))  # with its recording at the latest
+    return Intervals.of(starts, ends[np.searchsorted(ends, starts, side="right")])
+
+
+def _capturing(trace: Trace, host_start: Ints, host_end: Ints) -> NDArray[np.bool_]:
+    """Mask of the steps in which a CUDA graph is captured or instantiated."""
+    instantiates = trace.calls.start[named(trace, trace.calls, _INSTANTIATES)]
+    inside = np.searchsorted(instantiates, host_end) > np.searchsorted(instantiates, host_start)
+    return inside | (captures(trace).within(host_start, host_end) > 0)
 
 
 def _no_step(trace: Trace, links: Links) -> tuple[Intervals, Intervals]:

@@ -208,7 +208,7 @@ def _work(trace: Trace, marks: Ints) -> int:
 # Validation and checkpoints as the callbacks mark them: between two batches, and so inside the next `ProfilerStep`.
 _NO_STEP: Final = tuple(MARK_PREFIX + name for name in EXCLUDED)
 
-_BEGINS_CAPTURE: Final = re.compile(r"(?:cuda|hip|cu)StreamBeginCapture(?:_\w+)?")
+_BEGINS_CAPTURE: Final = re.compile(r"(?:cuda|hip|cu)StreamBeginCapture\w*")
 _ENDS_CAPTURE: Final = re.compile(r"(?:cuda|hip|cu)StreamEndCapture(?:_\w+)?")
 _INSTANTIATES: Final = re.compile(r"(?:cuda|hip|cu)GraphInstantiate\w*")
 

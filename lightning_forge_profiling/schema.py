@@ -1227,7 +1227,8 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
         pct: the same in percent of the step.
         at_most: whether it is what is saved if all of the cause goes; else the expected value.
         text: the same as a sentence.
-        low_pct: lower end of the interval of `pct`; None where the steps were not played again.
+        low_pct: lower end of the interval of `pct`, by changes that were made (docs/measured.md, "Fixes"); None where
+            the steps were not played again.
         high_pct: its upper end.
     """
 

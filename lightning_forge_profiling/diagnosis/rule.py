@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean
 from types import MappingProxyType
-from typing import Final, Generic, Literal, TypeVar
+from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 from msgspec import structs
 
@@ -170,6 +170,27 @@ def saving(ms: float | None, step_ms: float, *, at_most: bool, cost_ms: float | 
     return Saving(ms_per_step=ms, pct=pct, at_most=at_most, text=f"{text}.")
 
 
+class _Measured(NamedTuple):
+    """What changes that were made saved and left, as shares of what was predicted, least and most."""
+
+    saved: tuple[float, float]
+    left: tuple[float, float]
+
+
+# of 9 that end a wait, and of 13 after which the GPU or the host has less to do (H100 and H200, torch 2.11, 2026-11;
+# docs/measured.md, "Fixes")
+_WAITS: Final = _Measured(saved=(0.75, 1.45), left=(0.7, 1.2))
+_LESS_WORK: Final = _Measured(saved=(0.8, 3.0), left=(0.45, 1.3))
+_OF_WORK: Final = frozenset({"launch-bound", "memory-bandwidth-bound", "compute-bound"})
+
+
+def measured_pct(pct: float, code: str) -> tuple[float, float]:
+    """Between what changes that were made saved, in percent of the step, for a finding that predicts so much."""
+    saved, left = _LESS_WORK if code in _OF_WORK else _WAITS
+    least, most = (100 - share * (100 - pct) for share in (left[1], left[0]))
+    return max(saved[0] * pct, least), min(saved[1] * pct, most)
+
+
 def replayed_saving(replay: Replay | None, code: str, live_ms: float | None = None) -> Saving | None:
     """The saving by the recorded steps, played again with a finding's fix; None where there is no such prediction.
 
@@ -188,7 +209,8 @@ def replayed_saving(replay: Replay | None, code: str, live_ms: float | None = No
         100 * (1 - each * (1 + sign * replay.uncertain_pct / 100) / step_ms)
         for each, sign in ((max(left_ms), 1), (min(left_ms), -1))
     )
-    low_pct, high_pct = max(low_pct, 0.0), min(high_pct, 100.0)
+    measured = measured_pct(pct, code)
+    low_pct, high_pct = max(min(low_pct, measured[0]), 0.0), min(max(high_pct, measured[1]), 100.0)
     ms = step_ms - fmean(left_ms)
     interval = f", {low_pct:.0f} to {high_pct:.0f} %" if f"{low_pct:.0f}" != f"{high_pct:.0f}" else ""
     text = f"That saves about {in_ms(ms)} a step ({pct:.0f} %{interval})."

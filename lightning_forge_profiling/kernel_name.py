@@ -22,6 +22,7 @@ _LOOP: Final = re.compile(
 _WRAPPERS: Final = re.compile(
     r"gpu_kernel_impl(?:_nocast)?|gpu_index_kernel|ReduceOp|func_wrapper_t|(?:Binary|AUnary|BUnary)Functor"
 )
+_WITH_TYPES: Final = re.compile(r"(?:Binary|AUnary|BUnary)Functor")  # of the data; inside are those to compute in
 _TYPE: Final = re.compile(
     r"-?\d+u?l?|true|false|(?:unsigned )?(?:char|short|int|long)|bool|float|double|BFloat16|Half|Float8\w*|complex"
 )
@@ -79,23 +80,28 @@ def _without_arguments(name: str) -> str:
     return name
 
 
-def _computed(arguments: str) -> Iterator[str]:
-    """The functions among template arguments, without the templates around them."""
+def _computed(arguments: str, types: str = "") -> Iterator[str]:
+    """The functions among template arguments, without the templates around them, with the types of their data."""
     for argument in _split(arguments):
         part = _PART.match(argument)
         if part is None or _TYPE.fullmatch(argument):
             continue
         inside = _inside(argument[part.end() + 1 :]) if argument[part.end() :].startswith("<") else ""
         if inside and _WRAPPERS.fullmatch(part[0]):
-            yield from _computed(inside)
+            of_data = ", ".join(filter(_TYPE.fullmatch, _split(inside))) if _WITH_TYPES.fullmatch(part[0]) else ""
+            yield from _computed(inside, of_data or types)
         elif not _LOADING.fullmatch(part[0]):
-            yield part[0] + _types(argument, inside)
+            yield part[0] + _listed(types or _types(argument, inside))
 
 
 def _types(function: str, template: str) -> str:
-    """The types of a function, each once: of its template, or else of the parameters of its innermost lambda."""
+    """The types of a function: of its template, or else of the parameters of its innermost lambda."""
     operator, innermost = _OF_OPERATOR.search(function), _OF_LAMBDA.search(function)
-    text = operator[1] if operator else template or (innermost[1] if innermost else "")
+    return operator[1] if operator else template or (innermost[1] if innermost else "")
+
+
+def _listed(text: str) -> str:
+    """The types of a list, each once."""
     types = dict.fromkeys(each for each in _split(text) if not _VALUE.fullmatch(each))
     return f"<{', '.join(types)}>".replace(" >", ">") if types else ""
 

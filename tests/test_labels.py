@@ -93,7 +93,7 @@ METADATA = "at::native::(anonymous namespace)::TensorListMetadata<2>"
 
 
 LOOPS = {
-    "elementwise_kernel: MulFunctor<float>": (
+    "elementwise_kernel: MulFunctor<BFloat16>": (
         f"{NATIVE}elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<{MUL} >(at::TensorIteratorBase&, "
         f"{MUL} const&)::{{lambda(int)#1}}>(int, at::native::gpu_kernel_impl_nocast<{MUL} >)"
     ),
@@ -131,7 +131,7 @@ def test_loops_that_compute_the_same_show_that_first_and_then_what_they_differ_i
     copies = [f"{NATIVE}unrolled_elementwise_kernel<{COPY.format(dtype)}>(int)" for dtype in ("float", "long")]
     labels = kernel_labels(alike + copies, width)
     assert len(set(labels.values())) == 4
-    assert [labels[name] for name in alike] == [f"elementwise_kernel: MulFunctor<float> …{n}…" for n in "48"]
+    assert [labels[name] for name in alike] == [f"elementwise_kernel: MulFunctor<BFloat16> …{n}…" for n in "48"]
     assert [labels[name] for name in copies] == [
         f"elementwise_kernel: direct_copy_kernel_cuda<{dtype}>" for dtype in ("float", "long")
     ]

@@ -149,19 +149,17 @@ def test_nothing_is_named_where_no_function_holds_half_of_the_time(tmp_path):
     assert "with_stack" not in analysis.findings[0].advice, "they were recorded"
 
 
-def test_a_gpu_that_waits_for_python_is_told_in_which_function(tmp_path):
-    trace = stacks(
-        ("train.py(10): training_step", 2, 98),
-        ("train.py(20): tokenize", 15, 85),
-    )
-    for start in (5, 90):
+@pytest.mark.parametrize(("each_ms", "code"), [(70, "gpu-idle"), (5, "launch-bound")])
+def test_a_gpu_that_waits_for_python_is_told_in_which_function(tmp_path, each_ms, code):
+    trace = stacks(("train.py(10): training_step", 2, 98), ("train.py(20): tokenize", 15, 85))
+    for start in (5, *range(20 + each_ms, 90, each_ms), 90):
         trace.operator("aten::mm", start, start + 3)
         trace.kernel(start + 2, start + 6, launched=start + 1)
     analysis = analyze(trace.write(tmp_path)).analysis
-    [found] = [found for found in analysis.findings if found.code == "launch-bound"]
+    [found] = [found for found in analysis.findings if found.code == code]
     assert found.evidence["where"] == "train.py:20 tokenize"
     assert found.advice.startswith("Look at train.py:20 tokenize first")
-    assert found.evidence["recorded_there_ms_per_step"] == pytest.approx(70, abs=0.1)
+    assert found.evidence["recorded_there_ms_per_step"] > (69.9 if each_ms > 5 else 10)
 
 
 def test_without_stacks_the_advice_is_how_to_record_them(tmp_path):

@@ -93,6 +93,15 @@ def test_there_is_nothing_to_compare_with_a_file_that_has_no_whole_step(tmp_path
     assert f"{cut}: no whole step to compare. {cut.name} is cut off" in said
 
 
+def test_a_trace_without_a_verdict_is_not_compared_and_its_reason_is_said(tmp_path, capsys):
+    whole = three_steps().write(tmp_path)
+    unseen = Path(__file__).parent / "golden/faults/launches_without_kernels.json.gz"
+    assert main(["compare", str(whole), str(unseen)]) == 2
+    said = capsys.readouterr().err
+    assert f"{unseen}: No verdict: " in said
+    assert "what the GPU did was not recorded" in said
+
+
 def test_the_figures_of_a_cut_rank_are_marked_beside_those_of_a_whole_one(tmp_path, capsys):
     trace = three_steps()
     trace.events.sort(key=lambda event: -event["tid"])

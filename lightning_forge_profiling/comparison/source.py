@@ -303,7 +303,8 @@ def trace_source(analysis: Analysis) -> Source:
     if not analysis.ranks:
         raise TraceError(f"{analysis.source}: no recorded rank to compare")
     if analysis.verdict == NO_VERDICT:
-        raise TraceError(f"{analysis.source}: no whole step to compare. {' '.join(analysis.cut_off)}")
+        why = f"no whole step to compare. {' '.join(analysis.cut_off)}" if analysis.cut_off else analysis.verdict_text
+        raise TraceError(f"{analysis.source}: {why}")
     steps = _common_steps(analysis)
     cut = [step.number for step in analysis.ranks[0].per_step if not step.whole]
     left_out = f"not counted in the medians, for they are cut off: steps {', '.join(map(str, cut))}"

@@ -35,6 +35,10 @@ def slow_after_a_start(dice, step):
     return dice.uniform(0.1, 4.0) if step < 25 else dice.uniform(5.0, 17.0)
 
 
+def longer_and_longer(dice, step):
+    return dice.uniform(0.04, 0.06) * step
+
+
 def now_and_then(dice, step):
     return dice.expovariate(1 / 10.9)
 
@@ -94,7 +98,7 @@ class Planted:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("loader", [uneven, in_bursts, slow_after_a_start, now_and_then])
+@pytest.mark.parametrize("loader", [uneven, in_bursts, slow_after_a_start, longer_and_longer, now_and_then])
 def test_each_region_is_within_a_tenth_of_the_truth_and_the_same_wherever_it_is_shown(tmp_path, loader, seed):
     planted = Planted(loader, seed)
     record = read_run(planted.write(tmp_path))

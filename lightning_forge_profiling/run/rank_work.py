@@ -139,16 +139,15 @@ def late_steps(latest: Sequence[StepTimes]) -> tuple[dict[int, float], str]:
     scatter = _SIGMA * median(abs(each - base) for each in usual)
     least = max(_UNUSUAL * scatter, _AT_LEAST * fmean(times.step_ms for times in latest))
     excess = {step: each - base if each - base > least else 0.0 for step, each in own.items()}
-    late = [times for times in latest if excess[times.step]]
+    late, in_time = (
+        [_own_regions(times.device_ms) for times in latest if (excess[times.step] > 0) is is_late]
+        for is_late in (True, False)
+    )
     if not late:
         return excess, ""
 
-    own_regions = [_own_regions(times.device_ms) for times in latest]
-
     def longer_ms(region: str) -> float:
-        each = [own.get(region, 0.0) for own in own_regions]
-        of_late = [ms for ms, times in zip(each, latest, strict=True) if excess[times.step]]
-        return fmean(of_late) - median(each)
+        return fmean(own.get(region, 0.0) for own in late) - median(own.get(region, 0.0) for own in in_time)
 
     return excess, max(REGIONS, key=longer_ms)
 

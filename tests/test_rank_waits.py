@@ -199,7 +199,7 @@ def test_a_step_is_late_by_its_own_work_and_not_by_its_wait_for_another_rank():
     assert region == "forward"
     assert {step for step, ms in found.items() if ms} == {*range(0, 40, 4)}
     assert all(ms == pytest.approx(20, abs=0.5) for ms in found.values() if ms)
-    late_ms = (20.0, 20.0, 20.0, 12.0, 20.0, 20.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    late_ms = (20.0, 20.0, 20.0, 12.0, 20.0, 20.0, 20.0, 0.0, 0.0, 0.0, 0.0)
     _, most = late_steps(steps_of(lambda step: 10.0 + step % 3 / 10 + late_ms[step % len(late_ms)]))
     assert most == region, "also where more than half of the steps are late, by chance"
     found, region = late_steps(steps_of(lambda step: 10.0 + step % 3 / 10, waits=lambda step: 20.0 * (step % 2)))

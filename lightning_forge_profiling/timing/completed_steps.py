@@ -15,7 +15,7 @@ DEFAULT_SHARE: Final = 0.005  # half a percent of the step: far below what runs 
 # multiples of an irrational number, modulo 1, fill the unit interval evenly, and so do those of each k-th step for any
 # k (Weyl's equidistribution theorem). So steps chosen by them cover each phase of an accumulation cycle or a log
 # interval alike, and no random number is drawn from the run's own. The golden ratio is furthest from every fraction:
-# at any rate the chosen steps are at most 1.9 times as far apart as on average, so the whole run is covered too.
+# at any rate the chosen steps are at most twice as far apart as on average, so the whole run is covered too.
 _STRIDE: Final = (5**0.5 - 1) / 2
 
 _LATEST: Final = 64

@@ -9,12 +9,13 @@ from operator import or_
 from typing import Any, Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.gpu_time import DISPATCHED
 from lightning_forge_profiling.analysis.host import is_lightning_call
 from lightning_forge_profiling.analysis.intervals import NOTHING, Intervals, take
-from lightning_forge_profiling.analysis.kernels import CATEGORY_OF, KINDS
-from lightning_forge_profiling.analysis.operators import PRODUCT_KINDS, flop_rate
+from lightning_forge_profiling.analysis.kernels import CATEGORY_OF, KINDS, NO_BANDWIDTH, PRODUCT_KINDS
+from lightning_forge_profiling.analysis.operators import IN_TF32, flop_rate
 from lightning_forge_profiling.analysis.rank_analysis import TO_DEVICE
 from lightning_forge_profiling.analysis.recording import Recording
 from lightning_forge_profiling.analysis.replay import HOST, Graph, bounds, error_pct, step_ns
@@ -36,24 +37,36 @@ _IN_GRAPH_LAUNCH_NS: Final = 650
 # that trace 1.5 ms and 3.2 for 384 of them; on an H100 without recording 0.4 and 1.4 for 96 (2026-11-25).
 _PER_PARAMETER: Final = re.compile(r"autograd::engine::evaluate_function: torch::autograd::AccumulateGrad")
 _GRAPH_LEAVES: Final = 3
-# Adam reads and writes some 20 numbers an element where each operator has its kernel, and 7 where they are fused; of a
-# GPT's 148 tensors 5.4 ms became 1.8 (H100, 2026-11-26)
+# Adam reads and writes some 20 numbers an element where each operator has its kernel, 14 with foreach, and 7 where they
+# are fused; of a GPT's 148 tensors 5.4 ms became 1.8 (H100, 2026-11-26) and 3.5 became 1.1, of an embedding 10.1 with
+# foreach became 4.9 (H200, 2026-11-28)
 _OF_UPDATE: Final = 0.35
-# of these torch.compile makes one kernel where they follow each other; norms and losses are fused already
-FUSED: Final = ("elementwise", "copy", "fill")
+_OF_FOREACH: Final = 0.5
+# Of these torch.compile makes one kernel where they follow each other, but not of batch norms; and it pads products of
+# 16-bit matrices with rows of an odd length, as with a vocabulary of 50,257. Of eleven models with and without it what
+# the GPU then does was predicted within 15 % for ten, within 7 % in the median (H200, torch 2.11, 2026-11-28; see
+# docs/measured.md). In a ViT attention was computed from its parts, which took longer than before.
+FUSED: Final = ("elementwise", "copy", "fill", "random", "reduction", "softmax", "loss", "normalization")
+_BATCH_NORM: Final = re.compile(r"batch_?norm|cudnn::(ops::)?.*bn_", re.IGNORECASE)
+_UNALIGNED: Final = re.compile(r"align1\b")
+_IN_16_BITS: Final = re.compile(r"gemm_(bf16|f16)")
+_OF_UNALIGNED: Final = 0.16
+# so many waits for the GPU in the passes of a step split what torch.compile captures, and little stays outside
+_FEW_BREAKS: Final = 2
+_FOREACH: Final = re.compile("multi_tensor_apply")
 _PAGEABLE: Final = re.compile("HtoD.*Pageable")
 _COPY_NS: Final = 10_000
 _WIDE: Final = ("fp32", "tf32", "fp64")
-# Of `precision="bf16-mixed"` in place of float32, by traces of two GPTs with and without it (4 layers and 12, H100,
-# torch 2.11, 2026-11-26): products take as much less as the peaks differ; attention 0.12 of its time where the peaks
-# are 0.07 apart; norms, embeddings and the update as long as before; the others these parts. The casts between
-# the types come on top: 11 and 16 % of the GPU's work, and with them the host takes longer in both passes.
-_OF_ATTENTION: Final = 1.8
-_OF_ACTIVATIONS: Final = {"elementwise": 0.7, "reduction": 0.6, "softmax": 0.6}
-_CASTS: Final = 1.15
-_CASTS_ON_HOST: Final = 1.25
+# Of `precision="bf16-mixed"` in place of float32 or TF32, by traces of seven models with and without it (two GPTs on an
+# H100, 2026-11-26; GPT-2, BERT, Whisper, ResNet-50 and a U-Net on an H200, 2026-11-28; torch 2.11). Products take as
+# much less as the peaks differ, times 1.0 to 1.8 for float32, most for convolutions, and 0.8 to 1.2 for TF32;
+# attention, which has no kernels for TF32, 0.10 to 0.22 of its time, and the others these parts. Casts are new: 0.04 to
+# 0.5 of what the products then take. With them the host takes 1.1 to 2.2 times as long in both passes.
+_OF_CONVOLUTION: Final = 1.8
+_OF_KINDS: Final = {"attention": 0.14, "elementwise": 0.8, "reduction": 0.77, "softmax": 0.6}
+_CASTS: Final = 1.3
+_CASTS_ON_HOST: Final = 1.5
 _FLOATS: Final = re.compile(rb'"(float|double)"')
-_NOT_CAST: Final = ("memcpy", "memset", "comm", "optimizer")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,29 +182,44 @@ def fused_update(steps: ReplaySteps) -> ReplaySteps:
     steps = as_graphs("optimizer")(steps)
     calls, graph = steps.recording.trace.calls, steps.graph
     update = steps.recording.on_host["optimizer"].contains(calls.start[graph.call])[graph.launched_by]
-    return steps.with_graph(runs=np.where(update, np.rint(graph.runs * _OF_UPDATE).astype(np.int64), graph.runs))
+    foreach = _named(steps, _FOREACH)
+    runs = np.rint(graph.runs * np.where(foreach, _OF_FOREACH, _OF_UPDATE)).astype(np.int64)
+    return steps.with_graph(runs=np.where(update, runs, graph.runs))
+
+
+def _named(steps: ReplaySteps, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+    """Of each GPU work whether its name has the pattern."""
+    trace = steps.recording.trace
+    return np.array([bool(pattern.search(name)) for name in trace.names], bool)[trace.gpu.name[steps.graph.work]]
 
 
 def fused(steps: ReplaySteps) -> ReplaySteps:
-    """With element-wise kernels, copies and fills as one, as long as the longest, where they follow each other."""
+    """With what `torch.compile` fuses as one kernel, as long as the longest, and with aligned matrix products."""
     graph = steps.graph
     order = np.lexsort((steps.recording.trace.gpu.start[graph.work], graph.lane))
-    moves = np.isin(steps.recording.kind[graph.work], [KINDS.index(kind) for kind in FUSED])[order]
+    of_kind = np.isin(steps.recording.kind[graph.work], [KINDS.index(kind) for kind in FUSED])
+    moves = (of_kind & ~_named(steps, _BATCH_NORM))[order]
     lane, runs = graph.lane[order], graph.runs[order]
     chain = np.cumsum(~moves | (np.diff(lane, prepend=-1) != 0) | ~np.concatenate(([False], moves[:-1])))
     by_length = np.lexsort((-runs, chain))
     longest = np.zeros(len(order), bool)
     longest[by_length[np.diff(chain[by_length], prepend=-1) != 0]] = True
-    left = graph.runs.copy()
+    unaligned = _named(steps, _UNALIGNED) & _named(steps, _IN_16_BITS)
+    left = np.where(unaligned, np.rint(_OF_UNALIGNED * graph.runs).astype(np.int64), graph.runs)
     left[order[~longest]] = 0
     return steps.with_graph(runs=left)
+
+
+def compiled(steps: ReplaySteps) -> ReplaySteps:
+    """With `torch.compile(mode="reduce-overhead")`: kernels fused, and both passes as CUDA graphs."""
+    return as_graphs("forward", "backward")(fused(steps))
 
 
 def from_pinned_memory(steps: ReplaySteps) -> ReplaySteps:
     """With copies to the GPU from pinned memory instead of pageable: as fast as the bus, and the host goes on."""
     graph, trace = steps.graph, steps.recording.trace
     pageable = [bool(_PAGEABLE.search(name)) for name in trace.names]
-    copied = np.array(pageable, bool)[trace.gpu.name[graph.work]]
+    copied = _named(steps, _PAGEABLE)
     runs = np.rint(trace.gpu.size[graph.work] / bus_gb_per_s(trace.device)).astype(np.int64)
     calls = np.isin(np.arange(len(graph.call)), graph.launched_by[copied])
     names = [name.replace("Pageable", "Pinned") if of else name for name, of in zip(trace.names, pageable, strict=True)]
@@ -203,11 +231,11 @@ def from_pinned_memory(steps: ReplaySteps) -> ReplaySteps:
     return replace(changed, recording=replace(steps.recording, trace=replace(trace, names=names)))
 
 
-def can_be_captured(recording: Recording, ranges: Intervals) -> bool:
-    """Whether nothing in these ranges of the steps waits for the GPU or asks for memory, which no CUDA graph can."""
+def breaks(recording: Recording, ranges: Intervals) -> int:
+    """How many calls in these ranges of the steps wait for the GPU or ask for memory, which no CUDA graph can."""
     calls = recording.trace.calls
     excluded = np.any([named(recording.trace, calls, kind) for kind in (WAITS, ALLOCATES, FREES)], axis=0)
-    return not (ranges & recording.steps.host.spans).contains(calls.start[excluded]).any()
+    return int((ranges & recording.steps.host.spans).contains(calls.start[excluded]).sum())
 
 
 def as_graphs(*regions: str) -> Change:
@@ -228,7 +256,7 @@ def as_graphs(*regions: str) -> Change:
             takes=np.where(inside, np.minimum(graph.takes, _IN_GRAPH_LAUNCH_NS), graph.takes),
             behind=np.where(launched, np.minimum(graph.behind, _IN_GRAPH_NS), graph.behind),
         )
-        if can_be_captured(steps.recording, ranges):
+        if not breaks(steps.recording, ranges):
             return changed
         blocked = f"{' or '.join(regions)} has calls that wait for the GPU or ask CUDA for memory, {_STAY}"
         return replace(changed, notes=(*steps.notes, blocked))
@@ -280,18 +308,20 @@ def in_bf16(steps: ReplaySteps) -> ReplaySteps:
     peak = find_peak(trace.device, memory_bytes=trace.memory_bytes, sms=trace.multiprocessors)
     if peak is None or not {flops.dtype, "bf16"} <= peak.flops.keys():
         raise ConfigurationError(f"bf16 cannot be predicted, because the peaks of {trace.device} are unknown")
-    before, after = peak.flops[flops.dtype], peak.flops["bf16"]
-    shorter = before / after
-    factors = dict.fromkeys(KINDS, 1.0) | dict.fromkeys(PRODUCT_KINDS, shorter) | _OF_ACTIVATIONS
-    factors["attention"] = min(_OF_ATTENTION * shorter, 1.0)
-    cast = _with_times(steps, {kind: each * (1 if kind in _NOT_CAST else _CASTS) for kind, each in factors.items()})
+    after, single = peak.flops["bf16"], peak.flops["fp64" if flops.dtype == "fp64" else "fp32"]
+    factors = {"matmul": single / after, "convolution": _OF_CONVOLUTION * single / after, **_OF_KINDS}
+    cast = _with_times(steps, {kind: by * (_CASTS if kind in PRODUCT_KINDS else 1) for kind, by in factors.items()})
+    if "tf32" in peak.flops:
+        shorter = dict.fromkeys(("matmul", "convolution"), peak.flops["tf32"] / after * _CASTS)
+        aligned = np.where(_named(steps, _UNALIGNED), steps.graph.runs, _with_times(steps, shorter).graph.runs)
+        cast = cast.with_graph(runs=np.where(_named(steps, IN_TF32), aligned, cast.graph.runs))
     spans = steps.recording.on_host
     passes = (spans["forward"] | spans["backward"]).contains(trace.calls.start[cast.graph.call])
     host_ns = cast.graph.before
     slower = np.where(passes, np.rint(host_ns * _CASTS_ON_HOST).astype(np.int64), host_ns)
     note = (
-        f"matrix products by the peaks of {trace.device}, {before / 1e12:.0f} TFLOP/s in {flops.dtype} and "
-        f"{after / 1e12:.0f} in bf16; what else changes, as measured of GPTs on an H100"
+        f"matrix products by the peaks of {trace.device}, {peak.flops[flops.dtype] / 1e12:.0f} TFLOP/s in "
+        f"{flops.dtype} and {after / 1e12:.0f} in bf16; what else changes, as measured of seven models on H100 and H200"
     )
     signatures = [replace(each, types=_FLOATS.sub(b'"c10::BFloat16"', each.types)) for each in trace.signatures]
     recording = replace(steps.recording, trace=replace(trace, signatures=signatures))
@@ -303,7 +333,6 @@ _log = plain_logger(__name__)
 MOST_ERROR_PCT: Final = 3.0
 """Steps that are played unchanged have to take as long as recorded, within this: else nothing is predicted."""
 
-_GPU_BOUND_PCT: Final = 85.0  # below, what the GPU computes is no finding
 _NAMED_FROM: Final = 0.05  # of the step; what costs less is no finding
 _MOST_WORK: Final = 50_000  # GPU work that is played, which takes some 10 s
 
@@ -320,10 +349,12 @@ def predictions(recording: Recording, summary: RankSummary) -> Replay | None:
     off_pct = [100 * (step_ns([graph]) / recorded_ns - 1), error_pct(graph, recording.trace.calls.name) or 0.0]
     if max(map(abs, off_pct)) > MOST_ERROR_PCT:
         return None
-    after_ms = {}
+    after_ms, played = {}, dict[Change, tuple[float, ...]]()
     for code, change in changes.items():
         try:
-            after_ms[code] = _with_each_host(change(ReplaySteps(recording, graph)).graph)
+            if change not in played:
+                played[change] = _with_each_host(change(ReplaySteps(recording, graph)).graph)
+            after_ms[code] = played[change]
         except ConfigurationError as exc:
             _log.debug("No prediction for %s: %s", code, exc)
     return Replay(
@@ -377,15 +408,24 @@ def _changes(recording: Recording, summary: RankSummary) -> Iterator[tuple[str, 
         yield "transfer-bound", from_pinned_memory
     if summary.host.idle_after_allocator_ms_per_step >= least_ms:
         yield "allocator-churn", without_allocations
-    if update_ms >= least_ms:
+    if update_ms + sum(kind.ms_per_step for name, kind in summary.kinds.items() if name == "optimizer") >= least_ms:
         yield "slow-optimizer", fused_update
-    spans = recording.on_host
-    passes = spans["forward"] | spans["backward"]
-    if summary.host.idle_launching_ms_per_step >= least_ms and can_be_captured(recording, passes):
-        yield "launch-bound", as_graphs("forward", "backward")
-    if summary.gpu.busy_pct < _GPU_BOUND_PCT:
-        return
-    if summary.flops is not None and summary.flops.dtype in {"fp32", "tf32"}:  # where bf16 is the advice
+    yield from _changes_of_work(recording, summary)
+
+
+def _changes_of_work(recording: Recording, summary: RankSummary) -> Iterator[tuple[str, Change]]:
+    """The same for the passes and what they launch."""
+    least_ms, spans = _NAMED_FROM * summary.step_ms.mean, recording.on_host
+    wide = summary.flops is not None and summary.flops.dtype in {"fp32", "tf32"}
+    if wide:  # where bf16 is the advice
         yield "compute-bound", in_bf16
-    if sum(kind.ms_per_step for name, kind in summary.kinds.items() if name in FUSED) >= least_ms:
-        yield "memory-bandwidth-bound", fused
+    if breaks(recording, spans["forward"] | spans["backward"]) > _FEW_BREAKS * len(recording.steps):
+        return
+    if summary.host.idle_launching_ms_per_step >= least_ms:
+        yield "launch-bound", compiled
+    kinds_ms = {name: kind.ms_per_step for name, kind in summary.kinds.items()}
+    memory_ms = sum(ms for name, ms in kinds_ms.items() if name not in NO_BANDWIDTH)
+    if memory_ms >= least_ms:
+        yield "memory-bandwidth-bound", compiled
+    if not wide and memory_ms > sum(kinds_ms.get(name, 0.0) for name in PRODUCT_KINDS):
+        yield "compute-bound", compiled

@@ -124,6 +124,9 @@ CATEGORY_OF: Final[Mapping[str, str]] = MappingProxyType({
     "comm": "comm", "memcpy": "memory", "memset": "memory", "other": "other",
 })  # fmt: skip
 KINDS: Final = tuple(CATEGORY_OF)  # in the order to show them
+PRODUCT_KINDS: Final = ("matmul", "convolution", "attention")
+# that memory bandwidth does not limit, or of which that is unknown
+NO_BANDWIDTH: Final = frozenset({*PRODUCT_KINDS, "comm", "memcpy", "memset", "other"})
 
 # Characters of a name that the rules look at. Tensile's names are three times as long, but begin with `Cijk`.
 _EXAMINED_LENGTH: Final = 160

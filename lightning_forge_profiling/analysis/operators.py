@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_forge_profiling.analysis.intervals import summed
-from lightning_forge_profiling.analysis.kernels import KINDS
+from lightning_forge_profiling.analysis.kernels import KINDS, PRODUCT_KINDS
 from lightning_forge_profiling.analysis.recording import Recording, by_optimizer
 from lightning_forge_profiling.analysis.steps import named
 from lightning_forge_profiling.flops.operator import COUNTED, PRODUCTS, OperatorFlops, operator_flops
@@ -148,12 +148,11 @@ def _forms(name: Ints, signature: Ints, signatures: Sequence[Signature]) -> Ints
     return name * max(len(numbers), 1) + np.array(layouts, np.int64)[signature]
 
 
-PRODUCT_KINDS: Final = ("matmul", "convolution", "attention")
 _NO_SHAPES: Final = "the trace has no input shapes (record_shapes=True records them), so FLOPs cannot be counted"
 _NO_PRODUCTS: Final = "no matrix product, convolution or attention ran on the GPU in the recorded steps"
 _TF32: Final = "tf32"
 # The latter is CUTLASS's name in cuBLAS for 32-bit floats on tensor cores, which compute in TF32.
-_IN_TF32: Final = re.compile(r"tf32|tensorop_s1688gemm")
+IN_TF32: Final = re.compile(r"tf32|tensorop_s1688gemm")
 
 
 def flop_rate(recording: Recording, busy_ns: int, step_ns: int) -> tuple[Flops | None, str]:
@@ -188,7 +187,7 @@ def flop_rate(recording: Recording, busy_ns: int, step_ns: int) -> tuple[Flops |
     if not total:
         return None, "no operator that launched a matrix product, convolution or attention could be counted"
     dtype = by_type.most_common(1)[0][0]
-    if dtype == "fp32" and any(_IN_TF32.search(trace.names[name]) for name in np.unique(trace.gpu.name[work]).tolist()):
+    if dtype == "fp32" and any(IN_TF32.search(trace.names[name]) for name in np.unique(trace.gpu.name[work]).tolist()):
         dtype = _TF32
     peak_of_device = find_peak(trace.device, memory_bytes=trace.memory_bytes, sms=trace.multiprocessors)
     peaks = peak_of_device.flops if peak_of_device else {}

@@ -149,7 +149,7 @@ def call_findings(run: RunEvidence, calls: Iterable[Call]) -> list[Finding]:
 
 def _finding(call: Call, run: RunEvidence) -> Finding:
     costs, mistake = LedgerCosts(run), call.mistake
-    at_most = bool(mistake.left) or run.timing.on_device
+    at_most = bool(mistake.left) or (run.timing.on_device and mistake.setting is None)
     if call.in_steps:
         ms, step_ms = 1e3 * call.seconds / costs.steps, run.timing.step_ms.mean
         share_pct, took = 100 * ms / step_ms, f"{in_ms(ms)} of each {in_ms(step_ms)} step"

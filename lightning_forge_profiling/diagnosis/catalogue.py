@@ -97,7 +97,7 @@ _MEMORY_LEFT: Final = 0.5  # without checkpointing activations take more, and ho
 
 
 def _checkpointing(run: RunEvidence, _: Sequence[Operator]) -> Setting | None:
-    """Activations that are computed again in backward, with memory to spare: at most what forward takes."""
+    """Activations that are computed again in backward, with memory to spare, which take as long as forward."""
     module, gpu = "" if run.settings.switches is None else run.settings.switches.checkpointing, run.machine.telemetry
     total_gib = None if gpu is None else gpu.memory_total_gib
     left = not run.timing.on_device if gpu is None or not total_gib else 1 - (gpu.memory_peak_gib or 0.0) / total_gib

@@ -3,6 +3,7 @@
 from math import ceil
 from typing import Final
 
+from lightning_forge_profiling.analysis.kernels import NO_BANDWIDTH, PRODUCT_KINDS
 from lightning_forge_profiling.diagnosis.loader import accumulating
 from lightning_forge_profiling.diagnosis.optimizer import slow_update_ms
 from lightning_forge_profiling.diagnosis.rule import (
@@ -67,10 +68,6 @@ def _explain_exchange(context: RuleContext) -> Explanation:
 _COMPILE: Final = "torch.compile(model)"
 _BF16: Final = 'Trainer(..., precision="bf16-mixed")'
 
-_MATH: Final = frozenset({"matmul", "convolution", "attention"})
-# kinds of kernels that memory bandwidth does not limit, or of which that is unknown
-_NO_BANDWIDTH: Final = _MATH | {"comm", "memcpy", "memset", "other"}
-
 # the GPU is the limit where it computes for so much of the step: what else there is cannot gain more than the rest
 _GPU_BOUND_PCT: Final = 85.0
 
@@ -82,12 +79,12 @@ _ROUNDS_TO_ONE_PCT: Final = 0.5
 
 
 def _math_ms(context: RuleContext) -> float:
-    return sum(kind.ms_per_step for name, kind in context.rank.kinds.items() if name in _MATH)
+    return sum(kind.ms_per_step for name, kind in context.rank.kinds.items() if name in PRODUCT_KINDS)
 
 
 def _memory_ms(context: RuleContext) -> float:
     """Kernels that read and write memory and compute little: element-wise, copies, normalization, ..."""
-    return sum(kind.ms_per_step for name, kind in context.rank.kinds.items() if name not in _NO_BANDWIDTH)
+    return sum(kind.ms_per_step for name, kind in context.rank.kinds.items() if name not in NO_BANDWIDTH)
 
 
 def _gpu_bound(context: RuleContext) -> bool:
@@ -96,12 +93,13 @@ def _gpu_bound(context: RuleContext) -> bool:
 
 def _bandwidth_ms(context: RuleContext) -> float:
     memory_ms = _memory_ms(context)
-    return memory_ms if _gpu_bound(context) and context.pct(memory_ms) >= _BANDWIDTH_PCT else 0.0
+    limits = memory_ms > _BANDWIDTH_TO_MATH * _math_ms(context) and context.pct(memory_ms) >= _BANDWIDTH_PCT
+    return memory_ms if limits and _gpu_bound(context) else 0.0
 
 
 def _explain_bandwidth(context: RuleContext) -> Explanation:
     kinds = sorted(
-        ((name, kind) for name, kind in context.rank.kinds.items() if name not in _NO_BANDWIDTH),
+        ((name, kind) for name, kind in context.rank.kinds.items() if name not in NO_BANDWIDTH),
         key=lambda item: -item[1].ms_per_step,
     )
     named = ", ".join(f"{name} {kind.pct:.0f} %" for name, kind in kinds[:3] if kind.pct >= _ROUNDS_TO_ONE_PCT)
@@ -115,8 +113,7 @@ def _explain_bandwidth(context: RuleContext) -> Explanation:
 
 
 def _gpu_compute_ms(context: RuleContext) -> float:
-    limited_by_math = _memory_ms(context) <= _BANDWIDTH_TO_MATH * _math_ms(context)
-    return context.compute_ms if _gpu_bound(context) and limited_by_math else 0.0
+    return context.compute_ms if _gpu_bound(context) and not _bandwidth_ms(context) else 0.0
 
 
 def _explain_gpu_compute(context: RuleContext) -> Explanation:

@@ -146,7 +146,10 @@ _COMPILE: Final = 'torch.compile(model, mode="reduce-overhead")'
 
 def _launch_less(graphs: float, single: float) -> str:
     if not graphs:
-        return 'Launch less: torch.compile(mode="reduce-overhead") or CUDA graphs, a larger batch, fused modules.'
+        return (
+            'Launch less: torch.compile(mode="reduce-overhead"), which fuses kernels too, or CUDA graphs, a larger '
+            "batch, fused modules."
+        )
     if single >= 1:
         return (
             f"CUDA graphs are replayed {graphs:.0f} times a step beside {single:.0f} single launches: capture what is "

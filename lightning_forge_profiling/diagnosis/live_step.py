@@ -4,7 +4,7 @@ Recording slows the host, and a window may lack what happens only in some steps.
 converted to the step that the run took without recording, and where the run measures a wait by itself, it decides.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,6 +34,7 @@ SLOWED_FROM: Final = 1.1
 # percentage points from which shares of a step are reported as different. A window of few steps varies by less.
 DIFFER_BY_PCT: Final = 5.0
 
+_GPU_WORK: Final = ("compute-bound", "memory-bandwidth-bound")
 _WAITS: Final = ("input-bound", "transfer-bound")  # what the run measures by itself
 
 # by code a recorded CPU's work, beside waiting for data
@@ -165,6 +166,7 @@ def gpu_findings(
         for finding in traced
         if finding.code not in {"input-bound", "transfer-bound"}
     ]
+    findings += _live_work({finding.code for finding in recorded}, steps)
     if "worker-restarts" in live:
         findings.append(live["worker-restarts"])
     # which would be a part of launch-bound
@@ -175,6 +177,29 @@ def gpu_findings(
         findings += measured
         differences += difference
     return findings, differences + _contradictions(findings, live, steps)
+
+
+def _live_work(known: Collection[str], steps: RecordedSteps) -> list[Finding]:
+    """The GPU's work where it fills a live step, and not the recorded ones, since recording slows the host."""
+    if not steps.slowed:
+        return []
+    timing = steps.run.timing
+    context = RuleContext(replace(steps.rank, step_ms=timing.step_ms), live=True, run=steps.run)
+    number = steps.rank.rank if steps.run.ranks.world_size > 1 else None
+    cases = ((rule.code, rule.gpu) for rule in RULES if rule.code in _GPU_WORK and rule.code not in known)
+    costs = ((code, case, context.pct(case.cost(context))) for code, case in cases if case is not None)
+    return [
+        as_finding(
+            code,
+            case.explain(context),
+            share_pct=pct,
+            saves=replayed_saving(steps.rank.replay, code, timing.step_ms.mean)
+            or case.saving(context, timing.step_ms.mean),
+            rank=number,
+        )
+        for code, case, pct in costs
+        if pct >= MIN_SHARE_PCT
+    ]
 
 
 def _of_live_step(finding: Finding, steps: RecordedSteps) -> Finding:

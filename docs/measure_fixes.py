@@ -2,6 +2,7 @@
 
     python -m docs.measure_fixes                           # all cases; an H200 takes under 5 minutes
     python -m docs.measure_fixes --cases straggler,sync-bound
+    python -m docs.measure_fixes --cases gpt2-eager,llama --limit 300    # with transformers; compiling takes minutes
     python -m docs.measure_fixes --keep FOLDER             # and the traces
     python -m docs.measure_fixes --again FOLDER            # what today's code predicts of them
     python -m docs.measure_fixes --quick                   # tiny sizes on the CPU, to try the script itself
@@ -53,6 +54,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchmetrics import AUROC
 
+from benchmarks import other_models
 from benchmarks.real_models import Clicks, Pictures, Reading, RealGPT, Recommender, ResNet, loader, pictures
 from benchmarks.workloads import random_tokens
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
@@ -324,7 +326,18 @@ REAL: dict[str, Case] = {
     ),
     "dlrm-launches": Case(partial(_recommender), partial(_recommender, graphed=2048), code="launch-bound"),
 }
-ALL = CASES | REAL
+
+
+def _other(name: str, size: Size, *, changed: bool) -> Setup:
+    module, batch, options = other_models.make(name, changed=changed)
+    return Setup(module, DataLoader([batch] * size.batches, batch_size=None), options)
+
+
+OTHERS: dict[str, Case] = {
+    name: Case(partial(_other, name, changed=False), partial(_other, name, changed=True), code=code)
+    for name, (_, _, code) in other_models.CHANGES.items()
+}
+ALL = CASES | REAL | OTHERS
 
 
 # -- one case, in a process of its own -----------------------------------------------------------------------------
@@ -690,6 +703,17 @@ def summary(results: Iterable[Measured | str]) -> str:
     return f"Error of the step after {len(measured)} fixes, median: {'; '.join(lines)}."
 
 
+def _measured_or_why_not(name: str, args: argparse.Namespace) -> Measured | str:
+    case = ALL[name]
+    if args.again is not None:
+        return predict_again(args.again / name, name)
+    if args.quick and name in OTHERS:
+        return "skipped: it has one size, which takes a GPU"
+    if not args.quick and not case.on_cpu and torch.cuda.device_count() < case.devices:
+        return f"skipped: it takes {case.devices} CUDA devices, here are {torch.cuda.device_count()}"
+    return run_apart(name, quick=args.quick, limit_s=args.limit, keep=args.keep)
+
+
 def main() -> None:
     """Print a line for each case."""
     parser = argparse.ArgumentParser(description="What fixes save, as predicted and as measured.")
@@ -724,14 +748,7 @@ def main() -> None:
     print("| Case | ms before | ms after | predicted after | by bounds | verdict |", flush=True)
     print("|---|---:|---:|---:|---:|---|", flush=True)
     for name in names:
-        case = ALL[name]
-        if args.again is not None:
-            found: Measured | str = predict_again(args.again / name, name)
-        elif not args.quick and not case.on_cpu and torch.cuda.device_count() < case.devices:
-            found = f"skipped: it takes {case.devices} CUDA devices, here are {torch.cuda.device_count()}"
-        else:
-            found = run_apart(name, quick=args.quick, limit_s=args.limit, keep=args.keep)
-        results[name] = found
+        results[name] = found = _measured_or_why_not(name, args)
         print(row(name, found), flush=True)
         figures = {name: each if isinstance(each, str) else asdict(each) for name, each in results.items()}
         args.out.write_text(json.dumps(figures, indent=1) + "\n")

@@ -6,7 +6,9 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from lightning_forge_profiling.diagnosis.compute import RULES
 from lightning_forge_profiling.diagnosis.findings import find_causes
+from lightning_forge_profiling.diagnosis.rule import RuleContext
 from lightning_forge_profiling.pipeline import analyze
 from tests.golden.verdicts import TRACES, VERDICTS, analysis_of
 from tests.samples import sample_analysis
@@ -111,8 +113,9 @@ def test_a_single_step_does_not_tell_whether_allocations_go_on():
 
 
 def test_what_rounds_to_nothing_is_not_listed():
-    [found] = [one for one in analysis_of(TRACES / "conv_net").findings if one.code == "memory-bandwidth-bound"]
-    assert found.title.endswith("(normalization 35 %, elementwise 17 %)")
+    [case] = [rule.gpu for rule in RULES if rule.code == "memory-bandwidth-bound"]
+    explained = case.explain(RuleContext(analysis_of(TRACES / "conv_net").ranks[0]))
+    assert explained.title.endswith("(normalization 35 %, elementwise 17 %)")
 
 
 def test_a_wait_for_data_that_is_hidden_is_not_found():

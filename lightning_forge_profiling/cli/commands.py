@@ -240,7 +240,7 @@ COMMANDS: Final = (
                 **_SEVERAL,
             ),
             flag("--bf16", "in bf16 autocast instead of float32, by the GPU's peaks"),
-            flag("--fuse", "element-wise kernels, copies and fills are fused"),
+            flag("--fuse", "what torch.compile fuses is one kernel"),
             flag("--overlap-comm", "nothing waits for communication"),
             flag("--equal-ranks", "each rank is as fast as the fastest"),
             option("--rank N", shared.whole(0), "only this rank"),

@@ -177,7 +177,7 @@ class _Measured(NamedTuple):
     left: tuple[float, float]
 
 
-# of 13 that end a wait, and of 18 after which the GPU or the host has less to do (H100 and H200, torch 2.11, 2026-11;
+# of 13 that end a wait, and of 20 after which the GPU or the host has less to do (H100 and H200, torch 2.11, 2026-11;
 # docs/measured.md, "Fixes")
 _WAITS: Final = _Measured(saved=(0.45, 1.45), left=(0.7, 1.3))
 _LESS_WORK: Final = _Measured(saved=(0.55, 1.3), left=(0.8, 1.6))

@@ -62,6 +62,13 @@ def _gpt2(rows: int, length: int, *, layers: int = 12, width: int = 768, attenti
     return Made(GPT2LMHeadModel(config), _of_tokens, (torch.randint(0, 50257, (rows, length)),), _MIXED)
 
 
+def _in_tf32() -> Made:
+    torch.set_float32_matmul_precision("high")
+    made = _gpt2(8, 1024)
+    made.options = {}
+    return made
+
+
 def _checkpointed() -> Made:
     made = _gpt2(2, 256, layers=24, width=1024)
     made.network.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
@@ -257,6 +264,7 @@ _graphs = partial(_compile, mode="reduce-overhead")
 CHANGES: dict[str, tuple[Callable[[], Made], Callable[[Made], None], str]] = {
     "resnet-50-float32": (_resnet_in_float32, _mixed, "compute-bound"),
     "bert-float32": (_bert, _mixed, "compute-bound"),
+    "gpt2-tf32": (_in_tf32, _mixed, "compute-bound"),
     "gpt2-eager": (partial(_gpt2, 2, 2048, attention="eager"), _compile, "memory-bandwidth-bound"),
     "gpt2-16x512": (partial(_gpt2, 16, 512), _compile, "launch-bound"),
     "llama": (_llama, _compile, "launch-bound"),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import lightning as L
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.host import thread_counts
+from lightning_forge_profiling.run.stack_sampler import StackSampler
 from lightning_forge_profiling.run.stack_timer import SIGNAL, LookingThread, SignalTimer, stack_timer
 from tests.models import quiet_trainer
 from tests.outcomes import HANGS_S
@@ -93,6 +95,40 @@ def test_pure_python_is_seen_as_much_as_it_takes(lines):
         json.loads(model.text)
     loaded_s = time.perf_counter() - began_s - counted_s
     assert counts / (counts + loads) == pytest.approx(counted_s / (counted_s + loaded_s), abs=0.15)
+
+
+def counts_after_the_call(seconds):
+    ends = time.perf_counter() + seconds
+    while time.perf_counter() < ends:
+        pass
+
+
+def counts_before_the_call(seconds):
+    ends = time.perf_counter() + seconds
+    while time.perf_counter() < ends:
+        pass
+
+
+def test_what_follows_a_long_call_in_c_is_seen_as_much_as_it_takes():
+    """Such a call, as backward is on a GPU, delays a look; equal times from there on would miss the same part again."""
+    numbers, spent = torch.randn(150_000), Counter()
+
+    def timed(name, function, *arguments):
+        began = time.perf_counter()
+        function(*arguments)
+        spent[name] += time.perf_counter() - began
+
+    sampler = StackSampler(lambda: "all")
+    sampler.start()
+    try:
+        for _ in range(120):
+            timed("before", counts_before_the_call, 0.02)
+            timed("call", numbers.sort)
+            timed("after", counts_after_the_call, 0.008)
+    finally:
+        sampler.stop()
+    found = {line.function: line.pct for line in sampler.times.lines()["all"]}
+    assert found["counts_after_the_call"] == pytest.approx(100 * spent["after"] / spent.total(), rel=0.5)
 
 
 # -- the signal --------------------------------------------------------------------------------------------------------

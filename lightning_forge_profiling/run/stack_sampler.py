@@ -269,8 +269,8 @@ class PlaceTimes:
         self.by_part: dict[str, PlaceSums] = {}
         self._places = 0
 
-    def add(self, part: str, place: Place, took: Took) -> None:
-        """Add a sample."""
+    def add(self, part: str, place: Place, took: Took, ns: int) -> None:
+        """Add a sample that stands for so much time, of which the thread waited as large a part as since the last."""
         sums = self.by_part.get(part)
         if sums is None:
             sums = self.by_part[part] = {}
@@ -281,9 +281,9 @@ class PlaceTimes:
                 return
             self._places += 1
             times = sums[key] = PlaceTime(place)
-        times.wall_ns += took.wall_ns
-        times.idle_ns += took.idle_ns
-        times.samples += max(took.wall_ns // PERIOD_NS, 1)  # a call in C is seen when it ends
+        times.wall_ns += ns
+        times.idle_ns += ns * took.idle_ns // max(took.wall_ns, 1)
+        times.samples += max(ns // PERIOD_NS, 1)  # a call in C is seen when it ends
 
     def lines(self, *, loops: bool = True) -> dict[str, tuple[SampledLine, ...]]:
         """The lines in which most of each part is."""
@@ -345,16 +345,16 @@ class StackSampler:
             return
         took, part = self._thread.take(), self.part()
         self.woken_ns += min(took.idle_ns, took.waited_ns, self._timer.late_ns(took.now_ns))
+        ns = self._timer.looks.stands_for_ns(took.now_ns)
         if part != STEPS:
-            self.times.add(part, find_place(frame, in_loop=False)[0], took)
+            self.times.add(part, find_place(frame, in_loop=False)[0], took, ns)
         elif self.counts:
             place, region = find_place(frame, in_loop=self.region is None)
             region = region if self.region is None else self.region()
             if region is not None:
                 # that thread waits for the one that runs the backward pass
-                self.times.add(
-                    region, place, took if frame.f_code.co_name != _IN_BACKWARD else took._replace(idle_ns=0)
-                )
+                took = took if frame.f_code.co_name != _IN_BACKWARD else took._replace(idle_ns=0)
+                self.times.add(region, place, took, ns)
         if self.counts and self.paces and self._thread.clock is not None:
             self.lock = self.lock or LockWaits(self._native)
             self.lock.add(frame, took)

@@ -3,6 +3,10 @@
 A thread beside it sees it only where it lets go of the interpreter lock: of pure Python that takes 0.5, 2 or 10 ms of
 a step it saw 0, 0 and 18 % at 50 Hz, and 10 % of a call in C that took 77 % of a fit. A timer's signal is handled in
 the thread itself, between two instructions: 95, 98 and 100 %, and 97 % (Python 3.11, 2026-11-26).
+
+Each 20 ms are looked at once, at a random instant (stratified sampling). At equal distances looks keep step with the
+training: a call in C, as backward is, holds one up until it ends, and the next, 20 ms later, misses what comes in
+between in each step. A hook of 8 ms after a call of 13 ms was seen in 3 of 300 steps.
 """
 
 import ctypes
@@ -12,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from random import Random
 from time import perf_counter_ns, thread_time_ns
 from types import FrameType
 from typing import Any, Final, Protocol
@@ -20,8 +25,8 @@ from lightning_forge_profiling.plain_text import plain_logger
 
 _log = plain_logger(__name__)
 
-PERIOD_S: Final = 0.02
-PERIOD_NS: Final = int(PERIOD_S * 1e9)
+PERIOD_NS: Final = 20_000_000
+_SHORTEST_NS: Final = 1_000  # a timer that is asked for nothing stops
 
 # one that nobody notices: it is ignored where it has no handler, as in a new program, and nothing else sends it. The
 # number is Linux's, which alone has timers of a thread.
@@ -32,8 +37,30 @@ _TO_THREAD: Final = 4  # SIGEV_THREAD_ID
 Look = Callable[[FrameType], None]
 
 
+class Looks:
+    """When to look next, and how much time a look stands for: each period is looked at once, at a random instant."""
+
+    def __init__(self) -> None:
+        self.due_ns = self.ends_ns = 0  # of the present period
+        self._period_ns = 0
+        self._random = Random()  # noqa: S311  (not for secrets; the user's own generators stay as they are)
+
+    def plan(self, now_ns: int, period_ns: int) -> int:
+        """Choose the next look, in how many nanoseconds, after this one or the end of its period."""
+        begins_ns = max(now_ns, self.ends_ns)
+        self.due_ns = begins_ns + int(self._random.random() * period_ns)
+        self.ends_ns, self._period_ns = begins_ns + period_ns, period_ns
+        return max(self.due_ns - now_ns, _SHORTEST_NS)
+
+    def stands_for_ns(self, now_ns: int) -> int:
+        """How much time a look now stands for: its period, and what has passed since that ended."""
+        return self._period_ns + max(now_ns - self.ends_ns, 0)
+
+
 class StackTimer(Protocol):
-    """Calls a function with the innermost frame of the thread that created this, each 20 ms."""
+    """Calls a function with the innermost frame of the thread that created this, once in each 20 ms."""
+
+    looks: Looks
 
     def start(self) -> None:
         """Begin."""
@@ -131,7 +158,7 @@ class SignalTimer:
         self._before: Any = signal.SIG_DFL
         self._timer: ctypes.c_void_p | None = None
         self._libc, self._times = ctypes.CDLL(None), (ctypes.c_long * 4)()
-        self._due_ns = 0
+        self.looks = Looks()
         self._paused = False
         self._place: tuple[int, int] = 0, 0
         self._since_ns = self._used_ns = self._looked_ns = 0
@@ -154,11 +181,11 @@ class SignalTimer:
         keep_restarting()
         self._ask(0 if on else PERIOD_NS)
 
-    def _ask(self, after_ns: int) -> None:
-        """Ask for a signal after so long; 0 for none."""
+    def _ask(self, period_ns: int) -> None:
+        """Ask for the next signal; 0 for none."""
         if self._timer is not None:
-            self._times[3] = after_ns
-            self._due_ns = perf_counter_ns() + after_ns
+            after_ns = self.looks.plan(perf_counter_ns(), period_ns) if period_ns else 0
+            self._times[2], self._times[3] = divmod(after_ns, 10**9)
             self._libc.timer_settime(self._timer, 0, ctypes.byref(self._times), None)
 
     def _ask_again(self, frame: FrameType) -> None:
@@ -174,7 +201,7 @@ class SignalTimer:
 
     def late_ns(self, now_ns: int) -> int:
         """How long ago the signal was sent."""
-        return max(now_ns - self._due_ns, 0)
+        return max(now_ns - self.looks.due_ns, 0)
 
     def stop(self) -> None:
         """Delete the timer and restore the handler."""
@@ -199,6 +226,7 @@ class LookingThread:
         self._look = look
         self._seen = threading.get_ident()
         self._paused = False
+        self.looks = Looks()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="forge-stacks", daemon=True)
 
@@ -221,7 +249,7 @@ class LookingThread:
 
     def _run(self) -> None:
         try:
-            while not self._stop.wait(PERIOD_S):
+            while not self._stop.wait(self.looks.plan(perf_counter_ns(), PERIOD_NS) / 1e9):
                 frame = sys._current_frames().get(self._seen)  # noqa: SLF001  (the public way to its stack)
                 if frame is not None and not self._paused:
                     self._look(frame)

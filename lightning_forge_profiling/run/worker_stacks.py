@@ -10,7 +10,7 @@ import msgspec
 from torch.utils.data._utils import worker
 
 from lightning_forge_profiling.run.stack_sampler import PlaceTimes, ThreadTime, find_place, sampled_lines
-from lightning_forge_profiling.run.stack_timer import stack_timer
+from lightning_forge_profiling.run.stack_timer import StackTimer, stack_timer
 from lightning_forge_profiling.run.worker_batches import forget_batches, time_batches
 from lightning_forge_profiling.schema import SampledLine
 
@@ -81,20 +81,21 @@ class _Worker:
         self._written_to = written_to
         self._times, self._samples, self._longest = PlaceTimes(), 0, 2
         self._thread = ThreadTime()
+        self._timer: StackTimer | None = None
         os.pwrite(written_to, b"[]", 0)
 
     def start(self) -> None:
         """Begin, for as long as the worker lives."""
-        timer = stack_timer(self._look)
-        if timer is not None:
-            timer.start()
+        self._timer = stack_timer(self._look)
+        if self._timer is not None:
+            self._timer.start()
 
     def _look(self, frame: FrameType) -> None:
         """Add a sample to its place, unless the worker waits for a request."""
         took = self._thread.take()
         place, region = find_place(frame, in_loop=True)
-        if place.code is not None or region == "data":
-            self._times.add("data", place, took)
+        if self._timer is not None and (place.code is not None or region == "data"):
+            self._times.add("data", place, took, self._timer.looks.stands_for_ns(took.now_ns))
         self._samples += 1
         if self._samples % _WRITTEN_EVERY == 0:
             written = msgspec.json.encode(sampled_lines(self._times.by_part.get("data", {})))

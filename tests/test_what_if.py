@@ -222,6 +222,17 @@ def test_the_command_as_json(capsys):
     assert found["verdict"] is None
 
 
+def test_a_device_of_which_no_float32_peak_is_known_has_a_prediction_for_tf32(tmp_path):
+    trace = Synthetic(device="NVIDIA H20")
+    for step in range(4):
+        start = 10 * step
+        trace.step(step, start, start + 10)
+        trace.operator("aten::mm", start, start + 0.1, dims=[[4096, 4096], [4096, 4096]], types=["float", "float"])
+        trace.kernel(start + 0.05, start + 9.95, launched=start + 0.02, name="sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n")
+    found = predict(trace.write(tmp_path), [fixes.in_bf16])
+    assert found.after_ms == pytest.approx(0.1 + 9.9 * 1.3 * 74 / 148, abs=0.2)  # by the peaks, and casts
+
+
 def test_bf16_shortens_products_by_the_peaks(capsys):
     assert main(["what-if", str(TRACES / "pinned_copies"), "--bf16", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -42,12 +42,12 @@ _GRAPH_LEAVES: Final = 3
 # foreach became 4.9 (H200, 2026-11-28)
 _OF_UPDATE: Final = 0.35
 _OF_FOREACH: Final = 0.5
-# Of these torch.compile makes one kernel where they follow each other, but not of batch norms; and it pads products of
-# 16-bit matrices with rows of an odd length, as with a vocabulary of 50,257. Of eleven models with and without it what
-# the GPU then does was predicted within 15 % for ten, within 7 % in the median (H200, torch 2.11, 2026-11-28; see
-# docs/measured.md). In a ViT attention was computed from its parts, which took longer than before.
+# Of these torch.compile makes one kernel where they follow each other, but not of batch norms and of what it has made;
+# and it pads products of 16-bit matrices with rows of an odd length, as with a vocabulary of 50,257. Of eleven models
+# with and without it what the GPU then does was predicted within 15 % for ten, within 7 % in the median (H200, torch
+# 2.11, 2026-11-28; docs/measured.md). In a ViT attention was computed from its parts, which took longer than before.
 FUSED: Final = ("elementwise", "copy", "fill", "random", "reduction", "softmax", "loss", "normalization")
-_BATCH_NORM: Final = re.compile(r"batch_?norm|cudnn::(ops::)?.*bn_", re.IGNORECASE)
+_NOT_FUSED: Final = re.compile(r"batch_?norm|cudnn::(ops::)?.*bn_|^triton_", re.IGNORECASE)
 _UNALIGNED: Final = re.compile(r"align1\b")
 _IN_16_BITS: Final = re.compile(r"gemm_(bf16|f16)")
 _OF_UNALIGNED: Final = 0.16
@@ -198,7 +198,7 @@ def fused(steps: ReplaySteps) -> ReplaySteps:
     graph = steps.graph
     order = np.lexsort((steps.recording.trace.gpu.start[graph.work], graph.lane))
     of_kind = np.isin(steps.recording.kind[graph.work], [KINDS.index(kind) for kind in FUSED])
-    moves = (of_kind & ~_named(steps, _BATCH_NORM))[order]
+    moves = (of_kind & ~_named(steps, _NOT_FUSED))[order]
     lane, runs = graph.lane[order], graph.runs[order]
     chain = np.cumsum(~moves | (np.diff(lane, prepend=-1) != 0) | ~np.concatenate(([False], moves[:-1])))
     by_length = np.lexsort((-runs, chain))
@@ -308,20 +308,22 @@ def in_bf16(steps: ReplaySteps) -> ReplaySteps:
     peak = find_peak(trace.device, memory_bytes=trace.memory_bytes, sms=trace.multiprocessors)
     if peak is None or not {flops.dtype, "bf16"} <= peak.flops.keys():
         raise ConfigurationError(f"bf16 cannot be predicted, because the peaks of {trace.device} are unknown")
-    after, single = peak.flops["bf16"], peak.flops["fp64" if flops.dtype == "fp64" else "fp32"]
-    factors = {"matmul": single / after, "convolution": _OF_CONVOLUTION * single / after, **_OF_KINDS}
-    cast = _with_times(steps, {kind: by * (_CASTS if kind in PRODUCT_KINDS else 1) for kind, by in factors.items()})
+    before, after = peak.flops[flops.dtype], peak.flops["bf16"]
+    shorter = (peak.flops.get("fp32", before) if flops.dtype == "tf32" else before) / after  # not all of it is TF32
+    factors = {"matmul": shorter, "convolution": _OF_CONVOLUTION * shorter, **_OF_KINDS}
+    casts = {kind: min(by * (_CASTS if kind in PRODUCT_KINDS else 1), 1.0) for kind, by in factors.items()}
+    cast = _with_times(steps, casts)
     if "tf32" in peak.flops:
-        shorter = dict.fromkeys(("matmul", "convolution"), peak.flops["tf32"] / after * _CASTS)
-        aligned = np.where(_named(steps, _UNALIGNED), steps.graph.runs, _with_times(steps, shorter).graph.runs)
+        of_tf32 = dict.fromkeys(("matmul", "convolution"), peak.flops["tf32"] / after * _CASTS)
+        aligned = np.where(_named(steps, _UNALIGNED), steps.graph.runs, _with_times(steps, of_tf32).graph.runs)
         cast = cast.with_graph(runs=np.where(_named(steps, IN_TF32), aligned, cast.graph.runs))
     spans = steps.recording.on_host
     passes = (spans["forward"] | spans["backward"]).contains(trace.calls.start[cast.graph.call])
     host_ns = cast.graph.before
     slower = np.where(passes, np.rint(host_ns * _CASTS_ON_HOST).astype(np.int64), host_ns)
     note = (
-        f"matrix products by the peaks of {trace.device}, {peak.flops[flops.dtype] / 1e12:.0f} TFLOP/s in "
-        f"{flops.dtype} and {after / 1e12:.0f} in bf16; what else changes, as measured of seven models on H100 and H200"
+        f"matrix products by the peaks of {trace.device}, {before / 1e12:.0f} TFLOP/s in {flops.dtype} and "
+        f"{after / 1e12:.0f} in bf16; what else changes, as measured of seven models on H100 and H200"
     )
     signatures = [replace(each, types=_FLOATS.sub(b'"c10::BFloat16"', each.types)) for each in trace.signatures]
     recording = replace(steps.recording, trace=replace(trace, signatures=signatures))

@@ -1,6 +1,6 @@
 """What fixes save, as predicted and as measured: runs with one planted problem each, and the same without it.
 
-    python -m docs.measure_fixes                           # all cases; an H200 takes under 5 minutes
+    python -m docs.measure_fixes                         # all but other people's models; under 5 minutes on an H200
     python -m docs.measure_fixes --cases straggler,sync-bound
     python -m docs.measure_fixes --cases gpt2-eager,llama --limit 300    # with transformers; compiling takes minutes
     python -m docs.measure_fixes --keep FOLDER             # and the traces
@@ -717,7 +717,11 @@ def _measured_or_why_not(name: str, args: argparse.Namespace) -> Measured | str:
 def main() -> None:
     """Print a line for each case."""
     parser = argparse.ArgumentParser(description="What fixes save, as predicted and as measured.")
-    parser.add_argument("--cases", default=",".join(ALL), help="names of findings, by comma; all by default")
+    parser.add_argument(
+        "--cases",
+        default=",".join(CASES | REAL),
+        help="names, by comma (default: all but other models)",
+    )
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes on the CPU: tries the script, measures nothing"
     )

@@ -51,9 +51,10 @@ _NOT_FUSED: Final = re.compile(r"batch_?norm|cudnn::(ops::)?.*bn_|^triton_", re.
 _UNALIGNED: Final = re.compile(r"align1\b")
 _IN_16_BITS: Final = re.compile(r"gemm_(bf16|f16)")
 _OF_UNALIGNED: Final = 0.16
-# so many waits for the GPU in the passes of a step split what torch.compile captures, and little stays outside
+# so many calls in the passes of a step that wait for the GPU or allocate leave little out of what is captured
 _FEW_BREAKS: Final = 2
 _FOREACH: Final = re.compile("multi_tensor_apply")
+_FUSED_UPDATE: Final = re.compile("FusedOptimizer|FusedAdam")
 _PAGEABLE: Final = re.compile("HtoD.*Pageable")
 _COPY_NS: Final = 10_000
 _WIDE: Final = ("fp32", "tf32", "fp64")
@@ -63,7 +64,8 @@ _WIDE: Final = ("fp32", "tf32", "fp64")
 # attention, which has no kernels for TF32, 0.10 to 0.22 of its time, and the others these parts. Casts are new: 0.04 to
 # 0.5 of what the products then take. With them the host takes 1.1 to 2.2 times as long in both passes.
 _OF_CONVOLUTION: Final = 1.8
-_OF_KINDS: Final = {"attention": 0.14, "elementwise": 0.8, "reduction": 0.77, "softmax": 0.6}
+_OF_ATTENTION: Final = 2.0
+_OF_KINDS: Final = {"elementwise": 0.8, "reduction": 0.77, "softmax": 0.6}
 _CASTS: Final = 1.3
 _CASTS_ON_HOST: Final = 1.5
 _FLOATS: Final = re.compile(rb'"(float|double)"')
@@ -182,8 +184,8 @@ def fused_update(steps: ReplaySteps) -> ReplaySteps:
     steps = as_graphs("optimizer")(steps)
     calls, graph = steps.recording.trace.calls, steps.graph
     update = steps.recording.on_host["optimizer"].contains(calls.start[graph.call])[graph.launched_by]
-    foreach = _named(steps, _FOREACH)
-    runs = np.rint(graph.runs * np.where(foreach, _OF_FOREACH, _OF_UPDATE)).astype(np.int64)
+    factor = np.where(_named(steps, _FOREACH), _OF_FOREACH, _OF_UPDATE)
+    runs = np.rint(graph.runs * np.where(_named(steps, _FUSED_UPDATE), 1.0, factor)).astype(np.int64)
     return steps.with_graph(runs=np.where(update, runs, graph.runs))
 
 
@@ -309,14 +311,17 @@ def in_bf16(steps: ReplaySteps) -> ReplaySteps:
     if peak is None or not {flops.dtype, "bf16"} <= peak.flops.keys():
         raise ConfigurationError(f"bf16 cannot be predicted, because the peaks of {trace.device} are unknown")
     before, after = peak.flops[flops.dtype], peak.flops["bf16"]
-    shorter = (peak.flops.get("fp32", before) if flops.dtype == "tf32" else before) / after  # not all of it is TF32
-    factors = {"matmul": shorter, "convolution": _OF_CONVOLUTION * shorter, **_OF_KINDS}
+    of_tensor_cores = _named(steps, IN_TF32)  # where no name says so, all products are as their rate says
+    single = peak.flops.get("fp32", before) if flops.dtype == "tf32" and of_tensor_cores.any() else before
+    shorter = single / after
+    products = {"matmul": shorter, "convolution": _OF_CONVOLUTION * shorter, "attention": _OF_ATTENTION * shorter}
+    factors = products | _OF_KINDS
     casts = {kind: min(by * (_CASTS if kind in PRODUCT_KINDS else 1), 1.0) for kind, by in factors.items()}
     cast = _with_times(steps, casts)
     if "tf32" in peak.flops:
         of_tf32 = dict.fromkeys(("matmul", "convolution"), peak.flops["tf32"] / after * _CASTS)
         aligned = np.where(_named(steps, _UNALIGNED), steps.graph.runs, _with_times(steps, of_tf32).graph.runs)
-        cast = cast.with_graph(runs=np.where(_named(steps, IN_TF32), aligned, cast.graph.runs))
+        cast = cast.with_graph(runs=np.where(of_tensor_cores, aligned, cast.graph.runs))
     spans = steps.recording.on_host
     passes = (spans["forward"] | spans["backward"]).contains(trace.calls.start[cast.graph.call])
     host_ns = cast.graph.before
@@ -418,7 +423,7 @@ def _changes(recording: Recording, summary: RankSummary) -> Iterator[tuple[str, 
 def _changes_of_work(recording: Recording, summary: RankSummary) -> Iterator[tuple[str, Change]]:
     """The same for the passes and what they launch."""
     least_ms, spans = _NAMED_FROM * summary.step_ms.mean, recording.on_host
-    wide = summary.flops is not None and summary.flops.dtype in {"fp32", "tf32"}
+    wide = summary.flops is not None and summary.flops.dtype in _WIDE
     if wide:  # where bf16 is the advice
         yield "compute-bound", in_bf16
     if breaks(recording, spans["forward"] | spans["backward"]) > _FEW_BREAKS * len(recording.steps):

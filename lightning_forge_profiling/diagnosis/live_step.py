@@ -4,7 +4,7 @@ Recording slows the host, and a window may lack what happens only in some steps.
 converted to the step that the run took without recording, and where the run measures a wait by itself, it decides.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -179,14 +179,14 @@ def gpu_findings(
     return findings, differences + _contradictions(findings, live, steps)
 
 
-def _live_work(known: Collection[str], steps: RecordedSteps) -> list[Finding]:
+def _live_work(known: set[str], steps: RecordedSteps) -> list[Finding]:
     """The GPU's work where it fills a live step, and not the recorded ones, since recording slows the host."""
-    if not steps.slowed:
+    if not steps.slowed or not known.isdisjoint(_GPU_WORK):
         return []
     timing = steps.run.timing
     context = RuleContext(replace(steps.rank, step_ms=timing.step_ms), live=True, run=steps.run)
     number = steps.rank.rank if steps.run.ranks.world_size > 1 else None
-    cases = ((rule.code, rule.gpu) for rule in RULES if rule.code in _GPU_WORK and rule.code not in known)
+    cases = ((rule.code, rule.gpu) for rule in RULES if rule.code in _GPU_WORK)
     costs = ((code, case, context.pct(case.cost(context))) for code, case in cases if case is not None)
     return [
         as_finding(

@@ -26,7 +26,7 @@ from lightning_forge_profiling.plain_text import plain_logger
 _log = plain_logger(__name__)
 
 PERIOD_NS: Final = 20_000_000
-_SHORTEST_NS: Final = 1_000  # a timer that is asked for nothing stops
+_SHORTEST_NS: Final = 100_000  # sooner, a signal comes while the one before is still handled
 
 # one that nobody notices: it is ignored where it has no handler, as in a new program, and nothing else sends it. The
 # number is Linux's, which alone has timers of a thread.
@@ -177,7 +177,7 @@ class SignalTimer:
 
     def pause(self, *, on: bool) -> None:
         """Whether to leave the thread alone for now."""
-        self._paused = on
+        self._paused, self.looks.ends_ns = on, 0
         keep_restarting()
         self._ask(0 if on else PERIOD_NS)
 

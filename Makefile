@@ -9,6 +9,9 @@ READY := $(VENV)/.ready
 # The lowest Lightning that pyproject.toml claims, read from there so that the two cannot drift apart.
 FLOOR := $(shell sed -n 's/^ *"lightning>=\([0-9.]*\)[,"].*/\1/p' pyproject.toml)
 LOWEST := build/lightning-$(FLOOR)
+TORCH_FLOOR := $(shell sed -n 's/^ *"torch>=\([0-9.]*\)[,"].*/\1/p' pyproject.toml)
+OLDEST_NEEDS := alembic build cmarkgfm dask hypothesis ipykernel 'jsonargparse[signatures]' jsonschema mlflow-skinny nbclient \
+  accelerate pytest pytest-timeout pytest-xdist selenium sqlalchemy transformers wandb markdown-it-py
 
 GPU_TESTS = $(shell grep -lE 'mark\.(multi_)?gpu' tests/test_*.py)
 
@@ -34,7 +37,7 @@ TORCH_FREE := $(patsubst %,tests/test_%.py,accounting cli collectives combine cu
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all rest lint types quick gpu programs mutants coverage pythons lowest docs clean
+.PHONY: help setup demo test test-all rest lint types quick gpu programs mutants coverage pythons lowest oldest docs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -66,7 +69,7 @@ quick: $(READY)  ## the tests of `make test` alone
 gpu: $(READY)  ## the tests that need a GPU; skipped, with the reason, where there is none
 	$(RUN) -m pytest -m "gpu or multi_gpu" $(GPU_TESTS)
 
-programs: build/programs/.ready  ## six packages with synthetic data under `forge-profiling run`: all is as without (ten minutes)
+programs: build/programs/.ready  ## 13 packages with synthetic data under `forge-profiling run`: all is as without (20 minutes)
 	OMP_NUM_THREADS=1 build/programs/bin/python -m pytest -m programs tests/programs
 
 mutants: $(READY) build/mutants/.ready  ## changes FILE at COUNT places: which changes do the tests not notice?
@@ -98,11 +101,17 @@ lowest: $(READY) $(LOWEST)/.ready  ## quick tests that go through Lightning agai
 	  assert found == ("$(FLOOR)", "$(FLOOR)")'
 	$(call pytest,$(LOW),PYTHONPATH=$(LOWEST),--through-lightning)
 
+oldest: build/oldest/.ready  ## quick tests with the lowest torch that pyproject.toml claims (a download of 3 GB, once)
+	@build/oldest/bin/python -c 'import torch; print("torch", torch.__version__); \
+	  assert torch.__version__.startswith("$(TORCH_FLOOR)")'
+	OMP_NUM_THREADS=1 build/oldest/bin/python -m pytest -m "$(QUICK)" --numprocesses auto --dist loadfile --no-loadscope-reorder \
+	  --ignore tests/test_benchmarks.py
+
 docs: $(READY)  ## build the documentation into site/; any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) build dist site demo_runs *.egg-info
+	rm -rf $(VENV) build dist site demo_runs forge_trials *.egg-info
 
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once; takes a minute or two)"
@@ -120,7 +129,15 @@ $(LOWEST)/.ready: pyproject.toml
 	@$(INSTALL) --no-deps --target $(LOWEST) lightning==$(FLOOR) pytorch-lightning==$(FLOOR)
 	@touch $@
 
-# apart from the environment: they bring 130 packages
+# The tools are those of the other environment, but for what needs a newer torch.
+build/oldest/.ready: pyproject.toml
+	@echo "Fetching torch $(TORCH_FLOOR)"
+	@$(PYTHON) -m venv build/oldest
+	@build/oldest/bin/python -m pip --disable-pip-version-check install -qq torch==$(TORCH_FLOOR).0 'setuptools>=77' $(OLDEST_NEEDS)
+	@build/oldest/bin/python -m pip --disable-pip-version-check install -qq --no-build-isolation --editable '.[tensorboard]'
+	@touch $@
+
+# apart from the environment: they bring 170 packages, and a torch that torchvision works with (a download of 3 GB)
 build/programs/.ready: pyproject.toml tests/programs/requirements.txt
 	@echo "Setting up build/programs (once; takes some minutes)"
 	@$(PYTHON) -m venv build/programs

@@ -1,6 +1,7 @@
 """Other people's models with what slows them and the fix that is named for it, for `docs/measure_fixes.py`.
 
-GPT-2, Llama, BERT and ViT are those of `transformers`, with random weights; it is imported where one of them is made.
+GPT-2, Llama, BERT, ViT, T5, Qwen2 and DistilBERT are those of `transformers`, ConvNeXt, Swin and ResNet-18 those of
+`torchvision`, with random weights; either is imported where one of them is made.
 """
 
 from collections.abc import Callable
@@ -206,20 +207,19 @@ class _Residual(nn.Module):
 class _Rows(nn.Module):
     """An embedding, of whose rows a batch uses few."""
 
-    def __init__(self, *, sparse: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.rows, self.score = nn.Embedding(4_000_000, 128, sparse=sparse), nn.Linear(128, 1, bias=False)
-        self.score.requires_grad_(requires_grad=not sparse)
+        self.rows, self.score = nn.Embedding(4_000_000, 128), nn.Linear(128, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.score(self.rows(x).mean(1)).squeeze(1)  # type: ignore[no-any-return]
 
 
-def _rows(optimizer: type[torch.optim.Optimizer] = torch.optim.Adam, *, sparse: bool = False) -> Made:
+def _rows() -> Made:
     def loss(network: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         return network(batch[0]).square().mean()  # type: ignore[no-any-return]
 
-    return Made(_Rows(sparse=sparse), loss, (torch.randint(0, 4_000_000, (1024, 20)),), {}, optimizer, {})
+    return Made(_Rows(), loss, (torch.randint(0, 4_000_000, (1024, 20)),), {}, torch.optim.Adam, {})
 
 
 def _labelled(network: nn.Module, rows: int, *sizes: int) -> Made:
@@ -236,6 +236,84 @@ def _wide(inputs: int = 27648) -> Made:
     layers = nn.Linear(inputs, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
     made = _labelled(nn.Sequential(*layers), 2048, inputs)
     made.optimizer, made.update = torch.optim.SGD, {}
+    return made
+
+
+# -- those on which nothing was fitted -------------------------------------------------------------------------------
+
+
+def _t5() -> Made:
+    from transformers import T5Config, T5ForConditionalGeneration  # noqa: PLC0415  (no dependency)
+
+    def loss(network: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        return network(input_ids=batch[0], labels=batch[1]).loss  # type: ignore[no-any-return]
+
+    batch = torch.randint(0, 32000, (16, 256)), torch.randint(0, 32000, (16, 128))
+    return Made(T5ForConditionalGeneration(T5Config(use_cache=False, decoder_start_token_id=0)), loss, batch, _MIXED)
+
+
+def _vision(name: str, rows: int, options: dict[str, Any], **update: bool) -> Made:
+    import torchvision  # noqa: PLC0415  (no dependency)
+
+    network = getattr(torchvision.models, name)(weights=None)
+    return Made(network, _of_labels, _pictures(rows), options, update=update or {"fused": True})
+
+
+def _distilbert(length: int, options: dict[str, Any]) -> Made:
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification  # noqa: PLC0415  (no dependency)
+
+    torch.set_float32_matmul_precision("highest" if options else "high")
+    batch = torch.randint(0, 30000, (32, length)), torch.randint(0, 10, (32,))
+    return Made(DistilBertForSequenceClassification(DistilBertConfig(num_labels=10)), _of_labels, batch, options)
+
+
+def _qwen(rows: int, attention: str = "sdpa", *, checkpointed: bool = False) -> Made:
+    from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: PLC0415  (no dependency)
+
+    sizes = {"num_attention_heads": 16, "num_key_value_heads": 4, "intermediate_size": 3072, "vocab_size": 32000}
+    config = Qwen2Config(hidden_size=1024, num_hidden_layers=12, use_cache=False, **sizes)
+    config._attn_implementation = attention  # noqa: SLF001  (as from_pretrained(attn_implementation=...) sets it)
+    network = Qwen2ForCausalLM(config)
+    if checkpointed:
+        network.gradient_checkpointing_enable({"use_reentrant": False})
+    return Made(network, _of_tokens, (torch.randint(0, 32000, (rows, 1024)),), _MIXED)
+
+
+class _Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 6), nn.Linear(256, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x).mean(1))  # type: ignore[no-any-return]
+
+
+class _Gates(nn.Module):
+    """A GRU as a Python loop over time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(64, 384), nn.Linear(384, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = x.new_zeros(x.shape[0], 384)
+        for time in x.unbind(1):
+            hidden = self.cell(time, hidden)
+        return self.head(hidden)  # type: ignore[no-any-return]
+
+
+def _deep() -> Made:
+    torch.set_float32_matmul_precision("highest")
+    layers = [layer for _ in range(8) for layer in (nn.Linear(4096, 4096), nn.GELU())]
+    return _labelled(nn.Sequential(*layers, nn.Linear(4096, 10)), 2048, 4096)
+
+
+def _pageable_pictures() -> Made:
+    made = _vision("resnet18", 192, _MIXED)
+    made.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    made.batch = made.batch[0].contiguous(memory_format=torch.channels_last), made.batch[1]
+    made.optimizer, made.update = torch.optim.SGD, {"momentum": 0.9}
     return made
 
 
@@ -280,6 +358,21 @@ CHANGES: dict[str, tuple[Callable[[], Made], Callable[[Made], None], str]] = {
     "gpt2-optimizer-loop": (_loop, _fuse, "slow-optimizer"),
     "embedding-adam": (_rows, _fuse, "slow-optimizer"),
     "pageable-batches": (_wide, _pin, "transfer-bound"),
+    # on which nothing was fitted
+    "t5": (_t5, _graphs, "launch-bound"),
+    "convnext": (partial(_vision, "convnext_tiny", 64, _MIXED), _graphs, "launch-bound"),
+    "swin": (partial(_vision, "swin_t", 64, _MIXED), _graphs, "launch-bound"),
+    "distilbert": (partial(_distilbert, 128, _MIXED), _graphs, "launch-bound"),
+    "encoder": (lambda: _labelled(_Encoder(), 16, 64, 256), _graphs, "launch-bound"),
+    "qwen2": (partial(_qwen, 4), _graphs, "launch-bound"),
+    "qwen2-eager": (partial(_qwen, 4, "eager"), _compile, "launch-bound"),
+    "gru-cells": (lambda: _labelled(_Gates(), 128, 80, 64), _graphs, "launch-bound"),
+    "convnext-float32": (partial(_vision, "convnext_small", 64, {}), _mixed, "compute-bound"),
+    "distilbert-tf32": (partial(_distilbert, 256, {}), _mixed, "compute-bound"),
+    "perceptron-float32": (_deep, _mixed, "compute-bound"),
+    "swin-optimizer-loop": (partial(_vision, "swin_t", 16, _MIXED, foreach=False), _fuse, "slow-optimizer"),
+    "pageable-pictures": (_pageable_pictures, _pin, "transfer-bound"),
+    "qwen2-checkpointed": (partial(_qwen, 8, checkpointed=True), _keep_activations, "slow-call"),
 }
 """By name what is made, the named change, and the code of the finding that names it."""
 

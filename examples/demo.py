@@ -1,4 +1,4 @@
-"""Train with a slow data loader, read the verdict, apply its fix, and compare the gain with the prediction.
+"""Train with a slow data loader, read the verdict, apply its fix, compare the gain with the prediction; then `try` it.
 
 Run it with ``make demo``, or directly::
 
@@ -131,7 +131,7 @@ def outcome(finding: Finding, before: Run, after: Run) -> str:
 
 
 def main() -> None:
-    """Train twice: as planted, and as the verdict advises."""
+    """Train twice, as planted and as the verdict advises, and then let a command do that."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300, help="of each of the two runs (default: %(default)s)")
     parser.add_argument("--accelerator", default="auto", help="auto (default), cpu, gpu, mps")
@@ -157,6 +157,10 @@ def main() -> None:
     print("\n3. Compare\n")
     forge_profiling("compare", before.folder, after.folder)
     print(f"\n{outcome(finding, before, after)}")
+
+    print("\n4. The same by one command, which starts this script again and changes it from outside\n", flush=True)
+    options = ("--steps", str(args.steps), "--accelerator", args.accelerator)
+    forge_profiling("try", "--yes", "--budget", "1m", "--only", "workers", __file__, *options)
 
     print("\nWhere to look:")
     if shutil.which("forge-profiling") is None:

@@ -11,6 +11,9 @@ from typing import Any, Final
 RUN_OPTIONS: Final = "FORGE_PROFILING_RUN"
 """Environment variable set by `run`: a JSON object with the arguments of each callback, by class name."""
 
+TRIAL_OPTIONS: Final = "FORGE_PROFILING_TRIAL"
+"""Environment variable set by `try`: a JSON object that describes the trial of this process."""
+
 _NO_FIT: Final = "no Trainer was fitted, so nothing was profiled"
 _NO_STEP: Final = (
     "no step of the Fabric loop was announced, so nothing was profiled. Put each step in `with forge.step():` (import "
@@ -69,7 +72,7 @@ def fabric_callbacks() -> list[object]:
     from lightning_forge_profiling.callbacks.plain_loop import LoopProfiling  # noqa: PLC0415  (loads torch)
 
     _seen.add("Fabric")
-    return [LoopProfiling(added)]
+    return [LoopProfiling(added=added)]
 
 
 def sample_stack() -> None:
@@ -77,6 +80,34 @@ def sample_stack() -> None:
     from lightning_forge_profiling.run.stack_sampler import sample_from_start  # noqa: PLC0415
 
     sample_from_start()
+
+
+def watch_hugging_face() -> None:
+    """Profile the trainings of Hugging Face's `Trainer`, if the script imports it."""
+    from lightning_forge_profiling.import_hook import after_import  # noqa: PLC0415
+
+    def add(module: Any) -> None:
+        from lightning_forge_profiling.plain_text import plain_logger  # noqa: PLC0415
+
+        try:
+            from lightning_forge_profiling.hugging_face import add_to_trainers  # noqa: PLC0415  (loads torch)
+
+            add_to_trainers(module, callbacks)
+        except Exception as exc:  # the script comes first
+            plain_logger(__name__).warning("Hugging Face's Trainers are not profiled: %s: %s", type(exc).__name__, exc)
+
+    if os.environ.get(RUN_OPTIONS):
+        after_import({"transformers.trainer": add})
+
+
+def begin_trial() -> bool:
+    """Prepare the process for the trial that `forge-profiling try` started it for; whether it did."""
+    options = os.environ.get(TRIAL_OPTIONS)
+    if options:
+        from lightning_forge_profiling.trial import applied  # noqa: PLC0415  (a process of `run` makes none)
+
+        applied.begin(options)
+    return bool(options)
 
 
 def is_first_rank() -> bool:

@@ -59,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.training is None:
         return _finish(args, 0.0)
+    if not hasattr(os, "fork"):  # Windows: at once, beside the training
+        return _finish(args, OTHERS_WAIT_S)
     code = beside_training(lambda: _finish(args, inf), args.training, now=args.now)
     return _finish(args, _wait_s()) if code is None else code
 

@@ -35,6 +35,7 @@ _USED_WITH_CHILDREN = slice(11, 15)  # and those of its children that it has wai
 _QUOTAS = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
 # of system calls and of the disk, which is more where a file is mapped
 _IO = ("rchar", "read_bytes", "wchar", "write_bytes")
+_TICKS_PER_S, _PAGE = (os.sysconf(name) if hasattr(os, "sysconf") else 1 for name in ("SC_CLK_TCK", "SC_PAGE_SIZE"))
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 _CPU_STAT = "the cgroup's cpu.stat"
 _PRESSURE = "/proc/pressure/cpu"
@@ -57,7 +58,7 @@ def process_age_s() -> float | None:
     own = process_state("self")
     if own is None or not hasattr(time, "CLOCK_BOOTTIME"):
         return None
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - own.started / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - own.started / _TICKS_PER_S
 
 
 class ProcessState(NamedTuple):
@@ -75,7 +76,7 @@ def process_state(pid: int | str) -> ProcessState | None:
     fields = _text(_PROC / str(pid) / "stat").rpartition(")")[2].split()  # a name may hold anything
     if len(fields) <= _STARTED:
         return None
-    used_s = sum(map(int, fields[_USED])) / os.sysconf("SC_CLK_TCK")
+    used_s = sum(map(int, fields[_USED])) / _TICKS_PER_S
     exits = fields[0] in "ZX" or bool(int(fields[_FLAGS]) & _EXITING)
     return ProcessState(fields[0], exits, int(fields[1]), int(fields[_STARTED]), used_s)
 
@@ -130,18 +131,24 @@ def is_traced() -> bool:
 def resident_bytes() -> int | None:
     """Resident memory of this process; None if the system does not say."""
     pages = _text(Path("/proc/self/statm")).split()[1:2]
-    return int(pages[0]) * os.sysconf("SC_PAGE_SIZE") if pages else None
+    return int(pages[0]) * _PAGE if pages else None
 
 
 def private_bytes(pid: int | str = "self") -> int | None:
     """The same of any process, without the files that it maps and memory that it shares; None likewise. Takes 15 us."""
     pages = [int(field) for field in _text(_PROC / str(pid) / "statm").split()[1:3]]
-    return (pages[0] - pages[1]) * os.sysconf("SC_PAGE_SIZE") if pages else None
+    return (pages[0] - pages[1]) * _PAGE if pages else None
 
 
 def kernel_s() -> float:
     """Seconds of this thread in the kernel, such as for memory that it had not used before; 0 if unknown."""
-    return 0.0 if resource is None else resource.getrusage(resource.RUSAGE_THREAD).ru_stime
+    used = _usage("RUSAGE_THREAD")
+    return 0.0 if used is None else used.ru_stime
+
+
+def _usage(whose: str) -> "resource.struct_rusage | None":
+    """What the system has counted; None where it does not: Windows nothing, macOS not of a thread."""
+    return resource.getrusage(getattr(resource, whose)) if hasattr(resource, whose) else None
 
 
 def usable_cores(cgroup: Path = _CGROUP) -> int:
@@ -223,7 +230,7 @@ def cpu_times(
 
     Takes 0.2 to 0.4 ms on Linux, and some 0.1 ms more for each process that this one has started.
     """
-    cores, ticks = _affinity(), os.sysconf("SC_CLK_TCK")
+    cores = _affinity()
     lines = [
         [int(number) for number in line[1:9]]
         for line in (text.split() for text in _text(proc / "stat").splitlines() if re.match(r"cpu\d", text))
@@ -236,16 +243,16 @@ def cpu_times(
         time.perf_counter(),
         time.process_time(),
         # waiting for a disk is idle too
-        idle_s=sum(line[3] + line[4] for line in lines) / ticks if known else None,
+        idle_s=sum(line[3] + line[4] for line in lines) / _TICKS_PER_S if known else None,
         thread_s=_on_core(proc / "thread-self"),
         processes_s=others,
         children_s=_children_s(proc, processes),
         group_s=_group_s(cgroup),
         threads_s={} if threads is None else _threads(proc / "self" / "task", threads),
-        stolen_s=sum(line[7] for line in lines if len(line) > 7) / ticks if known else None,  # noqa: PLR2004
+        stolen_s=sum(line[7] for line in lines if len(line) > 7) / _TICKS_PER_S if known else None,  # noqa: PLR2004
         throttled=_throttled(cgroup, proc),
         pressure_s=None if pressure_us is None else pressure_us / 1e6,
-        switches=None if resource is None else resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw,
+        switches=None if (of_thread := _usage("RUSAGE_THREAD")) is None else of_thread.ru_nivcsw,
     )
 
 
@@ -278,11 +285,8 @@ def _children_s(proc: Path, known: Sequence[int]) -> float:
         if not _is_other_rank(about)
         for field in _text(about / "stat").rpartition(")")[2].split()[_USED_WITH_CHILDREN]
     ]
-    used_s = sum(ticks) / os.sysconf("SC_CLK_TCK")
-    if resource is None:
-        return used_s
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used_s + ended.ru_utime + ended.ru_stime
+    ended = _usage("RUSAGE_CHILDREN")
+    return sum(ticks) / _TICKS_PER_S + (0.0 if ended is None else ended.ru_utime + ended.ru_stime)
 
 
 @cache
@@ -340,7 +344,7 @@ def python_threads_s(but: int) -> dict[str, float]:
 def _scheduled(about: Path) -> tuple[float, float] | None:
     """CPU time of all threads of a process, and the waits of its main thread for a core."""
     used, of_thread = _text(about / "stat").rpartition(")")[2].split()[_USED], _on_core(about)
-    return (sum(map(int, used)) / os.sysconf("SC_CLK_TCK"), of_thread[1]) if used and of_thread is not None else None
+    return (sum(map(int, used)) / _TICKS_PER_S, of_thread[1]) if used and of_thread is not None else None
 
 
 def _on_core(about: Path) -> tuple[float, float] | None:

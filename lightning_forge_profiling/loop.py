@@ -3,7 +3,6 @@
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from math import inf
 from numbers import Real
 from types import TracebackType
@@ -11,7 +10,6 @@ from typing import Any, Self, TypeVar
 
 from lightning_forge_profiling import entry_point
 from lightning_forge_profiling.callbacks.plain_loop import LoopProfiling, PlainLoop
-from lightning_forge_profiling.callbacks.throughput import ThroughputCallback
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.names import switched_off
@@ -50,16 +48,7 @@ class profile(LoopProfiling):  # noqa: N801  (used like a function)
     """
 
     def __init__(self, *callbacks: TimedCallback, log_dir: str | os.PathLike[str] | None = None) -> None:
-        if not all(isinstance(each, TimedCallback) for each in callbacks):
-            raise ConfigurationError(
-                f"profile takes ForgeProfilerCallback and ThroughputCallback objects, got {callbacks!r}."
-            )
-        kinds = [type(each).__name__ for each in callbacks]
-        if len(set(kinds)) < len(kinds):
-            raise ConfigurationError(f"profile takes one callback of each kind, got {', '.join(kinds)}.")
-        if log_dir is not None and not isinstance(log_dir, str | os.PathLike):
-            raise ConfigurationError(f"log_dir must be a path, got {log_dir!r}.")
-        super().__init__((*callbacks, *_added()), log_dir)
+        super().__init__(callbacks, added=entry_point.callbacks(), folder=log_dir)
         _Process.given = weakref.ref(self)
 
     def __enter__(self) -> Self:
@@ -94,16 +83,6 @@ class _Process:
             given = cls.given()
             cls.rest = profile() if given is None or given.began else given
         return cls.rest.loop()
-
-
-def _added() -> list[Any]:
-    """The callbacks that `forge-profiling run` adds, else one that keeps the record."""
-    added = entry_point.callbacks()
-    if not added:
-        records = ThroughputCallback()
-        records.settings = replace(records.settings, injected_by_cli=True)
-        added = [records]
-    return added
 
 
 class step:  # noqa: N801  (used like a function)

@@ -170,6 +170,9 @@ def hook_region(part: str) -> str:
 MARK_PREFIX: Final = "forge."
 """A region's `record_function` range in a trace is this and the region's name."""
 
+MODULE_MARK: Final = "nn.Module "
+"""The range of a call of a module in a trace is this, its path in the model, and its class in brackets."""
+
 FETCH_MARK: Final = f"{MARK_PREFIX}data"
 
 _DOCS: Final = "https://lightning-forge-profiling.readthedocs.io/en/latest"

@@ -40,6 +40,9 @@ def plain(text: str, longest_word: int = LONGEST_KERNEL) -> str:
             for character in _ESCAPES.sub("", text)
             if character in _SPACE or unicodedata.category(character) not in _INVISIBLE
         )
+    # as a rule, and for Dynamo, which does not trace every lambda
+    if len(text) <= longest_word:  # pragma: no mutate
+        return text
     return _LONG_WORD.sub(lambda word: word[0] if len(word[0]) <= longest_word else _cut(word[0], LONGEST_NAME), text)
 
 

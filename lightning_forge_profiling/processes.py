@@ -1,15 +1,21 @@
 """Work in several processes, of which it is known which task one died of."""
 
+import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing import Pipe, Process
+from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+# Python 3.14 would import all anew in each process, and start one more that outlives them
+_SYSTEM: Any = get_context("fork" if sys.platform == "linux" else None)
 
 
 class WorkerDiedError(Exception):
@@ -46,15 +52,15 @@ def run_in_processes(work: Callable[[T], R], tasks: Sequence[T], processes: int)
             connection.close()
 
 
-def _worker(work: Callable[[T], R], tasks: Sequence[T]) -> tuple[Connection, Process]:
+def _worker(work: Callable[[T], R], tasks: Sequence[T]) -> tuple[Connection, BaseProcess]:
     ours, its = Pipe()
     with its:  # closed in this process, so that our end sees the end of the other
-        process = Process(target=_serve, args=(its, ours, work, tasks), daemon=True)
+        process = _SYSTEM.Process(target=_serve, args=(its, ours, work, tasks), daemon=True)
         _start(process)
     return ours, process
 
 
-def _start(process: Process) -> None:
+def _start(process: BaseProcess) -> None:
     """Start a process with Ctrl-C blocked, which would else end it with a traceback before it ignores Ctrl-C."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         process.start()
@@ -64,6 +70,19 @@ def _start(process: Process) -> None:
         process.start()  # inherits the mask
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def kill(pid: int) -> None:
+    """End a process at once. Raises OSError if there is none."""
+    os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))  # either ends it at once on Windows
+
+
+def kill_group(pid: int) -> None:
+    """`kill` for a process that began a session, and those that it started; Windows has no such groups."""
+    if hasattr(os, "killpg"):
+        os.killpg(pid, signal.SIGKILL)
+    else:
+        kill(pid)
 
 
 def _serve(connection: Connection, parents: Connection, work: Callable[[T], R], tasks: Sequence[T]) -> None:
@@ -81,7 +100,7 @@ def _serve(connection: Connection, parents: Connection, work: Callable[[T], R], 
             connection.send(outcome)
 
 
-def _result(connection: Connection, task: int, process: Process) -> Any:
+def _result(connection: Connection, task: int, process: BaseProcess) -> Any:
     try:
         outcome, raised = connection.recv()
     except (EOFError, OSError):  # the process ended before or while sending

@@ -17,8 +17,14 @@ from secrets import token_hex
 from tempfile import TemporaryDirectory
 from typing import BinaryIO, Final
 
-_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
+
+def _flags(*names: str) -> int:
+    """Flags of `os.open`, of which Windows has one and other systems have the rest."""
+    return sum(getattr(os, name, 0) for name in ("O_BINARY", "O_NOFOLLOW", "O_CLOEXEC", *names))
+
+
+_READ: Final = os.O_RDONLY | _flags("O_NONBLOCK", "O_NOCTTY")
+NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _flags()
 _READ_WRITE: Final = 0o666
 _PIECE: Final = 1 << 16
 
@@ -72,7 +78,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     try:
         # never readable by more users than the file it replaces, not even while it is written
         with os.fdopen(
-            os.open(part, _NEW, _READ_WRITE if before is None else before.st_mode & _READ_WRITE), "wb"
+            os.open(part, NEW_FILE, _READ_WRITE if before is None else before.st_mode & _READ_WRITE), "wb"
         ) as file:
             _keep_mode(file.fileno(), before)
             yield file
@@ -158,4 +164,10 @@ def _keep_mode(descriptor: int, before: os.stat_result | None) -> None:
         return
     now = os.fstat(descriptor)
     kept = before.st_mode if before.st_uid == now.st_uid else before.st_mode & now.st_mode
-    os.fchmod(descriptor, kept & 0o777)
+    if hasattr(os, "fchmod"):  # Windows has it from Python 3.13 on
+        os.fchmod(descriptor, kept & 0o777)
+
+
+def own_user() -> int:
+    """The user whom this process's files belong to, as `os.stat` says it: on Windows 0 for all."""
+    return os.geteuid() if hasattr(os, "geteuid") else 0

@@ -478,7 +478,7 @@ class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
         validation_busy_pct: the same of the batches that this process fetches to validate on.
         workers: cores that the processes which this one started used, on average: the loader's workers and others, also
             those that have ended.
-        batch_ms: how long a batch took to make in the loader's first worker; None without workers that are forked.
+        batch_ms: how long a batch took to make in the loader's first worker; None without workers, and on Windows.
         waits_pct: share of the counted time in which a thread that carries the step waited for a core: the training
             thread, autograd's, or a helper of operators, whichever waited longest; None if unknown.
         waits: its interval; None for fewer than five readings.
@@ -611,7 +611,7 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
         ranks_on_host: ranks that share these cores.
         accumulate_grad_batches: batches per optimizer step.
         batches: batches of a validation; None if unknown, and of the loader that the fit trains from.
-        batch_ms: how long one of those takes to make in a forked worker; None without one. `CpuUse` has training's.
+        batch_ms: how long one of those takes to make in its first worker; None without one. `CpuUse` has training's.
     """
 
     kind: str = ""
@@ -692,7 +692,7 @@ class Switches(msgspec.Struct, frozen=True, kw_only=True):
         profiler: whether a torch profiler other than this package's was running.
         deterministic: `algorithms` for `torch.use_deterministic_algorithms`, `cudnn` for cuDNN's alone, "" for neither.
         distributed_debug: `TORCH_DISTRIBUTED_DEBUG` if the run has several processes: `INFO` or `DETAIL`; "" if off.
-        float64_pct: share of the trainable parameters that are float64.
+        float64_pct: share of the parameters that are float64.
         tf32_off: whether matrix products are float32 on a GPU that has TF32, and do not use it.
         pin_memory_unused: whether the DataLoader is asked to pin memory where there is no GPU.
         embedding: the largest embedding with a dense gradient; None without one.
@@ -700,6 +700,10 @@ class Switches(msgspec.Struct, frozen=True, kw_only=True):
             transformers and timm; "" for none.
         eager_attention: class of a module of transformers whose attention is several operators; "" for none.
         unused_parameters: whether DDP looks for unused parameters in each step.
+        not_updated: the part of the module with most of the parameters that have gradients and are in no optimizer; ""
+            for none.
+        not_updated_pct: their share of all parameters with gradients, by elements.
+        padding_pct: share of the positions of a batch that its `attention_mask` leaves out; 0 without one.
     """
 
     anomaly_detection: bool = False
@@ -715,6 +719,9 @@ class Switches(msgspec.Struct, frozen=True, kw_only=True):
     checkpointing: str = ""
     eager_attention: str = ""
     unused_parameters: bool = False
+    not_updated: str = ""
+    not_updated_pct: float = 0.0
+    padding_pct: float = 0.0
 
 
 class SyncCause(msgspec.Struct, frozen=True, kw_only=True):
@@ -903,6 +910,26 @@ class Operator(msgspec.Struct, frozen=True, kw_only=True):
     self_device_ms_per_step: float
     allocated_bytes_per_step: float | None
     input_shapes: tuple[str, ...]
+
+
+class ModuleTime(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The modules of one place of the model, with all in them: of equal layers in a list those of all of them.
+
+    Attributes:
+        name: their path, as `blocks.*.attn`.
+        kind: their class; "" of a container that is not called itself.
+        calls_per_step: calls per step.
+        forward_ms_per_step: time of the GPU work launched in them; without a GPU the host's.
+        backward_ms_per_step: the same of their backward pass, which autograd's sequence numbers show.
+        pct: share of both in the step.
+    """
+
+    name: str
+    kind: str
+    calls_per_step: float
+    forward_ms_per_step: float
+    backward_ms_per_step: float
+    pct: float
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -1186,6 +1213,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
         python: Python functions of the steps; None if no stacks were recorded.
         cut_off: whether its file is cut off, so that its steps may be incomplete.
         unseen: what a device did that is not in the trace or is not analysed, in words; "" if there is nothing.
+        modules: the modules of the model that take at least 1 % of the step, each before those in it; empty if their
+            calls were not recorded.
         replay: what fixes would leave of a step; None where none was looked for, or the steps cannot be played again.
     """
 
@@ -1216,6 +1245,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     python: PythonFunctions | None = None
     cut_off: bool = False
     unseen: str = ""
+    modules: tuple[ModuleTime, ...] = ()
     replay: Replay | None = None
 
 
@@ -1566,7 +1596,8 @@ class RunLedger(msgspec.Struct, ShownInNotebook, frozen=True, kw_only=True):
         first_s: seconds of the first time of each part, which may include one-time work.
         counted_s: of the parts inside a step's regions, seconds in the steps that count; None in files of older
             versions.
-        long_steps: in how many of these steps a part took 0.1 ms or more at once, if nearly all its time is in them.
+        long_steps: in how few of these steps nearly all of a part's time is, if it took 0.1 ms or more at once in each;
+            of times within an octave all are counted.
         goodput: productive step time as a fraction of `fit_s`: `steps`, and on a GPU training during hooks.
         spans: when parts of 1 ms and more took place, the epochs and the recorded window, by their beginning.
     """
@@ -1797,12 +1828,16 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
         validation_loader: settings of the DataLoader that the fit validates on; None if unknown or without validation.
         optimizer: the optimizer and its parameter tensors on rank 0; None if unknown.
         switches: switches that slow a run down, on rank 0; None if unknown.
+        trainer: what trains: a Lightning Trainer, Hugging Face's, or a loop of the script's own.
+        device: kind of device that it trains on, such as `cpu`, `cuda` or `mps`; "" if unknown.
     """
 
     loader: LoaderSettings | None = None
     validation_loader: LoaderSettings | None = None
     optimizer: OptimizerSettings | None = None
     switches: Switches | None = None
+    trainer: Literal["lightning", "transformers", "loop"] = "lightning"
+    device: str = ""
 
 
 class RunEvidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -2721,3 +2756,159 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     missing: str = ""
     needed_runs: int | None = None
+
+
+# -- `forge-profiling try` -------------------------------------------------------------------------------------------
+
+
+class TrialLoader(msgspec.Struct, frozen=True, kw_only=True):
+    """A DataLoader of a trial.
+
+    Attributes:
+        place: file and line of the script that build it; "" if unknown.
+        validates: whether the fit validates on it.
+        fixed: why its number of workers must stay; "" where it may change.
+        draws: whether a sample of its dataset draws random numbers, or it is unknown.
+        changed: whether this trial has changed its number of workers.
+    """
+
+    place: str
+    validates: bool = False
+    num_workers: int = 0
+    persistent_workers: bool = False
+    pin_memory: bool = False
+    prefetch_factor: int | None = None
+    fixed: str = ""
+    draws: bool = True
+    changed: bool = False
+
+
+class TrialFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trial's process found and did, which decides what can be changed.
+
+    Attributes:
+        trainer: file and line of the script that build the Trainer; "" if unknown.
+        fit: those that call `fit`.
+        built: those of the module's `__init__`.
+        optimized: those of its `configure_optimizers`.
+        settings: arguments of the Trainer and settings of PyTorch, as they took effect.
+        model: class of the module.
+        device: type of the device, such as `cuda`.
+        bf16: whether the device multiplies bfloat16 matrices in hardware.
+        cores: cores that this rank's process may use.
+        threads: threads of PyTorch on the CPU.
+        loaders: those that the fit trains from and validates on.
+        has: what the module has: `conv2d`, `compiled`, `eager_attention`, `checkpointing`, `unused_parameters`,
+            `dropout`, `cudnn_deterministic`.
+        embedding: name of the largest dense embedding that can have sparse gradients; "" for none.
+        child: name of the module's direct child that has nearly all parameters; "" for none.
+        optimizers: class of each optimizer, followed by `fused` or `foreach` if it is.
+        losses: losses of the first steps, exactly as they were.
+        steps: training steps that were made.
+        validation_first_s: seconds of a validation up to the end of its first batch; 0 without one.
+        validation_batch_s: seconds of each further batch.
+        validation_batches: batches of a whole validation.
+        validation_every: training batches between two of them; 0 if unknown.
+        problems: changes that could not be applied, and why.
+    """
+
+    trainer: str = ""
+    fit: str = ""
+    built: str = ""
+    optimized: str = ""
+    settings: Mapping[str, str | int | float | bool | None] = {}
+    model: str = ""
+    device: str = "cpu"
+    bf16: bool = False
+    cores: int = 1
+    threads: int = 1
+    loaders: tuple[TrialLoader, ...] = ()
+    has: tuple[str, ...] = ()
+    embedding: str = ""
+    child: str = ""
+    optimizers: tuple[str, ...] = ()
+    losses: tuple[float, ...] = ()
+    steps: int = 0
+    validation_first_s: float = 0.0
+    validation_batch_s: float = 0.0
+    validation_batches: int = 0
+    validation_every: int = 0
+    problems: tuple[str, ...] = ()
+
+
+class TriedChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that was tried, and what came of it.
+
+    Attributes:
+        name: a stable identifier.
+        code: the code to write.
+        places: files and lines to write it in.
+        cause: the finding that it was tried for; "" for none.
+        state: what came of it; `dropped` was kept at first.
+        text: the comparison, or why it failed.
+        losses: how the first losses compare with those of what it was compared with.
+        before_ms: the step of what it was compared with, in milliseconds; None if unknown.
+        after_ms: the step with it.
+        ratio: the second over the first.
+        predicted: what its finding said the fix would save of each step; None if nothing was said.
+        on_top_of: names of the changes that were kept before.
+        runs: number of pairs of runs, in turns.
+    """
+
+    name: str
+    code: str
+    places: tuple[str, ...] = ()
+    cause: str = ""
+    state: Literal["kept", "left out", "dropped", "failed", "not applied"]
+    text: str
+    losses: str = ""
+    before_ms: float | None = None
+    after_ms: float | None = None
+    ratio: Ratio | None = None
+    predicted: Saving | None = None
+    on_top_of: tuple[str, ...] = ()
+    runs: int = 0
+
+
+class TryResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one `forge-profiling try`, as `try.json` has it.
+
+    Attributes:
+        schema_version: version of this layout.
+        script: the script or module, without its arguments.
+        arguments: a digest of its arguments.
+        model: class of the module.
+        host: name of the machine.
+        device: type of the device that it trains on.
+        at: Unix time of the start.
+        verdict: code of the verdict on the baseline.
+        baseline: the step without changes, in words.
+        tried: the changes, in the order in which they were tried.
+        not_tried: why others were not, by code.
+        by_hand: findings whose change cannot be made from outside, with what to do.
+        before_ms: step of the baseline in milliseconds; None if nothing was kept.
+        after_ms: step with all that was kept.
+        ratio: the second over the first.
+        seconds: what it took.
+        starts: how many times the script was started.
+        ended: why it ended before all was tried; "" if it did not.
+    """
+
+    schema_version: Literal[1] = 1
+    script: str
+    arguments: str = ""
+    model: str = ""
+    host: str = ""
+    device: str = ""
+    at: _Seconds = 0.0
+    verdict: str = ""
+    baseline: str = ""
+    tried: tuple[TriedChange, ...] = ()
+    not_tried: Mapping[str, str] = {}
+    by_hand: Mapping[str, str] = {}
+    before_ms: float | None = None
+    after_ms: float | None = None
+    ratio: Ratio | None = None
+    seconds: float = 0.0
+    starts: int = 0
+    ended: str = ""

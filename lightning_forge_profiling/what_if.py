@@ -45,6 +45,7 @@ def replayed_trace(steps: ReplaySteps, played: Played) -> Trace:
         calls=moved(trace.calls),
         operators=moved(trace.operators),
         annotations=moved(trace.annotations),
+        modules=moved(trace.modules),
         frames=moved(trace.frames),
         allocations=moved(trace.allocations),
         base_ns=None,

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from tests.elsewhere import SYSTEMS, become
 from tests.through_lightning import goes_through_lightning, refuse_trainers
 
 PROC = Path("/proc/self")
 # multiprocessing, torch and MPI keep these for the life of the process
 PERMANENT = ("resource_tracker", "forkserver", "compile_worker", "orted", "addr2line")
-PERMANENT_THREADS = ("TMonitor", "InductorSubproc", "subproc_worker_timer", "Dummy")
+PERMANENT_THREADS = ("TMonitor", "InductorSubproc", "subproc_worker_timer", "_read_thread", "Dummy")
 # few tests that take minutes, most of it in processes of their own: begun last, one core would wait for the other
 SLOWEST = ("test_distributed", "test_interrupts", "test_situations_lightning",
            "test_crossover_command", "test_through_lightning", "test_situations_guards", "test_wheel",
@@ -29,6 +30,7 @@ SLOWEST = ("test_distributed", "test_interrupts", "test_situations_lightning",
 
 def pytest_addoption(parser):
     parser.addoption("--through-lightning", action="store_true", help="only tests that go through Lightning")
+    parser.addoption("--elsewhere", choices=[*SYSTEMS], help="as on a system that lacks what it lacks")
 
 
 def pytest_configure(config):
@@ -36,6 +38,8 @@ def pytest_configure(config):
 
     Nor is coverage, which traces this process, the verdict of each run.
     """
+    if system := config.getoption("elsewhere"):
+        become(system)
     if type(sys.gettrace()).__module__.startswith("coverage"):
         from lightning_forge_profiling.run import run_settings  # noqa: PLC0415  (slow, and measured from here on)
 
@@ -57,6 +61,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_runtest_setup(item):
+    if item.get_closest_marker("linux") and (sys.platform != "linux" or item.config.getoption("elsewhere")):
+        pytest.skip("of what Linux alone has")
     wanted = 2 if item.get_closest_marker("multi_gpu") else 1 if item.get_closest_marker("gpu") else 0
     if wanted:
         import torch  # noqa: PLC0415  (slow, and not every test needs it)
@@ -279,7 +285,9 @@ def _fp32_settings():
     """PyTorch's settings of TF32 are put back."""
     import torch  # noqa: PLC0415  (not for tests without it)
 
-    settings: tuple[Any, Any] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+    if not hasattr(torch.backends.cudnn, "conv"):
+        pytest.skip("torch before 2.9 has one interface alone")
+    settings: tuple[Any, Any] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
     before = [each.fp32_precision for each in settings]
     yield
     for each, precision in zip(settings, before, strict=True):

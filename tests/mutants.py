@@ -4,7 +4,8 @@
 
 Works on a copy of the tracked files. Without TESTS, all quick tests run once with coverage, and the few test files are
 taken that together reach every line of the file that any reaches. A change that survives is a missing test, dead code,
-or makes no difference; which of them, only a reader can say. With SURVIVORS=0, one is an error.
+or makes no difference; which of them, only a reader can say. With SURVIVORS=0, one is an error. A line whose changes
+make no difference (a shortcut) says `# pragma: no mutate`.
 """
 
 import argparse
@@ -76,13 +77,19 @@ def tests_of(module: str, copy: Path, among: list[str]) -> list[str]:
     return chosen
 
 
-def choose(session: Path, count: int, seed: int) -> int:
-    """Leave `count` changes in the session, each at another place; return how many there are."""
+def choose(session: Path, lines: list[str], count: int, seed: int) -> int:
+    """Leave `count` changes of a file of these lines in the session, each at another place; return how many there are.
+
+    The same ones for the same file and seed: identifiers are random, and say nothing of the order.
+    """
     places: dict[tuple[int, int, str], list[str]] = {}
     with sqlite3.connect(session) as database:
-        rows = "SELECT job_id, operator_name, start_pos_row, start_pos_col FROM mutation_specs ORDER BY job_id"
+        rows = (
+            "SELECT job_id, operator_name, start_pos_row, start_pos_col FROM mutation_specs "
+            "ORDER BY operator_name, operator_args, occurrence"
+        )
         for job, kind, line, column in database.execute(rows).fetchall():
-            if KINDS.fullmatch(kind):
+            if KINDS.fullmatch(kind) and "# pragma: no mutate" not in lines[line - 1]:
                 places.setdefault((line, column, kind.split("_")[0]), []).append(job)
         draw = random.Random(seed)  # noqa: S311
         kept = [draw.choice(places[place]) for place in draw.sample(sorted(places), min(count, len(places)))]
@@ -122,7 +129,11 @@ def main() -> int:
             subprocess.run([cosmic_ray, *map(str, command)], cwd=copy, check=True, env=environment)
 
         run("init", config, session)
-        print(f"{choose(session, args.count, args.seed)} changes in {args.file}, tests: {' '.join(tests)}", flush=True)
+        lines = (copy / args.file).read_text(encoding="utf-8").splitlines()
+        print(
+            f"{choose(session, lines, args.count, args.seed)} changes in {args.file}, tests: {' '.join(tests)}",
+            flush=True,
+        )
         run("exec", config, session)
         with sqlite3.connect(session) as database:
             results = database.execute("SELECT test_outcome, diff FROM work_results").fetchall()

@@ -1,31 +1,47 @@
 """Gradient accumulation: where a cycle ends, and which of its steps are in a log entry, the record and the totals."""
 
-import pytest
+from types import SimpleNamespace
 
-from lightning_forge_profiling.run.batches import AccumulationCycles
+import pytest
+from torch.nn import Linear
+
+from lightning_forge_profiling.run.batches import WorkCounter
+from lightning_forge_profiling.run.training import BatchSource
 from lightning_forge_profiling.timing.estimate import timing_of
 from lightning_forge_profiling.timing.run_totals import RunTotals
 from lightning_forge_profiling.timing.steps import StepTimes, StepWork
 
 
+def cycles(updates, *, automatic=False):
+    """Counts batches after each of which the weights have been updated so often: whether one changed them, and ended
+    a cycle."""
+    counter = WorkCounter(None, None, None, Linear(1, 1), updates=updates, automatic=automatic)
+    training = SimpleNamespace(accumulated=1, batch_source=lambda: BatchSource(()))
+
+    def after(updates, step):
+        work = counter.count(None, training, step, updates=updates)
+        return bool(work.optimizer_steps), work.ends_cycle
+
+    return after
+
+
 def test_a_cycle_ends_with_the_batch_that_changes_the_weights():
-    cycles = AccumulationCycles(updates=5)  # of the checkpoint that the fit goes on from
-    after = [cycles.after_batch(updates, step, each_changes=False) for step, updates in enumerate([5, 5, 6, 6, 6, 8])]
-    assert after == [(False, False), (False, False), (True, True)] * 2, "two optimizers are one change"
+    after = cycles(updates=5)  # of the checkpoint that the fit goes on from
+    ends = [after(updates, step) for step, updates in enumerate([5, 5, 6, 6, 6, 8])]
+    assert ends == [(False, False), (False, False), (True, True)] * 2, "two optimizers are one change"
 
 
 def test_without_accumulation_every_batch_ends_a_cycle_also_where_no_update_is_counted():
-    cycles = AccumulationCycles(updates=0)
-    assert cycles.after_batch(0, 0, each_changes=True) == (False, True)
-    assert cycles.after_batch(1, 1, each_changes=True) == (True, True)
+    after = cycles(updates=0, automatic=True)
+    assert after(0, 0) == (False, True)
+    assert after(1, 1) == (True, True)
 
 
 def test_a_module_whose_updates_are_not_counted_is_taken_to_accumulate_no_longer_than_64_steps():
-    cycles = AccumulationCycles(updates=0)
-    ends = [cycles.after_batch(0, step, each_changes=False)[1] for step in range(66)]
-    assert ends == [False] * 64 + [True] * 2
-    assert cycles.after_batch(1, 66, each_changes=False) == (True, True)
-    assert cycles.after_batch(1, 67, each_changes=False) == (False, False), "its cycles are known from here on"
+    after = cycles(updates=0)
+    assert [after(0, step)[1] for step in range(66)] == [False] * 64 + [True] * 2
+    assert after(1, 66) == (True, True)
+    assert after(1, 67) == (False, False), "its cycles are known from here on"
 
 
 class Steps:

@@ -25,8 +25,11 @@ LAYER = torch.nn.Linear(8, 2)
 
 @pytest.fixture
 def on_a_gpu():
-    with FakeTensorMode():
-        return torch.empty(4, device="cuda:0")
+    try:
+        with FakeTensorMode():
+            return torch.empty(4, device="cuda:0")
+    except RuntimeError as exc:  # an older torch for GPUs, without the driver
+        pytest.skip(str(exc))
 
 
 @pytest.fixture

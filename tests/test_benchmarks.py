@@ -20,6 +20,7 @@ from benchmarks import (
     own_cost,
     recording,
     short_run,
+    try_scripts,
 )
 from lightning_forge_profiling import ThroughputCallback
 from lightning_forge_profiling.callbacks.boundary_profiler import BoundaryProfiler
@@ -71,6 +72,14 @@ def test_false_alarms_of_compare_are_counted_on_simulated_and_on_real_runs(capsy
     assert re.findall(r"(?m)^\| (none|\+\d+ %) \| (\d) \| (\d) \|", text) == [
         (change, size, count) for size, count in (("1", "2"), ("2", "1")) for change in ("none", "+10 %", "+25 %")
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", sorted(try_scripts.CASES.keys() - {"ddp"}))  # which starts itself again
+def test_a_script_for_try_trains_and_is_timed(case, capsys):
+    pytest.importorskip("transformers")
+    assert try_scripts.main([case, "--small", "--steps", "18"]) == 0
+    assert re.search(rf"(?m)^{case}: [\d.]+ ms a step$", capsys.readouterr().out)
 
 
 @pytest.mark.slow

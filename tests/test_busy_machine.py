@@ -22,10 +22,10 @@ from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE
 from lightning_forge_profiling.host import cpu_times, waited_pct
+from lightning_forge_profiling.run.worker_stacks import WorkerStacks
 from lightning_forge_profiling.schema import (
     NO_VERDICT,
     NOTHING_STANDS_OUT,
-    WORKER_LINES,
     CpuUse,
     Distribution,
     RunLedger,
@@ -34,6 +34,7 @@ from lightning_forge_profiling.schema import (
 )
 from lightning_forge_profiling.timing.bootstrap import share_interval
 from tests.evidence import made_evidence
+from tests.loaded_modules import LoadedModules
 from tests.models import Samples, quiet_trainer
 from tests.outcomes import HANGS_S
 from tests.test_leaves import Manual, Plain, WaitsInUpdate, batches, computes
@@ -193,6 +194,7 @@ def test_a_thread_that_computes_without_the_lock_is_not_blamed():
     assert "gil-held" not in {found.code for found in analysis.findings}
 
 
+@pytest.mark.linux
 def test_the_line_that_waits_is_named():
     class Asks(Plain):
         def training_step(self, batch):
@@ -252,14 +254,15 @@ class Slow(Samples):
 
 
 @pytest.mark.slow
-def test_the_line_that_a_worker_makes_batches_in_is_named():
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_the_line_that_a_worker_makes_batches_in_is_named(start):
     loop = worker._worker_loop
     callback = ThroughputCallback(warmup_steps=2, record=False)
 
     class Light(Plain):
         forward_s = 0.0
 
-    quiet_trainer(callback).fit(Light(), DataLoader(Slow(4 * 40), 4, num_workers=1))
+    quiet_trainer(callback).fit(Light(), DataLoader(Slow(4 * 40), 4, num_workers=1, multiprocessing_context=start))
     analysis = callback.analysis()
     assert analysis.verdict == "input-bound"
     called = r"a worker spends \d+ % of its time on batches in time\.sleep\(\S+\) at \S*test_busy_machine.py:\d+"
@@ -268,13 +271,30 @@ def test_the_line_that_a_worker_makes_batches_in_is_named():
     assert worker._worker_loop is loop
 
 
+class Notes(Plain):
+    def training_step(self, batch):
+        self.loaded = {*getattr(self, "loaded", ()), tuple(batch[0].int().tolist())}
+        return self.layer(torch.ones(8)).sum()
+
+
 @pytest.mark.slow
-def test_a_spawned_worker_trains_on_unsampled():
-    callback = ThroughputCallback(warmup_steps=2, record=False)
-    data = DataLoader(Slow(4 * 10), 4, num_workers=1, multiprocessing_context="spawn")
-    quiet_trainer(callback).fit(Plain(), data)
-    assert callback.analysis().run.timing.all_steps == 10
-    assert WORKER_LINES not in callback.analysis().run.lines
+def test_of_spawned_workers_only_the_first_imports_this_package():
+    module, loader = Notes(), DataLoader(LoadedModules(), 4, num_workers=2, multiprocessing_context="spawn")
+    quiet_trainer(ThroughputCallback(record=False)).fit(module, loader)
+    assert module.loaded == {(0, 1), (1, 0)}
+
+
+@pytest.mark.slow
+def test_a_worker_that_can_be_given_no_file_works_unsampled():
+    stacks = WorkerStacks()
+    stacks.watch()
+    os.close(stacks.file)  # as a script does that closes all files
+    try:
+        loader = DataLoader(LoadedModules(), 4, num_workers=1, multiprocessing_context="spawn")
+        assert {tuple(batch[0].tolist()) for batch in loader} == {(0.0, 0.0)}
+    finally:
+        stacks.file = -1
+        stacks.close()
 
 
 def test_the_sampler_ends_with_the_fit():
@@ -343,11 +363,19 @@ def test_a_cause_that_is_far_larger_than_few_waits_stays_the_verdict(low_pct, ve
     assert combine(None, ran(data_ms=15.0, waits_pct=31.0, interval=sure)).verdict == "cpu-starved"
 
 
-@pytest.mark.parametrize(("hook_s", "verdict"), [(1.5, "slow-callback"), (0.2, "cpu-starved")])
-def test_what_takes_most_of_the_fit_is_the_verdict_beside_few_waits(hook_s, verdict):
+@pytest.mark.parametrize(
+    ("hook_s", "waits_pct", "verdict"),
+    [
+        (1.5, 8.0, "slow-callback"),
+        (0.2, 8.0, "slow-callback"),
+        (0.2, 12.0, "cpu-starved"),
+        (1.5, 40.0, "slow-callback"),
+    ],
+)
+def test_what_takes_more_of_the_fit_than_the_waits_is_the_verdict(hook_s, waits_pct, verdict):
     parts = {"steps": 2.0 - hook_s, "callback/Slow.on_train_batch_end": hook_s}
     ledger = RunLedger(wall_s=2.0, parts=parts, unexplained_s=0.0, counts=dict.fromkeys(parts, 100), counted_s=parts)
-    analysis = combine(None, replace(ran(waits_pct=8.0), ledger=ledger))
+    analysis = combine(None, replace(ran(waits_pct=waits_pct), ledger=ledger))
     assert analysis.verdict == verdict
     assert {"slow-callback", "cpu-starved"} <= {finding.code for finding in analysis.findings}
 
@@ -442,6 +470,7 @@ def test_a_system_that_says_nothing_names_what_is_missing(tmp_path):
     assert waited_pct(read, read._replace(at_s=read.at_s + 1)) == 0.0
 
 
+@pytest.mark.linux
 def test_time_that_the_hypervisor_took_is_read_of_the_usable_cores(tmp_path):
     cores = os.sched_getaffinity(0)
     lines = [

@@ -316,7 +316,7 @@ def test_the_bare_command_prints_its_help():
         ),
         ([str(INPUT_BOUND)], "[--version]", f"did you mean forge-profiling show {INPUT_BOUND}?"),
         (["shwo", "x"], "[--version]", "error: unknown command 'shwo': did you mean show?"),
-        (["xyz"], "[--version]", "error: unknown command 'xyz', not one of run, watch, trace, show,"),
+        (["xyz"], "[--version]", "error: unknown command 'xyz', not one of run, try, watch, trace, show,"),
         (["--verson"], "[--version]", "error: unknown option '--verson': did you mean --version?"),
         (["show", "x", "--jsn"], "show [options]", "show: error: unknown option '--jsn': did you mean --json?"),
         (["run", "--windw=1:2", "x"], "run [options]", "run: error: unknown option '--windw=1:2': did you mean"),
@@ -351,7 +351,7 @@ def test_the_help_of_all_commands_fits_on_two_screens(monkeypatch, capsys):
     for command in ([], *([each.name] for each in commands.COMMANDS)):
         assert main.main([*command, "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 100
+    assert len(lines) <= 112
     assert max(map(len, lines)) <= 120
 
 

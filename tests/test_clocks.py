@@ -156,6 +156,7 @@ def test_in_a_thread_it_is_locked_and_let_go_too(nvml):
     assert (seen, nvml.boards[0].lock) == ([(1500, 1500)], None)
 
 
+@pytest.mark.linux
 def test_the_users_signal_handler_stays_in_place(nvml):
     def own(number, frame):
         raise AssertionError

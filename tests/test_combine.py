@@ -136,7 +136,7 @@ class TestWhereRecordingSlowsTheHost:
         assert "launch-bound took 30 % of the recorded steps and at most 0 % of live ones" in both.differences[1]
 
     def test_waits_share_what_the_gpu_leaves_of_a_live_step(self):
-        both = combine(with_findings(launch_bound=20.0, sync_bound=10.0), evidence(45.0))
+        both = combine(with_findings(launch_bound=20.0, sync_bound=10.0), evidence(45.0, gpu_starved_pct=50))
         left = (45 - self.BUSY_MS) / (STEP_MS - self.BUSY_MS)
         assert shares(both) == pytest.approx(
             {"launch-bound": 20 * STEP_MS / 45 * left, "sync-bound": 10 * STEP_MS / 45 * left}
@@ -150,6 +150,17 @@ class TestWhereRecordingSlowsTheHost:
         both = combine(with_findings(input_bound=25.0), evidence(45.0, data=4.5))
         assert shares(both) == pytest.approx({"input-bound": 10.0})
         assert both.findings[0].source == "run"
+
+    def test_a_host_that_is_ahead_at_batch_ends_waits_for_a_read_alone(self):
+        """And then for all that it does until it is ahead again, which no graph takes away."""
+        both = combine(with_findings(launch_bound=20.0, sync_bound=10.0), evidence(45.0, gpu_starved_pct=10))
+        assert [finding.code for finding in both.findings] == ["sync-bound"]
+        idle = RECORDED.ranks[0].idle
+        after_reads = sum(idle[cause].ms_per_step for cause in ("sync", "copy", "python", "launch"))
+        idle_ms = (45 - self.BUSY_MS) * after_reads / (STEP_MS - self.BUSY_MS)
+        saves = both.findings[0].saves
+        assert (saves.ms_per_step, saves.at_most) == (pytest.approx(idle_ms), False)
+        assert saves.low_pct < saves.pct < saves.high_pct
 
     def test_both_shares_of_the_trace_are_reported(self):
         both = combine(with_findings(input_bound=20.0, launch_bound=30.0), evidence(STEP_MS / 1.6, data=6.66))
@@ -242,7 +253,7 @@ def test_of_a_live_step_no_more_waiting_is_saved_than_there_is_and_all_of_the_gp
     findings = tuple(
         replace(found, saves=saving(predicted[found.code], STEP_MS, at_most=True)) for found in traced.findings
     )
-    both = combine(replace(traced, findings=findings), evidence(live_ms))
+    both = combine(replace(traced, findings=findings), evidence(live_ms, gpu_starved_pct=50))
     saves = {found.code: found.saves for found in both.findings}
     idle_ms = live_ms - RECORDED.ranks[0].gpu.busy_ms_per_step
     assert 0 < idle_ms < 18

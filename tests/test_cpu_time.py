@@ -78,9 +78,11 @@ def test_an_update_s_advice_follows_from_how_it_is_computed(tmp_path, names, upd
     about = {**ALONE, "intra_op_threads": 1}
     analysis = analyze(training(names=names, about=about).write(tmp_path)).analysis
     assert analysis.ranks[0].cpu.update == update
-    assert analysis.verdict == "slow-optimizer"
-    assert "AdamW's update takes 30.0 ms of each 100.0 ms step" in analysis.verdict_text
-    assert found(analysis)["slow-optimizer"].advice.startswith(advice)
+    slow = found(analysis)["slow-optimizer"]
+    assert "AdamW's update takes 30.0 ms of each 100.0 ms step" in slow.title
+    assert slow.advice.startswith(advice)
+    removable = update != "fused"  # else it is a part of the work, after what can be removed
+    assert analysis.verdict == ("slow-optimizer" if removable else "input-bound")
 
 
 def test_a_fused_update_is_named_only_where_it_takes_much(tmp_path):
@@ -101,7 +103,7 @@ def test_what_the_operators_take_names_the_costliest_by_their_own_time(tmp_path)
     [
         (
             ALONE,
-            "An operator uses up to 2 of 8 usable cores, and whether the others are free is unknown: measure for n",
+            "An operator uses up to 2 of 8 usable cores, and whether the others are free is unknown: measure OMP_",
         ),
         (
             {**ALONE, "intra_op_threads": 16},
@@ -109,7 +111,7 @@ def test_what_the_operators_take_names_the_costliest_by_their_own_time(tmp_path)
         ),
         ({**ALONE, "intra_op_threads": 8}, "Cheaper: "),
         ({**ALONE, "world_size": 4}, "Cheaper: "),  # other ranks may use the cores too
-        ({"world_size": "?"}, "The number of threads is unknown: measure for n in 1 2 4; do OMP_NUM_THREADS=$n"),
+        ({"world_size": "?"}, "The number of threads is unknown: measure OMP_NUM_THREADS=1, 2 and 4"),
         (None, "The number of threads is unknown: measure"),
     ],
 )

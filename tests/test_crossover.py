@@ -232,6 +232,7 @@ def test_a_point_on_the_cpu_is_what_a_call_takes():
     assert small.low_us <= small.us <= small.high_us
 
 
+@pytest.mark.linux
 def test_what_does_not_fit_is_not_tried():
     said = OperationTimer("float64", None, 0.1)("matmul", 2**24, "cpu", None)
     assert re.fullmatch(r"it needs about 1\.26e\+07 GiB, and [\d.e+]+ GiB of memory are free", said)

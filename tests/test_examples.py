@@ -86,6 +86,17 @@ def test_the_demo_finds_its_slow_loader_and_trains_faster_with_the_workers_that_
 
 
 @pytest.mark.slow
+def test_the_demo_ends_with_try_which_finds_the_same_fix_by_itself(demo):
+    folder, out = demo
+    ends = out.partition("\n$ forge-profiling try --yes --budget 1m --only workers ")[2]
+    bound = "(input-bound|cpu-starved)$"  # as on a busy machine
+    assert re.search(rf"^baseline +\d runs? of \d+ steps: [\d.]+ ms a step .* {bound}", ends, re.MULTILINE)
+    assert re.search(r"^try 1 +num_workers=\d+, persistent_workers=True +[\d.]+ ms", ends, re.MULTILINE)
+    assert [*folder.glob("forge_trials/*/try.json")], "its record"
+    assert {path.name for path in folder.glob("demo_runs/*/*")} == {"version_0"}, "the trials log nothing"
+
+
+@pytest.mark.slow
 @pytest.mark.real_time
 def test_the_gain_of_the_demo_is_the_predicted_one(demo):
     predicted, measured, *_ = gain(demo[1])

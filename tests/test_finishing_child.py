@@ -111,6 +111,7 @@ signal.pause()
     assert [path.name for path in tmp_path.iterdir()] == ["rank0.trace.json.gz"]
 
 
+@pytest.mark.linux
 def test_ctrl_c_ends_the_wait_for_it_also_where_lightning_ignores_it(tmp_path):
     child, raw = start(tmp_path)
     os.kill(child.pid, signal.SIGSTOP)
@@ -136,6 +137,7 @@ def test_ctrl_c_ends_the_wait_for_it_also_where_lightning_ignores_it(tmp_path):
     assert not raw.exists(), "it went on alone"
 
 
+@pytest.mark.linux
 def test_one_that_takes_too_long_is_killed(tmp_path):
     child, _ = start(tmp_path)
     os.kill(child.pid, signal.SIGSTOP)

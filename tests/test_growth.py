@@ -264,6 +264,7 @@ def test_a_step_that_stays_as_long_says_nothing_of_growth():
     assert "growing-steps" not in {hint.code for hint in analysis.hints}
 
 
+@pytest.mark.linux
 @pytest.mark.usefixtures("_no_memory_is_left")
 @pytest.mark.parametrize(
     ("model", "callbacks", "kept", "line"),
@@ -299,16 +300,18 @@ class Cached(Dataset):
         return (self.samples[index][:16],)
 
 
+@pytest.mark.linux
 @pytest.mark.usefixtures("_no_memory_is_left")
 def test_workers_that_grow_are_named():
     ours = ThroughputCallback(warmup_steps=2, record=False)
-    data = DataLoader(Cached(LONG["steps"]), 16, num_workers=1)
+    data = DataLoader(Cached(LONG["steps"]), 16, num_workers=1, multiprocessing_context="fork")
     quiet_trainer(ours, max_time={"seconds": LONG["seconds"]}).fit(Net(), data)
     [finding] = found(ours.analysis())
     assert "it is the DataLoader's workers that grow" in finding.title
     assert "cache of samples" in finding.advice
 
 
+@pytest.mark.linux
 @pytest.mark.usefixtures("_no_memory_is_left")
 def test_memory_that_grows_for_an_unknown_reason_says_how_to_look():
     [finding] = found(analysed(KeepsNowhere(), **LONG))

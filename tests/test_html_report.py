@@ -99,7 +99,7 @@ def embellished(content, text):
     if isinstance(content, str):
         return (
             content
-            if content in {"trace", "run", "step", "mfu", "hfu", "user", "library", "profiler"}
+            if content in {"trace", "run", "step", "mfu", "hfu", "user", "library", "profiler", "lightning"}
             else content + text
         )
     if isinstance(content, list | tuple):

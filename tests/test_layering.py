@@ -25,6 +25,7 @@ COMMON = {
     "names": set(),
     "plain_text": set(),
     "safe_files": set(),
+    "torch_versions": set(),
 }
 
 # What each room may import besides the standard library, COMMON and itself, lowest first: no room imports a later one.
@@ -48,7 +49,7 @@ MAY_IMPORT = {
     "bench": {"torch", "numpy", "msgspec", "host", "timing", "gpu", "schema", "comparison"},
     "crossover": {"torch", "msgspec", "host", "flops", "report", "bench", "json_layout"},
     "finish": {"host", "kineto", "diagnosis", "pipeline", "record", "report"},
-    "profiler": {"torch", "msgspec", "schema", "pipeline", "report", "finish"},
+    "profiler": {"torch", "msgspec", "processes", "schema", "pipeline", "report", "finish"},
     "run": {
         "torch", "msgspec", "fsspec",
         "host", "timing", "gpu", "flops", "schema", "diagnosis", "report", "record", "ranks", "profiler", "json_layout",
@@ -57,14 +58,20 @@ MAY_IMPORT = {
         "torch", "msgspec", "lightning", "pytorch_lightning",
         "timing", "gpu", "flops", "schema", "diagnosis", "report", "profiler", "run",
     },
-    "entry_point": {"callbacks", "run"},
+    "import_hook": set(),
+    "trial": {
+        "msgspec",
+        "host", "timing", "schema", "diagnosis", "processes", "record", "report", "comparison", "run", "import_hook",
+    },
+    "hugging_face": {"transformers", "callbacks", "timing"},
+    "entry_point": {"callbacks", "run", "import_hook", "trial", "hugging_face"},
     "loop": {"callbacks", "timing", "entry_point"},
     "at_start": {"entry_point"},
     "compat": {"torch", "timing"},
     "result_types": {"timing", "flops", "schema", "pipeline", "report", "bench", "profiler"},
     "cli": {
         "msgspec", "fsspec", "schema", "kineto", "analysis", "pipeline", "what_if", "report", "record",
-        "bench", "comparison", "crossover", "entry_point", "json_layout",
+        "bench", "comparison", "crossover", "trial", "entry_point", "json_layout",
     },
     "__main__": {"cli"},
     "__init__": {"report"},  # by name: `schema` imports it when a result is shown
@@ -239,7 +246,7 @@ def opened_to_read(source: str) -> list[str]:
         call = ast.unparse(node)
         given = [*node.args, *(each.value for each in node.keywords)]
         modes = [each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-        written = any(re.fullmatch("[wax]b?", mode) for mode in modes) or re.search(r"O_WRONLY|O_PATH|_NEW\b", call)
+        written = any(re.fullmatch("[wax]b?", mode) for mode in modes) or re.search(r"O_WRONLY|O_PATH|NEW", call)
         other = re.match(r"webbrowser\.open|self\.open\(\)|files\(", call)  # a page, a sensor, our own resources
         if not written and not other:
             found.append(call)

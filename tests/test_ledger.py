@@ -487,6 +487,38 @@ def test_the_marks_end_with_the_step_that_is_under_way(steps):
     assert marks.at(0) == {}
 
 
+@pytest.mark.parametrize(("otherwise_us", "long_steps"), [(20, 10), (400, 10), (20_000, 60)])
+def test_steps_in_which_a_hook_is_only_interrupted_are_not_its_long_ones(otherwise_us, long_steps):
+    """60 ms in each 6th step; on a busy machine the hook is interrupted in others."""
+    now_ns = 0
+    clock = LedgerClock(0, STEPS, clock_ns=lambda: now_ns)
+    clock.count_steps(on=True)
+    for step in range(61):
+        clock.begin_step(step)
+        clock.enter("callback/X.on_train_batch_end")
+        now_ns += 1000 * (60_000 if step % 6 == 5 else otherwise_us)
+        clock.exit("callback/X.on_train_batch_end")
+    assert clock.read().long_steps == {"callback/X.on_train_batch_end": long_steps}
+
+
+@pytest.mark.parametrize(("epochs", "counted"), [(1, 0.0), (3, 0.6)])
+def test_what_ends_the_last_epoch_is_in_no_step(epochs, counted):
+    """The end of an epoch is in the step after it; the last has none."""
+    now_ns = 0
+    clock = LedgerClock(0, STEPS, clock_ns=lambda: now_ns)
+    clock.count_steps(on=True)
+    for step in range(4 * epochs):
+        clock.begin_step(step)
+        now_ns += 10**6
+        if step % 4 == 3:
+            clock.enter("module/on_train_epoch_end")
+            now_ns += 3 * 10**8
+            clock.exit("module/on_train_epoch_end")
+    ledger = clock.read()
+    assert ledger.parts["module/on_train_epoch_end"] == pytest.approx(0.3 * epochs)
+    assert ledger.counted_s.get("module/on_train_epoch_end", 0.0) == pytest.approx(counted)
+
+
 def test_the_summary_has_it(make_trainer, tmp_path):
     forge = ForgeProfilerCallback(2, 4, trace_dir=tmp_path)
     ours, _ = fit(make_trainer, tmp_path, forge)

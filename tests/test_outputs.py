@@ -82,6 +82,7 @@ def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize("kept", [0o600, 0o640, 0o666])
 def test_a_report_keeps_the_mode_of_the_one_that_it_replaces(tmp_path, kept, capsys):
     source = trace(tmp_path / "rank0.trace.json.gz")

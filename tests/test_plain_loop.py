@@ -128,6 +128,17 @@ def test_the_regions_of_a_step_are_seen_or_named_and_sum_to_it(profiled):
     assert sum(times[name] for name in PARTITION) == pytest.approx(callback.analysis().run.timing.step_ms.mean)
 
 
+def test_the_padding_of_a_loop_s_batches_is_known_though_not_of_the_first(profiled):
+    block, callback = profiled
+    ids, mask = torch.zeros(8, dtype=torch.long), (torch.arange(8) < 2).long()
+    model = torch.nn.Embedding(4, 4)
+    with block:
+        for batch in DataLoader([{"input_ids": ids, "attention_mask": mask}] * 64, 4):
+            with forge.step():
+                model(batch["input_ids"]).sum().backward()
+    assert callback.analysis().run.settings.switches.padding_pct == 75.0
+
+
 def test_a_progress_bar_that_a_loop_does_not_have_is_no_trouble(tmp_path, caplog):
     callback = every_step(warmup_steps=2, prog_bar=True)
     with forge.profile(callback, log_dir=tmp_path):

@@ -23,6 +23,8 @@ from tests.record_builder import MadeRun
 from tests.test_cli import INPUT_BOUND, forge
 from tests.test_record import the_record, warnings
 
+pytestmark = pytest.mark.linux  # pipes and devices, which Windows opens otherwise
+
 NOBODY = 65534
 HASH = "deadbeef" * 5
 KINDS = ("pipe", "endless", "link", "folder", "huge")
@@ -68,6 +70,7 @@ def test_only_a_regular_file_of_a_bounded_size_is_read(tmp_path, kind):
     assert raised.value.filename == str(tmp_path / "file")
 
 
+@pytest.mark.linux
 def test_a_file_that_has_no_size_is_read_to_its_end():
     assert read_regular(Path("/proc/self/status")).startswith(b"Name:")
 

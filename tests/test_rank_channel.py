@@ -184,6 +184,7 @@ def stacks(text):
     return text.count("Exception raised from")
 
 
+@pytest.mark.linux
 def test_what_writers_publish_is_read_and_missing_ones_are_not_waited_for(client):
     one, two, reader, other = client(), client(), client(), client(prefix="another")
     assert reader.read() == []
@@ -197,6 +198,7 @@ def test_what_writers_publish_is_read_and_missing_ones_are_not_waited_for(client
     assert reader.read() == []
 
 
+@pytest.mark.linux
 def test_a_store_that_hangs_is_left_alone_and_used_again_when_it_answers(server, client, capfd):
     process, _ = server
     one = client()
@@ -214,6 +216,7 @@ def test_a_store_that_hangs_is_left_alone_and_used_again_when_it_answers(server,
     assert stacks(capfd.readouterr().err) == 0
 
 
+@pytest.mark.linux
 def test_a_store_that_is_gone_is_never_asked_again(server, client, capfd):
     process, _ = server
     one, two = client(), client()
@@ -235,6 +238,7 @@ def test_a_store_that_hangs_when_it_is_connected_to_holds_up_nobody(server, clie
     wait_until(lambda: not any(thread.name == "forge-ranks-connect" for thread in threading.enumerate()))
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize("connected", [True, False])
 def test_a_call_that_hangs_is_ended_by_another_thread(server, client, connected):
     process, _ = server
@@ -300,6 +304,7 @@ def test_the_last_message_of_a_rank_that_ends_is_passed_on_and_the_last_rank_lea
     assert not folder.exists()
 
 
+@pytest.mark.linux
 def test_one_connection_carries_a_hosts_many_ranks(tmp_path, client):
     reader, writers, folder = client(), {rank: client() for rank in (1, 2)}, tmp_path / "host"
     channels = {

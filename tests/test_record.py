@@ -370,6 +370,7 @@ def test_what_has_no_limit_or_updates_of_its_own_has_no_known_number_of_steps(tm
         assert the_record(folder).begin.batches is None
 
 
+@pytest.mark.skipif(L.__version__.startswith("2.4."), reason="Lightning 2.4 trains on otherwise after an epoch's end")
 @pytest.mark.parametrize("limits", [{"max_epochs": 4}, {"max_steps": 33, "max_epochs": -1}])
 @pytest.mark.parametrize("every", [7, 10])
 def test_a_resumed_fit_knows_the_steps_ahead_of_it(tmp_path, make_trainer, limits, every):

@@ -133,6 +133,29 @@ def test_beside_a_verdict_of_the_machine_the_rest_is_listed_as_unreliable():
     assert "\nalso" not in printed(report_of(analysed(**INPUT_BOUND)))
 
 
+def test_a_larger_cause_below_a_verdict_of_the_machine_has_its_line_and_its_fix():
+    analysis = analysed(code=STARVED, share_pct=30.0)
+    cause = replace(
+        analysis.findings[1], code="slow-call", share_pct=60.0, title="6 ms in f() at a.py:3", fix="", advice="Once."
+    )
+    text = printed(report_of(replace(analysis, findings=(analysis.findings[0], cause))))
+    assert "\nthen        slow-call: 6 ms in f() at a.py:3: Once.\n" in text
+    smaller = replace(cause, share_pct=20.0)
+    assert "\nthen" not in printed(report_of(replace(analysis, findings=(analysis.findings[0], smaller))))
+
+
+def test_the_region_that_a_finding_names_has_a_row():
+    times = {"data": 4.0, "transfer": 8.0, "forward": 12.0, "backward": 12.0, "optimizer": 9.0, "other": 9.0}
+
+    def shown(**changes):
+        many_lines = {**INPUT_BOUND, "fix": "", "advice": "Load fewer samples. " * 20}
+        text = printed(report_of(analysed(**{**many_lines, **changes}), regions=times))
+        return re.findall(r"^(\w+) +[█-▏]+ ", text, re.MULTILINE)
+
+    assert "data" in shown()
+    assert "data" not in shown(code="slow-logger")
+
+
 def test_what_the_machine_does_is_said_beside_another_verdict():
     analysis = analysed(**INPUT_BOUND)
     waits = replace(analysis.findings[1], code=STARVED, title="training waits 6.0 ms of each 49.5 ms step for a core")

@@ -105,6 +105,27 @@ def test_on_a_gpu_that_waits_the_host_what_has_a_finding_of_its_own_is_not_also_
 
 
 @pytest.mark.parametrize(
+    ("world_size", "call", "waiting_pct", "reduces"),
+    [
+        (1, "self.log('loss', loss, sync_dist=True)", 50.0, False),
+        (2, "self.log('loss', loss, sync_dist=True)", 0.0, True),
+        (2, "self.log_dict(metrics, **options)", 50.0, True),
+        (2, "self.log_dict(metrics, **options)", 2.0, False),
+        (2, "self.log('loss', loss, on_step=False, on_epoch=True, sync_dist=True)", 50.0, False),
+    ],
+)
+def test_values_that_all_ranks_reduce_one_by_one_are_to_be_reduced_at_once(world_size, call, waiting_pct, reduces):
+    run, part = with_figures(MEASURED["launch-bound"], world_size=world_size), "logger/self.log"
+    line = SampledLine(file="train.py", line=7, function="Net.training_step", pct=100.0, call=call)
+    ledger = RunLedger(wall_s=10.0, parts={"steps": 5.0, part: 5.0}, unexplained_s=0.0, counts={part: 100})
+    lines = {part: (replace(line, waiting_pct=waiting_pct),)}
+    findings = combine(None, replace(run, ledger=ledger, lines=lines)).findings
+    finding = next(each for each in findings if each.code == "slow-logger")
+    assert ("Where it has sync_dist=True, each call waits for all ranks" in finding.advice) is reduces
+    assert ("Log fewer values" in finding.advice) is not reduces
+
+
+@pytest.mark.parametrize(
     ("run", "verdict", "others"),
     [
         ("launch-bound", "launch-bound", set()),
@@ -375,11 +396,11 @@ def test_gradients_are_not_advised_to_be_accumulated_by_lightning_where_it_refus
     run = evidence(0, (0.1, 0.1), IDLE, (1.0, 1.0), (1.0, 1.0), (8.0, 8.0), IDLE, on_device=False)
     for manual, advised in ((False, True), (True, False)):
         optimizer = OptimizerSettings(
-            kind="LBFGS", fused=False, tensors=4, elements=90, median_elements=12, manual=manual
+            kind="Lion", fused=False, tensors=4, elements=90, median_elements=12, manual=manual
         )
         found = the("slow-optimizer", with_figures(run, optimizer=optimizer))
         assert ("accumulate_grad_batches" in found.advice) is advised
-        assert "fused" not in found.advice, "LBFGS has no such argument"
+        assert "fused" not in found.advice, "an optimizer that is not PyTorch's may have no such argument"
 
 
 def is_loaded(data):
@@ -500,6 +521,52 @@ def test_where_a_trace_shows_only_that_the_host_works_the_runs_line_is_the_advic
     [finding] = with_lines([recorded], replace(run, lines=dict.fromkeys(("forward", "other"), (line,))))
     assert "train.py:6 M.training_step" in finding.title
     assert finding.advice == "Make that line cheaper, or do what it does once, ahead of time."
+
+
+PYTHON_BOUND = replace(
+    sample_analysis().findings[0],
+    code="python-bound",
+    share_pct=60.0,
+    title="60 ms are Python",
+    advice="A larger batch.",
+)
+
+
+def test_python_between_operators_names_the_function_that_it_is_in_and_no_module_that_is_called():
+    def line(number, function, pct, callee):
+        return SampledLine(file="train.py", line=number, function=function, pct=pct, callee=callee)
+
+    lines = (
+        line(38, "M.training_step", 40.0, "torch.nn.modules.module.Module._call_impl"),
+        line(33, "M.tokenize.<locals>.<listcomp>", 25.0, ""),
+        line(33, "M.tokenize", 20.0, "re.findall"),
+        line(20, "M.crop", 10.0, ""),
+    )
+    run = evidence(100, *[(ms, ms) for ms in (0.0, 0.0, 80.0, 10.0, 5.0, 5.0)])
+    [finding] = with_lines([PYTHON_BOUND], replace(run, lines={"forward": lines}))
+    assert finding.title == "60 ms are Python; 36.0 ms of it in M.tokenize at train.py:33"
+    assert finding.advice == "Make that function cheaper, or call it once, ahead of time, or in the loader's workers."
+    [of_module] = with_lines([PYTHON_BOUND], replace(run, lines={"forward": lines[:1]}))
+    assert of_module == PYTHON_BOUND
+
+
+def loop_that_ends_in_a_branch(numbers):
+    total = 0
+    for number in numbers:
+        total += number
+        if total > 1000:
+            total = 0
+    return total
+
+
+def test_the_jump_back_of_a_loop_has_the_loops_line():
+    code = loop_that_ends_in_a_branch.__code__
+    jumps = [each.offset for each in dis.get_instructions(code) if "JUMP_BACKWARD" in each.opname]
+    assert jumps
+    for offset in jumps:
+        _, line, function = PlaceTime(Place(code, offset)).line
+        assert code.co_firstlineno + 2 <= line <= code.co_firstlineno + 5
+        assert function == "loop_that_ends_in_a_branch"
 
 
 def test_an_update_that_outlasts_its_launches_does_not_hide_that_the_gpu_waited_before():
@@ -721,3 +788,11 @@ def test_analyze_of_a_runs_own_folder_gives_the_runs_verdict(make_trainer, tmp_p
     assert alone["verdict"] != "slow-callback"
     (folder / "summary.json").write_text('{"of": "another program"}')
     assert analyzed()["run"] is None
+
+
+def test_an_update_of_lbfgs_is_several_passes():
+    run = evidence(0, (0.1, 0.1), IDLE, (1.0, 1.0), (1.0, 1.0), (8.0, 8.0), IDLE, on_device=False)
+    optimizer = OptimizerSettings(kind="LBFGS", fused=False, tensors=4, elements=90, median_elements=12, manual=False)
+    found = the("slow-optimizer", with_figures(run, optimizer=optimizer))
+    assert "forward and backward up to max_iter times" in found.advice
+    assert found.fix == "LBFGS(..., max_iter=4)"

@@ -290,6 +290,9 @@ def test_work_of_most_of_the_step_is_named_after_a_smaller_verdict(pct, said):
     work = replace(work, code="launch-bound", share_pct=pct, fix="torch.compile(model)")
     text = printed(made_totals(None), analysis=replace(sample_analysis(), findings=(first, sync, work)))
     assert (f"\nthen        launch-bound, {pct:.0f} % of the step: torch.compile(model)\n" in text) is said
+    work = replace(work, evidence={**work.evidence, "line": "a.py:3 Net.forward", "line_pct": 38.2})
+    text = printed(made_totals(None), analysis=replace(sample_analysis(), findings=(first, sync, work)))
+    assert (f"\nthen        launch-bound, {pct:.0f} % of the step, 38 % of that at a.py:3: torch" in text) is said
 
 
 def test_names_from_a_trace_cannot_reach_the_terminal():

@@ -185,6 +185,7 @@ def test_ranks_of_one_user_share_the_windows_folder(shared):
     assert sorted(path.name for path in (shared / "step_1").iterdir()) == ["rank0.trace.json.gz", "rank1.trace.json.gz"]
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_another_ranks_record_is_neither_read_through_a_link_nor_waited_for(tmp_path, victim, kind):
     plant(tmp_path / "record", ["rank1.jsonl"], victim, kind)
@@ -360,6 +361,7 @@ def test_a_folder_may_have_any_name_also_the_one_of_temporary_files(tmp_path, mo
     assert recorded_steps(read_trace(report.plugin_path), category=None) == [1]
 
 
+@pytest.mark.linux
 def test_a_fit_writes_into_a_folder_of_any_name(tmp_path, make_trainer, capsys):
     folder = tmp_path.joinpath(*ODD)
     callback = ForgeProfilerCallback(2, 4, trace_dir=folder)

@@ -131,6 +131,7 @@ def test_a_trace_dir_that_is_a_file_is_refused_before_the_first_batch(tmp_path, 
     assert model.seen == 0
 
 
+@pytest.mark.linux
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a folder that even root cannot write to: /proc")
 def test_a_trace_dir_that_cannot_be_written_is_refused_before_the_first_batch(make_trainer):
     model = Classifier()

@@ -67,6 +67,7 @@ def lines():
     return callback.analysis().run.lines
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize(
     ("part", "function", "call", "callee"),
     [
@@ -109,6 +110,7 @@ def counts_before_the_call(seconds):
         pass
 
 
+@pytest.mark.linux
 def test_what_follows_a_long_call_in_c_is_seen_as_much_as_it_takes():
     """Such a call, as backward is on a GPU, delays a look; equal times from there on would miss the same part again."""
     numbers, spent = torch.randn(150_000), Counter()
@@ -178,6 +180,7 @@ class CallsC(Places):
         return self.layer(batch).mean()
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize(("switch", "interrupted"), [("on", True), ("off", False)])
 def test_the_switch_leaves_a_library_in_c_alone_that_does_not_go_on_after_a_signal(monkeypatch, switch, interrupted):
     monkeypatch.setenv("FORGE_PROFILING_STACKS", switch)
@@ -188,6 +191,7 @@ def test_the_switch_leaves_a_library_in_c_alone_that_does_not_go_on_after_a_sign
     assert (-1 in model.returned) == interrupted, "each call of 50 ms has a signal in it"
 
 
+@pytest.mark.linux
 def test_an_event_loop_is_not_woken():
     async def chosen():
         return type(stack_timer(lambda _: None))
@@ -224,6 +228,7 @@ class Waits(Places):
         return self.layer(batch).mean()
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize(("model", "waits"), [(Computes, False), (Waits, True)])
 def test_a_line_seen_from_another_thread_waits_or_computes_as_it_does(model, waits):
     callback, before = ThroughputCallback(warmup_steps=2, record=False), signal.signal(SIGNAL, lambda *_: None)
@@ -243,6 +248,7 @@ def wakes(seconds, wait):
     return (thread_counts(os.getpid(), threading.get_native_id()).times - before) / seconds
 
 
+@pytest.mark.linux
 def test_a_thread_that_stands_is_woken_so_seldom_that_a_hang_is_still_known():
     reading, writing = os.pipe()
     threading.Timer(2.0, os.write, (writing, b"x")).start()
@@ -259,6 +265,7 @@ def test_a_thread_that_stands_is_woken_so_seldom_that_a_hang_is_still_known():
     assert standing < 25  # a hang is what wakes it less than 50 times
 
 
+@pytest.mark.linux
 def test_a_function_that_fails_ends_the_looking_and_nothing_else(caplog):
     def fails(_):
         raise RuntimeError("planted")
@@ -275,6 +282,7 @@ def test_a_function_that_fails_ends_the_looking_and_nothing_else(caplog):
     assert "not sampled any more: RuntimeError: planted" in record.message
 
 
+@pytest.mark.linux
 def test_a_system_call_goes_on_and_a_forked_process_is_left_alone():
     looks = []
     timer = SignalTimer(looks.append)
@@ -363,3 +371,33 @@ def test_a_script_under_run_is_sampled_from_its_first_line(tmp_path):
     )
     lines = json.loads(shown.stdout)["analysis"]["run"]["lines"]["startup/process"]
     assert [line for line in lines if line["file"] == "train.py" and line["line"] in {2, 3}]
+
+
+IMPORTS_OF_THE_HANDLER = """
+import builtins, sys, threading, time
+import lightning_forge_profiling.run.stack_sampler as sampler
+original, imported = builtins.__import__, []
+def notes(name, *arguments, **options):
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "__call__" and frame.f_code.co_filename.endswith("stack_timer.py"):
+            imported.append(name)
+        frame = frame.f_back
+    return original(name, *arguments, **options)
+builtins.__import__ = notes
+sampler.sample_from_start()
+fit = sampler.begin_sampling(lambda: "startup/fit")
+ends = time.thread_time() + 0.5
+while time.thread_time() < ends:
+    pass
+assert fit.times.by_part["startup/fit"], "it has looked"
+print(imported)
+"""
+
+
+@pytest.mark.linux
+def test_the_handler_imports_nothing(tmp_path):
+    """A signal may come within an import, which another one in the same thread would end by a KeyError."""
+    command = [sys.executable, "-c", IMPORTS_OF_THE_HANDLER]
+    done = subprocess.run(command, cwd=CHECKOUT, check=True, timeout=HANGS_S, capture_output=True, text=True)
+    assert done.stdout == "[]\n"

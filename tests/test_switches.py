@@ -225,14 +225,10 @@ def test_float32_products_without_tf32_on_a_gpu(make_trainer):
     assert codes(fit(make_trainer, accelerator="gpu", precision="bf16-mixed")) == []
 
 
+@pytest.mark.usefixtures("_fp32_settings")
 def test_precision_that_was_set_by_the_newer_interface_leaves_the_record_as_it_is(make_trainer, tmp_path):
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "tf32"
-    try:
-        assert fit(make_trainer).run.timing.steps
-    finally:
-        matmul.fp32_precision = before
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    assert fit(make_trainer).run.timing.steps
     [record] = tmp_path.rglob("rank0.jsonl")
     assert json.loads(record.read_text().splitlines()[0])["settings"]["float32_matmul_precision"] == "tf32"
 

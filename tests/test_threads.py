@@ -211,6 +211,7 @@ class Asks(Samples):
         return torch.tensor([os.getpid(), len(self.sink.seen) - before])
 
 
+@pytest.mark.linux
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_worker_of_a_loader_times_nothing():
     data = Asks(8)

@@ -125,6 +125,10 @@ def test_a_line_of_the_step_is_named_unless_it_calls_the_model():
     finding = found(combine(None, evidence(IN_PROCESS, data=0.1, step=3.0, lines=model)))["validation-bound"]
     assert finding.advice.startswith("Validate less often (check_val_every_n_epoch, val_check_interval)")
     assert saved_s(finding) == pytest.approx(3.1)
+    finding = found(combine(None, evidence(IN_PROCESS, data=1.5, step=1.6, rest=1.5, lines=lines)))["validation-bound"]
+    assert "90 % of it in self.work() at train.py:7" in finding.title
+    assert finding.advice.startswith("Validate less often"), "which saves more than a line of a third of it"
+    assert saved_s(finding) == pytest.approx(4.6)
 
 
 @pytest.mark.parametrize(

@@ -94,8 +94,8 @@ def test_importing_it_loads_neither_torch_nor_lightning(installed, tmp_path):
 def test_it_asks_for_no_lightning_that_was_malicious(wheel):
     """2.6.2 and 2.6.3 stole credentials when imported (GHSA-w37p-236h-pfx3)."""
     [lightning] = [found for found in map(Requirement, requirements_of(wheel)) if found.name == "lightning"]
-    versions = ["2.4.0", "2.5.0", "2.6.1", "2.6.2", "2.6.3", "2.6.4", "2.6.6", "3.0"]
-    assert list(lightning.specifier.filter(versions)) == ["2.5.0", "2.6.1", "2.6.4", "2.6.6", "3.0"]
+    versions = ["2.3.0", "2.4.0", "2.5.0", "2.6.1", "2.6.2", "2.6.3", "2.6.4", "2.6.6", "3.0"]
+    assert list(lightning.specifier.filter(versions)) == ["2.4.0", "2.5.0", "2.6.1", "2.6.4", "2.6.6", "3.0"]
 
 
 def test_what_make_installs_is_what_is_asked_for(wheel):

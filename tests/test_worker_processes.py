@@ -49,6 +49,7 @@ def reader_of(path, started):
     pytest.fail(f"nobody reads {path}")
 
 
+@pytest.mark.linux
 @several_cores
 @pytest.mark.parametrize("command", [["show"], ["compare", "."]], ids=lambda words: words[0])
 def test_a_killed_process_is_exit_code_2_with_the_name_of_its_rank(command, ranks):
@@ -65,6 +66,7 @@ def test_a_killed_process_is_exit_code_2_with_the_name_of_its_rank(command, rank
     assert "the process that read rank 1 was killed by SIGKILL" in line
 
 
+@pytest.mark.linux
 @several_cores
 @pytest.mark.usefixtures("_signals_act")
 def test_control_c_ends_the_processes_without_a_word_of_theirs(ranks):

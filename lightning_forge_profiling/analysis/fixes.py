@@ -196,11 +196,12 @@ def _named(steps: ReplaySteps, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
 
 
 def fused(steps: ReplaySteps) -> ReplaySteps:
-    """With what `torch.compile` fuses as one kernel, as long as the longest, and with aligned matrix products."""
-    graph = steps.graph
+    """With what `torch.compile` fuses in both passes as one kernel, as long as the longest; products are aligned."""
+    graph, spans = steps.graph, steps.recording.on_host
     order = np.lexsort((steps.recording.trace.gpu.start[graph.work], graph.lane))
     of_kind = np.isin(steps.recording.kind[graph.work], [KINDS.index(kind) for kind in FUSED])
-    moves = (of_kind & ~_named(steps, _NOT_FUSED))[order]
+    called = (spans["forward"] | spans["backward"]).contains(steps.recording.trace.calls.start[graph.call])
+    moves = (of_kind & called[graph.launched_by] & ~_named(steps, _NOT_FUSED))[order]
     lane, runs = graph.lane[order], graph.runs[order]
     chain = np.cumsum(~moves | (np.diff(lane, prepend=-1) != 0) | ~np.concatenate(([False], moves[:-1])))
     by_length = np.lexsort((-runs, chain))

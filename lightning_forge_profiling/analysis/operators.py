@@ -101,7 +101,7 @@ def _shapes(recording: Recording, device: Ints, counted: NDArray[np.bool_]) -> d
     return shapes
 
 
-_ENGINE: Final = "autograd::engine::evaluate_function"
+ENGINE: Final = "autograd::engine::evaluate_function"
 _COMPILED: Final = re.compile("CompiledFunctionBackward")
 # Autograd nodes whose gradients are products.
 _OF_PRODUCTS: Final = re.compile(r"(?:Mm|Addmm|Bmm|Baddbmm|\w*Convolution\w*|\w*Attention\w*)Backward\d*")
@@ -121,12 +121,12 @@ def recomputed(recording: Recording, calls: Ints) -> NDArray[np.bool_] | None:
     - if the trace does not show autograd's engine, as with compiled autograd.
     """
     trace, operators, nesting = recording.trace, recording.trace.operators, recording.nesting
-    engine = named(trace, operators, lambda name: name.startswith(_ENGINE))
+    engine = named(trace, operators, lambda name: name.startswith(ENGINE))
     recorded = operators.sequence >= 0
     if not engine.any():
         return None if recorded.any() else np.zeros(len(calls), bool)
     # autograd nodes have the sequence numbers of their forward operators
-    nodes = {name.removeprefix(f"{_ENGINE}: ") for name in trace.names if name.startswith(_ENGINE)}
+    nodes = {name.removeprefix(f"{ENGINE}: ") for name in trace.names if name.startswith(ENGINE)}
     recorded &= ~engine & ~named(trace, operators, nodes.__contains__)
     node = nesting.innermost(engine)[calls]
     in_backward = node >= 0

@@ -12,6 +12,7 @@ from lightning_forge_profiling.analysis.gpu_time import BusyTime, IdleTime, busy
 from lightning_forge_profiling.analysis.host import python_functions, sync_causes
 from lightning_forge_profiling.analysis.intervals import Intervals, Nesting
 from lightning_forge_profiling.analysis.kernels import CATEGORY_OF, KINDS, base_name
+from lightning_forge_profiling.analysis.modules import module_table
 from lightning_forge_profiling.analysis.operators import flop_rate, operator_table
 from lightning_forge_profiling.analysis.recording import Recording, with_steps
 from lightning_forge_profiling.analysis.regions import cpu_time, outside_operators, region_table
@@ -278,6 +279,7 @@ def summarize(
         memory=memory(recording),
         regions=region_table(recording, idle),
         operators=operator_table(recording, sort=sort, top=top),
+        modules=module_table(recording),
         top_kernels=_top_kernels(recording, top),
         flops=flops,
         flops_note=flops_note,

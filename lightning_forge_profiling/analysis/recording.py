@@ -266,7 +266,7 @@ def explain(recording: Recording) -> Recording:
     for step in np.flatnonzero(~steps.light & steps.whole).tolist():
         donors[works[step].key].append(step)
     done, collective = np.zeros_like(steps.light), trace.gpu.collective.copy()
-    operators, annotations = [trace.operators], [trace.annotations]
+    operators, annotations, modules = [trace.operators], [trace.annotations], [trace.modules]
     sequences = int(trace.operators.sequence.max(initial=0)) + 1
     marks = step_marks(trace) | named(trace, trace.annotations, _MARK)
     annotated = steps.host.at(trace.annotations.start)
@@ -282,11 +282,15 @@ def explain(recording: Recording) -> Recording:
         # the callbacks' marks and the user's regions are shown in light steps, too
         own = np.isin(trace.annotations.name, trace.annotations.name[annotated == step])
         annotations.append(clock.moved(trace.annotations, ~(marks | own)))
+        modules.append(clock.moved(trace.modules, np.ones(len(trace.modules), bool)))
         collective[works[step].gpu] = collective[works[donor].gpu]
     if not done.any():
         return recording
     gpu = replace(trace.gpu, collective=collective)
-    again = prepare(replace(trace, operators=_joined(operators), annotations=_joined(annotations), gpu=gpu))
+    laid = replace(
+        trace, operators=_joined(operators), annotations=_joined(annotations), modules=_joined(modules), gpu=gpu
+    )
+    again = prepare(laid)
     steps = replace(again.steps, light=steps.light, explained=done)
     return replace(again, steps=steps, elsewhere=recording.elsewhere)
 

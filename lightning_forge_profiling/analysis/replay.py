@@ -361,5 +361,5 @@ def live_hosts(graphs: Sequence[Graph], live_ns: float | None) -> tuple[float, .
         return tuple(HOST[host] for host in alike)
     if live_ns is None or not steps[-1] <= _CLOSE * live_ns < steps[0]:
         return (1.0,)
-    # between these hosts a step is as good as linear: of eight traces off by 0.25 % of it, in the worst place by 0.85
+    # a step is close to linear between two of these hosts
     return (float(np.interp(live_ns, steps[::-1], HOST[::-1])),)

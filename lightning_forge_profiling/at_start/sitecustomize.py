@@ -36,8 +36,22 @@ def _sample() -> None:
         from lightning_forge_profiling import entry_point  # noqa: PLC0415
 
         entry_point.sample_stack()
+        entry_point.watch_hugging_face()
     except Exception as exc:  # the script comes first
         sys.stderr.write(f"forge-profiling: the script is not sampled before its first fit: {exc}\n")
+
+
+def _begin_trial() -> None:
+    try:
+        from lightning_forge_profiling import entry_point  # noqa: PLC0415
+
+        if entry_point.begin_trial():
+            here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))  # for ranks
+    except BaseException as exc:  # a script that is no trial would train, and save what it has learned
+        sys.stderr.write(f"{type(exc).__name__}: {exc}\n")
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _say(pid: int) -> None:
@@ -49,5 +63,6 @@ def _say(pid: int) -> None:
 if __name__ == "sitecustomize":  # and nobody looks at this file
     _restore()
     _sample()
+    _begin_trial()
     atexit.register(_say, os.getpid())
     _import_other()

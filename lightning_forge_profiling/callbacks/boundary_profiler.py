@@ -12,7 +12,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Final, NamedTuple
 
 from lightning_forge_profiling.callbacks.lightning_api import Actions, Trainer
-from lightning_forge_profiling.names import CHECKPOINT_WRITE, EPOCH, LOADER_START
+from lightning_forge_profiling.names import CHECKPOINT_WRITE, EPOCH
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.run.training import Boundaries
@@ -63,7 +63,7 @@ def _boundaries(step_timer: StepTimer, actions: Actions) -> dict[str, _Boundary]
     boundaries |= dict.fromkeys(actions.may_save, _Boundary(checkpoint.enter_hook, checkpoint.leave_hook))
     boundaries |= dict.fromkeys(actions.state_collected, _Boundary(after=checkpoint.write))
     boundaries |= dict.fromkeys(actions.loader_starts, _Boundary(step_timer.regions.enter_loader_start))
-    boundaries |= dict.fromkeys(actions.loader_started, _Boundary(partial(step_timer.regions.exit, LOADER_START)))
+    boundaries |= dict.fromkeys(actions.loader_started, _Boundary(step_timer.regions.exit_loader_start))
     boundaries |= dict.fromkeys(actions.validation_begins, _Boundary(step_timer.regions.enter_validation))
     to_validate = _Boundary(actions.fetches_to_validate, step_timer.regions.end_validation_fetch)
     boundaries |= dict.fromkeys(actions.validation_fetches, to_validate)

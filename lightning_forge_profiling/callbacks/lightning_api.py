@@ -19,8 +19,10 @@ PACKAGES: Final = ("pytorch_lightning", "lightning.pytorch")
 
 if TYPE_CHECKING:
     import lightning.pytorch
+    import lightning.pytorch.profilers
 
     Callback = lightning.pytorch.Callback
+    PassThroughProfiler = lightning.pytorch.profilers.PassThroughProfiler
     LightningModule: TypeAlias = lightning.pytorch.LightningModule
 else:
     # `lightning.pytorch` and `pytorch_lightning` are two packages with the same contents, and each one's Trainer and
@@ -35,20 +37,22 @@ else:
     # silence them. They stay with the one that is imported already, or else with `lightning`, the last here.
     _messages = sys.modules.get("lightning_utilities.core.rank_zero")
     _before = dict(vars(_messages)) if _messages and _imported else {}
-    _classes = [import_module(home).Callback for home in _imported or filter(_is_installed, PACKAGES)]
+    _homes = [import_module(home) for home in _imported or filter(_is_installed, PACKAGES)]
     if _messages:
         vars(_messages).update(_before)
 
-    Callback = type("Callback", tuple(_classes), {})
+    Callback = type("Callback", tuple(home.Callback for home in _homes), {})
+    PassThroughProfiler = type("PassThroughProfiler", tuple(home.profilers.PassThroughProfiler for home in _homes), {})
     LightningModule = Any
 
 
 def accept_late_imports() -> None:
-    """Have our callbacks descend from the package that was imported since, too."""
+    """Have our callbacks and profiler descend from the package that was imported since, too."""
     for package in PACKAGES:
-        late = getattr(sys.modules.get(package), "Callback", None)
-        if late is not None and not issubclass(Callback, late):
-            Callback.__bases__ += (late,)
+        home = sys.modules.get(package)
+        if home is not None and hasattr(home, "Callback") and not issubclass(Callback, home.Callback):
+            Callback.__bases__ += (home.Callback,)
+            PassThroughProfiler.__bases__ += (home.profilers.PassThroughProfiler,)
 
 
 # Any: the Trainer's class does not declare most of its attributes, and there are two such classes
@@ -194,12 +198,18 @@ def _sharded_dtype(model: nn.Module) -> str | None:
 def batch_source(trainer: Trainer) -> BatchSource:
     """The loaders that the batch that has just ended comes from."""
     loop, progress = trainer.fit_loop, trainer.fit_loop.epoch_loop.batch_progress
-    return BatchSource(loop._combined_loader.flattened, _one_a_step(loop._data_fetcher, progress))  # noqa: SLF001
+    fetcher, loaders = loop._data_fetcher, loop._combined_loader.flattened  # noqa: SLF001
+    return BatchSource(loaders, _one_a_step(fetcher, progress), same=not _is_the_module(fetcher))
+
+
+def _is_the_module(fetcher: Any) -> bool:
+    """Whether the module fetches by itself, from a `dataloader_iter`."""
+    return type(fetcher).__name__ == "_DataLoaderIterDataFetcher"
 
 
 def _one_a_step(fetcher: Any, progress: Any) -> bool:
-    """Whether as many batches were fetched as steps began; a module with a `dataloader_iter` fetches by itself."""
-    return type(fetcher).__name__ != "_DataLoaderIterDataFetcher" or fetcher.fetched == progress.current.ready
+    """Whether as many batches were fetched as steps began."""
+    return not _is_the_module(fetcher) or fetcher.fetched == progress.current.ready
 
 
 def evaluation_source(trainer: Trainer, dataloader_idx: int) -> BatchSource:

@@ -23,6 +23,7 @@ from lightning_forge_profiling.callbacks.lightning_api import (
 from lightning_forge_profiling.callbacks.rank_waits import RankWaits
 from lightning_forge_profiling.callbacks.wrapped_methods import (
     WrappedMethod,
+    announce_saves,
     watch_failure,
     watch_validation,
     wrap_last_teardown,
@@ -308,6 +309,7 @@ class LightningTraining(Training):
             *wrap_logger_method(trainer, "log_metrics", parts.inside),
             *wrap_self_log(trainer, partial(parts.inside, SELF_LOG), in_epoch_metrics, in_validation_metrics),
             *wrap_originals(trainer, self.module, parts.outside_hook),
+            *announce_saves(trainer),
         ]
 
     def time_steps(self, step_timer: StepTimer) -> ProfilerProxy:

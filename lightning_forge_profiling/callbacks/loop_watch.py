@@ -18,6 +18,13 @@ from lightning_forge_profiling.guard import Guarded, guarded
 from lightning_forge_profiling.run.batches import length_of
 from lightning_forge_profiling.run.run import Run
 
+# by module the function by which a loader moves its batch to the device
+_MOVES: Final = {
+    "lightning.fabric.wrappers": "move_data_to_device",
+    "lightning_fabric.wrappers": "move_data_to_device",
+    "accelerate.data_loader": "send_to_device",
+}
+
 _MOST_LOADERS: Final = 16  # a script may make a new loader for each epoch
 
 
@@ -194,12 +201,15 @@ class LoopWatch(Guarded):
         self._thread, self._loop, self._fetching = get_ident(), loop, False
         self._saw_backward = False
         self._replaced = [
-            _replace(_BaseDataLoaderIter, "__next__", self._next),
-            _replace(DataLoader, "__iter__", self._iter),
-            _replace(torch.autograd, "backward", self._backward),
+            replace_function(_BaseDataLoaderIter, "__next__", self._next),
+            replace_function(DataLoader, "__iter__", self._iter),
+            replace_function(torch.autograd, "backward", self._backward),
         ]
-        fabrics = (sys.modules.get(f"{name}.wrappers") for name in ("lightning.fabric", "lightning_fabric"))
-        self._replaced += [_replace(one, "move_data_to_device", self._move) for one in fabrics if one is not None]
+        self._replaced += [
+            replace_function(module, name, self._move)
+            for of, name in _MOVES.items()
+            if hasattr(module := sys.modules.get(of), name)
+        ]
         self._handles = (
             register_optimizer_step_pre_hook(self._optimizer_begins),
             register_optimizer_step_post_hook(self._optimizer_ended),
@@ -254,13 +264,13 @@ class LoopWatch(Guarded):
         finally:
             workers.release()
 
-    def _move(self, original: Callable[..., Any], *args: Any) -> Any:
-        """Fabric's loader moves its batch, before the step that trains on it."""
+    def _move(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A loader of Fabric or Accelerate moves its batch, before the step that trains on it."""
         if not self._sees():
-            return original(*args)
+            return original(*args, **kwargs)
         self._loop.run.begin("transfer")
         try:
-            return original(*args)
+            return original(*args, **kwargs)
         finally:
             self._loop.run.end("transfer")
 
@@ -294,7 +304,7 @@ class LoopWatch(Guarded):
         self._loop.training.updated()
 
 
-def _replace(owner: Any, name: str, ours: Callable[..., Any]) -> Callable[[], None]:
+def replace_function(owner: Any, name: str, ours: Callable[..., Any]) -> Callable[[], None]:
     """Replace a function by one that gets it as its first argument; returns what restores it."""
     original = getattr(owner, name)
 

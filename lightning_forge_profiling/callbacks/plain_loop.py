@@ -3,16 +3,18 @@
 import os
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Literal
 
 import torch
 
 from lightning_forge_profiling.callbacks.loop_watch import LoopWatch
 from lightning_forge_profiling.callbacks.plain_training import PlainTraining
+from lightning_forge_profiling.callbacks.throughput import ThroughputCallback
 from lightning_forge_profiling.callbacks.timed_callback import TimedCallback, active_callbacks
 from lightning_forge_profiling.errors import ConfigurationError
 from lightning_forge_profiling.guard import OWNED, Guarded, guarded, guarded_end
@@ -32,11 +34,9 @@ class PlainLoop(Guarded):
 
     called = "The profiling of this loop"
 
-    def __init__(
-        self, callbacks: Sequence[TimedCallback], folder: str | os.PathLike[str] | None, *, hooked: bool
-    ) -> None:
+    def __init__(self, callbacks: Sequence[TimedCallback], training: PlainTraining, *, hooked: bool) -> None:
         self.thread, self.hooked = get_ident(), hooked  # whether Fabric's hooks delimit its steps
-        self.training = training = PlainTraining(folder)
+        self.training = training
         self.in_step = self.validating = False
         self._named_validation = 0
         self._failure: BaseException | None = None
@@ -224,11 +224,45 @@ def _say_once(what: str) -> None:
     _log.warning(what)
 
 
-class LoopProfiling:
-    """Profiles the loop that calls `begin_step` and `end_step`, or these hooks of Fabric's."""
+def _keeps_record() -> TimedCallback:
+    """A callback that gives way to one of the user's."""
+    callback = ThroughputCallback()
+    callback.settings = replace(callback.settings, injected_by_cli=True)
+    return callback
 
-    def __init__(self, callbacks: Iterable[TimedCallback], folder: str | os.PathLike[str] | None = None) -> None:
-        self._callbacks, self._folder = tuple(callbacks), folder
+
+class LoopProfiling:
+    """Profiles the loop that calls `begin_step` and `end_step`, or these hooks of Fabric's.
+
+    Args:
+        callbacks: one callback of each kind, at most.
+        added: those that `forge-profiling run` adds; without any a `ThroughputCallback` keeps the record.
+        folder: the folder for the record and the traces; None for the working directory.
+
+    Raises:
+        ConfigurationError: something else than one callback of each kind, or a `folder` that is no path.
+    """
+
+    trainer: ClassVar[Literal["transformers", "loop"]] = "loop"
+
+    def __init__(
+        self,
+        callbacks: Sequence[TimedCallback] = (),
+        *,
+        added: Sequence[TimedCallback] = (),
+        folder: str | os.PathLike[str] | None = None,
+    ) -> None:
+        name = type(self).__name__
+        if not all(isinstance(each, TimedCallback) for each in callbacks):
+            raise ConfigurationError(
+                f"{name} takes ForgeProfilerCallback and ThroughputCallback objects, got {callbacks!r}."
+            )
+        kinds = [type(each).__name__ for each in callbacks]
+        if len(set(kinds)) < len(kinds):
+            raise ConfigurationError(f"{name} takes one callback of each kind, got {', '.join(kinds)}.")
+        if folder is not None and not isinstance(folder, str | os.PathLike):
+            raise ConfigurationError(f"log_dir must be a path, got {folder!r}.")
+        self._callbacks, self.folder = (*callbacks, *(added or (_keeps_record(),))), folder
         self._loop: PlainLoop | None = None
         self._refused = False
         self.began = False  # whether a loop was to begin
@@ -262,7 +296,7 @@ class LoopProfiling:
             open_loop.end()
         self._loop, self._refused, self.began = None, True, True  # refused unless it begins
         try:
-            self._loop = PlainLoop(chosen, self._folder, hooked=hooked)
+            self._loop = PlainLoop(chosen, PlainTraining(self.folder, self.trainer), hooked=hooked)
             self._refused = False
         except ConfigurationError:
             raise

@@ -7,7 +7,7 @@ from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
@@ -105,7 +105,9 @@ class _Unmeasured:
 class PlainTraining(Training):
     """A loop as its iterators and its optimizers show it, and the counts of its steps."""
 
-    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str] | None, trainer: Literal["transformers", "loop"] = "loop"
+    ) -> None:
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         world_size = torch.distributed.get_world_size() if distributed else 1
         self.facts = Facts(
@@ -115,7 +117,7 @@ class PlainTraining(Training):
             replicas=world_size,
             device=_device(),
             folder=os.fspath(folder or Path.cwd()),
-            in_trainer=False,
+            trainer=trainer,
         )
         self.module = Trained()
         self._backend = torch.distributed.get_backend() if distributed else None

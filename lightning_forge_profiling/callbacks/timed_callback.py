@@ -146,7 +146,8 @@ class TimedCallback(Callback):
         ledger = begin_ledger(max(callback.built_ns for callback in callbacks))
         self._begun = SetUpParts(ledger, trainer, module, callbacks, restores=False)
 
-    def _leave_begun(self) -> LedgerClock | None:
+    def leave_begun(self) -> LedgerClock | None:
+        """Give up the ledger that has begun before `setup`, if this callback has one."""
         begun, self._begun = self._begun, None
         if begun is None:
             return None
@@ -172,7 +173,7 @@ class TimedCallback(Callback):
             if self not in callbacks:
                 return
             _refuse_twins(callbacks)
-            ledger = self._leave_begun() or begin_ledger(max(callback.built_ns for callback in callbacks))
+            ledger = self.leave_begun() or begin_ledger(max(callback.built_ns for callback in callbacks))
             watched = training()
             settings = FitSettings(
                 tuple(each.settings for each in callbacks), timing_only=_is_further(callbacks, watched)
@@ -236,14 +237,14 @@ class TimedCallback(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the run: no other hook will be called. A failure of the training loop itself is handled already."""
-        self._leave_begun()
+        self.leave_begun()
         if self.run is not None:
             self.run.fail(exception)
         self._forget_logging()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Close the fit, or whatever else the Trainer ran."""
-        self._leave_begun()
+        self.leave_begun()
         if self.run is not None:
             self.run.finish(until=Phase.REPORTED)
         self._forget_logging()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from types import FunctionType
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -64,6 +64,9 @@ class WrappedMethod:
             delattr(self._owner, self._name)
             if self._others is not None:
                 setattr(self._owner, self._name, self._others)
+
+
+_SAVES: Final = "save_checkpoint"  # the method, and the action that announces it
 
 
 def _never(*_: Any, **__: Any) -> bool:
@@ -182,6 +185,14 @@ def watch_failure(loop: Any, failed: Callable[[BaseException], object]) -> Wrapp
             raise
 
     return WrappedMethod(loop, "run", around)
+
+
+def announce_saves(trainer: Trainer) -> list[WrappedMethod]:
+    """Announces that a checkpoint is saved as later versions do: Lightning 2.4 does not."""
+    code = getattr(type(trainer).save_checkpoint, "__code__", None)
+    if code is None or _SAVES in code.co_consts:
+        return []
+    return [WrappedMethod(trainer, _SAVES, lambda: trainer.profiler.profile(_SAVES))]
 
 
 def watch_validation(trainer: Trainer, around: Around) -> WrappedMethod:

@@ -7,6 +7,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,7 +78,7 @@ class Command:
 
     def function(self) -> Callable[[argparse.Namespace], int]:
         """The function that does what it says."""
-        name = self.name.replace("-", "_")
+        name = self.name.replace("-", "_") + "_" * iskeyword(self.name)
         function: Callable[[argparse.Namespace], int] = getattr(
             import_module(f"{__package__}.{self.file or name}"), name
         )
@@ -110,6 +111,26 @@ COMMANDS: Final = (
                 metavar="SCRIPT",
                 help=argparse.SUPPRESS,
             ),
+        ),
+    ),
+    Command(
+        name="try",
+        usage="[options] (SCRIPT | -m MODULE) [arguments ...]",
+        help="try the changes that the verdict on a training script names, and keep what makes it faster",
+        details="Starts the unchanged script anew for each trial, with the change made from outside; passes on all "
+        "after SCRIPT. Its loggers and checkpoints are off, and nothing after fit() is done.",
+        examples=("try train.py --lr 0.1", "try --yes -m torch.distributed.run --nproc-per-node 2 train.py"),
+        arguments=(
+            option("--budget TIME", shared.duration, "try no further change after TIME, as 90s or 10m", default=600.0),
+            option("--only A,B", shared.some_of(shared.CHANGES), f"only changes of {', '.join(shared.CHANGES)}"),
+            flag("--all", "each change that applies, and not only those that a finding calls for"),
+            flag("--again", "also what did not help before"),
+            flag("--yes", "do not ask whether the script may be started so often"),
+            option("--ablate FILE:LINE", str, "only measure what the call at that line costs, by leaving it out"),
+            option("--out DIR", Path, "folder for the record of each trial", default=Path("forge_trials")),
+            choice("--format FORMAT", ("text", "json", "github"), "text, json, or github (github-action-benchmark)"),
+            argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in `python -m MODULE`"),
+            argument("script", nargs=argparse.PARSER, metavar="SCRIPT", help=argparse.SUPPRESS),
         ),
     ),
     Command(
@@ -147,6 +168,7 @@ COMMANDS: Final = (
             either(
                 flag("--json", "print JSON and nothing else: of traces, summary.json"),
                 flag("--markdown", "print Markdown and nothing else"),
+                flag("--predictions", "what findings predicted beside what `try` measured, of the tries in a folder"),
                 choice(
                     "--schema record",
                     ("summary", "record"),

@@ -20,16 +20,15 @@ from lightning_forge_profiling.names import SWITCHED_OFF, switched_off
 def run(args: argparse.Namespace) -> int:
     """Run a script instead of this process."""
     (script, *arguments), module = args.script, ["-m"] if args.module else []
-    started = script if args.module else _file_of(script)
-    _refuse_unless_installed()
+    started = script if args.module else script_file(script)
+    refuse_unless_installed()
     chosen = _chosen(args)
     environment = {**os.environ, entry_point.RUN_OPTIONS: json.dumps(chosen)}
     does = f"adding {' and '.join(_calls(chosen))} to every Trainer and marked loop of {script}"
     if switched_off():
         environment, does = dict(os.environ), f"{SWITCHED_OFF}: {script} runs without profiling"
     else:
-        path = [str(Path(entry_point.__file__).with_name("at_start")), environment.get("PYTHONPATH")]
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        environment["PYTHONPATH"] = path_at_start()
     if entry_point.is_first_rank():
         warn(does)
     sys.stdout.flush()
@@ -37,6 +36,12 @@ def run(args: argparse.Namespace) -> int:
     os.execve(  # noqa: S606  (the script replaces this process)
         sys.executable, [sys.executable, *_interpreter_options(), *module, started, *arguments], environment
     )
+
+
+def path_at_start() -> str:
+    """`PYTHONPATH` with which Python imports our lines before a script."""
+    path = [str(Path(entry_point.__file__).with_name("at_start")), os.environ.get("PYTHONPATH")]
+    return os.pathsep.join(filter(None, path))
 
 
 def _chosen(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -65,7 +70,7 @@ def _interpreter_options() -> list[str]:
     return [*subprocess._args_from_interpreter_flags(), *unbuffered]  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-def _file_of(script: str) -> str:
+def script_file(script: str) -> str:
     """The script, or the console script of that name; refuses what cannot be read. Python reports what is no Python."""
     if not Path(script).exists():
         installed = Path(sys.executable).parent / script
@@ -80,7 +85,7 @@ def _file_of(script: str) -> str:
     return script
 
 
-def _refuse_unless_installed() -> None:
+def refuse_unless_installed() -> None:
     """Refuse to run if Lightning cannot find the entry point of this package."""
     ours = f"{entry_point.__name__}:{entry_point.callbacks.__name__}"
     if all(entry.value != ours for entry in entry_points(group="lightning.pytorch.callbacks_factory")):

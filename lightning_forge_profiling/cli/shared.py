@@ -83,6 +83,12 @@ _MOST_DIGITS = 15
 OPERATIONS = ("matmul", "add", "softmax", "layernorm", "conv2d")
 GRAPHS = ("forward", "backward", "optimizer")
 
+# groups of `trial.changes.ROWS`, repeated here so that `--help` loads none of it
+CHANGES = (
+    *("anomaly", "workers", "precision", "compile", "optimizer", "convolutions", "deterministic", "attention"),
+    *("checkpointing", "ddp", "threads"),
+)
+
 METRICS = """\
 metrics of runs (default: step and fit): step, fit, median, p95, samples, tokens, a region (data, transfer, forward,
 backward, optimizer, other), last_fifth, validation, checkpoint, startup, goodput, rank1, rank2, ...
@@ -120,6 +126,12 @@ def positive(text: str) -> float:
     """A number above zero."""
     value = as_number(text)
     return checked(text, value, 0 < value < math.inf, "a number above zero")
+
+
+def duration(text: str) -> float:
+    """A time in seconds: `90s`, `10m`, `1h`, or a number of seconds."""
+    value = as_number(text.rstrip("smh")) * {"m": 60, "h": 3600}.get(text[-1:], 1)
+    return checked(text, value, 0 < value < math.inf, "a time such as 90s or 10m")
 
 
 def percentage(text: str) -> float:

@@ -27,6 +27,12 @@ def show(args: argparse.Namespace) -> int:
         return 0
     if args.path is None:
         args.parser.error("a run or a trace is needed: show PATH")
+    if args.predictions:
+        from lightning_forge_profiling.trial.report import predictions, results_in  # noqa: PLC0415  (only for this)
+
+        for line in predictions(results_in(Path(args.path))):
+            say(line)
+        return 0
     options = {name: getattr(args, name) for name in _OF_TRACES if getattr(args, name) is not None}
     record = None if options else record_or_traces(args.path)
     return _show_traces(args, options) if record is None else _show_run(args, *record)

@@ -16,6 +16,7 @@ from lightning_forge_profiling.errors import ConfigurationError, ForgeProfilingE
 from lightning_forge_profiling.json_layout import PACKAGE, read_rank_result
 from lightning_forge_profiling.kineto.files import find_ranks, rank_summaries_among, ranks_among, traces_among
 from lightning_forge_profiling.record.reader import RecordError, RunRecord, records_at
+from lightning_forge_profiling.safe_files import own_user
 
 if TYPE_CHECKING:
     from lightning_forge_profiling.pipeline import AnalysisResult
@@ -153,4 +154,4 @@ def _may_be_planted(path: Path) -> bool:
         return False
     status, folder = path.lstat(), path.parent.stat()
     public = folder.st_mode & stat.S_IWOTH and not stat.S_ISREG(status.st_mode)
-    return bool(public) and status.st_uid not in {os.geteuid(), folder.st_uid}
+    return bool(public) and status.st_uid not in {own_user(), folder.st_uid}

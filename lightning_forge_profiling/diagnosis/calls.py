@@ -1,25 +1,28 @@
 """The cause that a call or a setting of the user's is: one of the catalogue's, with what the whole fit spends on it."""
 
+import dataclasses
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.diagnosis.catalogue import Made, Mistake, mistakes_in
+from lightning_forge_profiling.diagnosis.catalogue import Made, Mistake, mistakes_in, reads
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
 from lightning_forge_profiling.diagnosis.rule import (
     MIN_SHARE_PCT,
     Explanation,
+    RunTimes,
     as_finding,
+    expected,
     in_ms,
     in_s,
     saving,
     saving_of_fit,
     subtract,
 )
-from lightning_forge_profiling.names import BEFORE_FIT, VALIDATION_DATA, hook_region
+from lightning_forge_profiling.names import BEFORE_FIT, GC_FULL, VALIDATION_DATA, hook_region
 from lightning_forge_profiling.schema import (
     VALIDATION_WORKER_LINES,
     WORKER_LINES,
@@ -53,6 +56,8 @@ class Call:
 
     mistake: Mistake
     spent: tuple[_Spent, ...]  # the longest first
+    explains: str = ""  # the code of a finding, in a trace or of the fit, that goes with it
+    explains_ms: float = 0.0  # of each step: what that finding saves besides
 
     @property
     def seconds(self) -> float:
@@ -70,19 +75,64 @@ class Call:
         return self.spent[0].made.place
 
 
-def find_calls(run: RunEvidence, recorded: Sequence[Operator] = ()) -> tuple[Call, ...]:
-    """The mistakes of the catalogue on which the fit spends at least `MIN_SHARE_PCT` of its time."""
+def find_calls(run: RunEvidence, recorded: Sequence[Operator] = (), idle_ms: float = 0.0) -> tuple[Call, ...]:
+    """The mistakes of the catalogue on which the fit spends at least `MIN_SHARE_PCT` of its time.
+
+    Args:
+        run: the run.
+        recorded: operators of some of its steps, if a trace has them.
+        idle_ms: what the GPU idles in a live step, by a trace; 0 without one.
+    """
     spent: defaultdict[str, list[_Spent]] = defaultdict(list)
-    for made in mistakes_in(run, recorded):
+    waits = _reads_ms(run, idle_ms)
+    for made in _loops_as_one(mistakes_in(run, recorded)):
         seconds, in_steps = _part_s(run, made)
-        spent[made.mistake.name].append(_Spent(made, seconds * made.share, in_steps))
-    calls = [Call(each[0].made.mistake, tuple(sorted(each, key=lambda one: -one.seconds))) for each in spent.values()]
+        seconds *= made.share
+        if made.line in waits:
+            seconds = max(seconds, waits[made.line] * LedgerCosts(run).steps / 1e3)
+        spent[made.mistake.name].append(_Spent(made, seconds, in_steps))
+    calls = []
+    for each in spent.values():
+        longest_first = tuple(sorted(each, key=lambda one: -one.seconds))
+        mistake = longest_first[0].made.mistake
+        explains = "sync-bound" if any(one.made.line in waits for one in each) else mistake.explains
+        calls.append(Call(mistake, longest_first, explains))
     return tuple(call for call in calls if 100 * call.seconds >= MIN_SHARE_PCT * LedgerCosts(run).whole_s > 0)
+
+
+def _loops_as_one(made: Iterable[Made]) -> Iterator[Made]:
+    """The mistakes; those that one change of a loop takes away are one, the longest, which has as much of backward."""
+    of_loops: defaultdict[tuple[str, str, str], list[Made]] = defaultdict(list)
+    for each in made:
+        if each.mistake.in_loop and each.line is not None:
+            of_loops[each.mistake.instead, each.line.file, each.line.function].append(each)
+        else:
+            yield each
+    for lines in of_loops.values():
+        mistake = max(lines, key=lambda one: one.share).mistake
+        yield from (one._replace(mistake=mistake) for one in lines)
+
+
+def _reads_ms(run: RunEvidence, idle_ms: float) -> dict[SampledLine | None, float]:
+    """By line that reads values of the GPU how long the GPU waits for it in a step, where it does for nothing else.
+
+    A host that is ahead at the batch ends would be so within the step: there it waits for a value, and the GPU then for
+    all that it does until it is ahead again.
+    """
+    if not idle_ms or not RunTimes.of(run).host_is_ahead:
+        return {}
+    regions, waits = run.timing.regions, dict[SampledLine | None, float]()
+    for part in regions.keys() & run.lines.keys():
+        waits |= {line: regions[part].host_ms * line.pct for line in run.lines[part] if reads(line)}
+    whole = sum(waits.values())
+    return {line: idle_ms * weight / whole for line, weight in waits.items()}
 
 
 def _part_s(run: RunEvidence, made: Made) -> tuple[float, bool]:
     """Seconds that the fit spends in a part, and whether it is one of the steps: there on a GPU what the GPU waits."""
     timing, costs, part = run.timing, LedgerCosts(run), _WAITS_FOR.get(made.part, made.part)
+    if part == GC_FULL:  # of hooks in steps
+        return costs.seconds(part), True
     region = timing.regions.get(part)
     if region is None:
         seconds = 0.0 if run.ledger is None or part in BEFORE_FIT else run.ledger.parts.get(part, 0.0)
@@ -101,11 +151,13 @@ def without_calls(run: RunEvidence, calls: Iterable[Call]) -> RunEvidence:
     host_ms: defaultdict[str, float] = defaultdict(float)
     shares: defaultdict[str, float] = defaultdict(float)
     named = set()
-    for each in (each for call in calls for each in call.spent):
+    for call, each in ((one, spent) for one in calls for spent in one.spent):
         named.add(each.made.line)
         part = _WAITS_FOR.get(each.made.part, each.made.part)
         shares[each.made.part] += each.made.share
         region = hook_region(part) or part
+        if part == GC_FULL:  # in the region of the hook that asks for it
+            region = next(filter(None, (hook_region(other.made.part) for other in call.spent)), region)
         each_ms = 1e3 * each.seconds / LedgerCosts(run).steps
         ms[region] += each_ms
         if each.made.line is not None or not run.timing.on_device:  # on a GPU a setting's time is the GPU's work
@@ -142,6 +194,15 @@ def _ledger_without(run: RunEvidence, shares: Mapping[str, float]) -> RunLedger 
     )
 
 
+def with_explained(calls: Iterable[Call], findings: Iterable[Finding]) -> tuple[Call, ...]:
+    """The calls with what the trace's findings that go with them save."""
+    saves_ms = {finding.code: finding.saves.ms_per_step for finding in findings if finding.saves}
+    return tuple(
+        dataclasses.replace(call, explains_ms=saves_ms.get(call.mistake.explains, 0.0) if call.in_steps else 0.0)
+        for call in calls
+    )
+
+
 def call_findings(run: RunEvidence, calls: Iterable[Call]) -> list[Finding]:
     """The finding that each of these calls is."""
     return [_finding(call, run) for call in calls]
@@ -151,20 +212,22 @@ def _finding(call: Call, run: RunEvidence) -> Finding:
     costs, mistake = LedgerCosts(run), call.mistake
     at_most = bool(mistake.left) or (run.timing.on_device and mistake.setting is None)
     if call.in_steps:
-        ms, step_ms = 1e3 * call.seconds / costs.steps, run.timing.step_ms.mean
+        step_ms = run.timing.step_ms.mean
+        ms = min(1e3 * call.seconds / costs.steps + call.explains_ms, step_ms)
         share_pct, took = 100 * ms / step_ms, f"{in_ms(ms)} of each {in_ms(step_ms)} step"
-        saves = saving(ms, step_ms, at_most=at_most)
+        saves = saving(ms, step_ms, at_most=True, left=mistake.left) if at_most else expected(ms, step_ms, SLOW_CALL)
     else:
-        share_pct = 100 * call.seconds / costs.whole_s
-        took = f"{in_s(call.seconds)} of the fit's {in_s(costs.whole_s)}"
-        saves = saving_of_fit(call.seconds, costs.whole_s, costs.steps, at_most=at_most)
+        seconds = min(call.seconds, costs.whole_s)
+        share_pct = 100 * seconds / costs.whole_s
+        took = f"{in_s(seconds)} of the fit's {in_s(costs.whole_s)}"
+        saves = saving_of_fit(seconds, costs.whole_s, costs.steps, at_most=at_most, left=mistake.left)
     explained = Explanation(
         f"{took} go to {call.place}: {mistake.wrong}",
         {
             "mistake": mistake.name,
             "where": call.place,
             "seconds": round(call.seconds, 3),
-            "parts": ", ".join(each.made.part for each in call.spent),
+            "parts": ", ".join(dict.fromkeys(each.made.part for each in call.spent)),
         },
         mistake.instead,
         mistake.fix,
@@ -175,7 +238,7 @@ def _finding(call: Call, run: RunEvidence) -> Finding:
         SLOW_CALL,
         explained,
         share_pct=share_pct,
-        saves=saves,
+        saves=saves if mistake.predicted else None,
         run=run,
         of="step" if call.in_steps else "run",
         between_pct=(share_pct * (1 - error), min(share_pct * (1 + error), 100.0)) if samples else None,

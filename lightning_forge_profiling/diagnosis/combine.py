@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.diagnosis.calls import call_findings, find_calls, without_calls
+from lightning_forge_profiling.diagnosis.calls import call_findings, find_calls, with_explained, without_calls
 from lightning_forge_profiling.diagnosis.compute import CPU_WORK
 from lightning_forge_profiling.diagnosis.findings import (
     find_causes,
@@ -39,6 +39,7 @@ from lightning_forge_profiling.diagnosis.ranks import (
     without_rank_waits,
 )
 from lightning_forge_profiling.diagnosis.rule import COMPUTE, MIN_STEPS, in_s
+from lightning_forge_profiling.diagnosis.trainers import for_trainer
 from lightning_forge_profiling.diagnosis.validation import of_both_loaders
 from lightning_forge_profiling.diagnosis.verdict import (
     decide,
@@ -88,14 +89,20 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     own = without_rank_waits(compared, late)
     traced = () if analysis is None else analysis.ranks
     recorded = min(traced, key=lambda each: each.rank).operators if traced else ()
-    calls = find_calls(own, recorded) if enough else ()
+    steps = RecordedSteps(analysis, LiveRun(compared, own, late)) if analysis is not None and traced else None
+    idle_ms = 0.0 if steps is None or not steps.rank.gpu.busy_ms_per_step else steps.idle_ms[1]
+    calls = find_calls(own, recorded, idle_ms) if enough else ()
     run = LiveRun(compared, without_calls(own, calls), late)
     if analysis is not None and evidence.timing.steps < MIN_STEPS:
         combined = replace(analysis, run=run.all)
     else:
         findings, differences = _to_live_step(analysis, run)
+        calls = with_explained(calls, findings)
+        explained = {call.explains for call in calls}
+        findings = [finding for finding in findings if finding.code not in explained]
         named = call_findings(own, calls)
-        others = (*ledger_findings(run.own), *memory_findings(run.all))
+        of_fit = (finding for finding in ledger_findings(run.own) if finding.code not in explained)
+        others = (*of_fit, *memory_findings(run.all))
         if grows := growth_findings((*findings, *others, *named), run.all):
             named += grows
             run = LiveRun(compared, without_growth(run.own, grows), late)
@@ -107,7 +114,9 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
             prioritize_machine_findings(_with_verdict(ranked, differences, analysis, run), run.all)
         )
     combined = without_verdict_of_hang(prioritize_distorting_settings(combined, run.all))
-    return replace(combined, hints=(*switch_hints(evidence.settings.switches), *combined.hints))
+    measured = {finding.evidence.get("mistake") for finding in combined.findings}
+    switches = (hint for hint in switch_hints(evidence.settings.switches) if hint.code not in measured)
+    return for_trainer(replace(combined, hints=(*switches, *combined.hints)))
 
 
 def naming_missing(analysis: Analysis) -> Analysis:

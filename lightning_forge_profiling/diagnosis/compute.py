@@ -7,7 +7,9 @@ from lightning_forge_profiling.analysis.kernels import NO_BANDWIDTH, PRODUCT_KIN
 from lightning_forge_profiling.diagnosis.loader import accumulating
 from lightning_forge_profiling.diagnosis.optimizer import slow_update_ms
 from lightning_forge_profiling.diagnosis.rule import (
+    COMPILE,
     COMPUTE,
+    MEASURE,
     Case,
     Evidence,
     Explanation,
@@ -65,7 +67,6 @@ def _explain_exchange(context: RuleContext) -> Explanation:
 
 # -- recorded kernels --------------------------------------------------------------------------------------------------
 
-_COMPILE: Final = "torch.compile(model)"
 _BF16: Final = 'Trainer(..., precision="bf16-mixed")'
 
 # the GPU is the limit where it computes for so much of the step: what else there is cannot gain more than the rest
@@ -102,13 +103,14 @@ def _explain_bandwidth(context: RuleContext) -> Explanation:
         ((name, kind) for name, kind in context.rank.kinds.items() if name not in NO_BANDWIDTH),
         key=lambda item: -item[1].ms_per_step,
     )
-    named = ", ".join(f"{name} {kind.pct:.0f} %" for name, kind in kinds[:3] if kind.pct >= _ROUNDS_TO_ONE_PCT)
+    shares = [(name, context.pct(kind.ms_per_step)) for name, kind in kinds[:3]]
+    named = ", ".join(f"{name} {pct:.0f} %" for name, pct in shares if pct >= _ROUNDS_TO_ONE_PCT)
     return Explanation(
         f"kernels that move memory rather than compute take {context.of_step(_memory_ms(context))} ({named})",
         {f"{name}_ms_per_step": kind.ms_per_step for name, kind in kinds[:5]},
         "Fuse them with torch.compile, keep activations in bf16, use fused layers and losses "
         "(scaled_dot_product_attention, fused cross entropy), avoid copies between types and layouts.",
-        _COMPILE,
+        COMPILE,
     )
 
 
@@ -143,7 +145,7 @@ def _explain_gpu_compute(context: RuleContext) -> Explanation:
             'torch.set_float32_matmul_precision("high") uses the tensor cores.'
         )
     elif memory_ms > math_ms:
-        fix = _COMPILE
+        fix = COMPILE
         advice = f"The GPU is busy, but {in_ms(memory_ms)} are kernels that move memory: torch.compile fuses them."
     else:
         compiled = any(kernel.name.startswith("triton_") for kernel in rank.top_kernels)
@@ -182,11 +184,14 @@ def _explain_operators(context: RuleContext) -> Explanation:
     )
 
 
+_BY_TRY: Final = "forge-profiling try --only threads train.py"
+
+
 def _threads(cpu: CpuTime, use: CpuUse | None) -> str:
     """What to do about the number of threads: more of them only where cores were idle."""
     threads, cores = cpu.intra_op_threads, cpu.usable_cores if use is None else max(int(use.cores), 1)
     if threads is None:
-        return f"The number of threads is unknown: {_measured('1 2 4')}. "
+        return f"The number of threads is unknown: measure OMP_NUM_THREADS=1, 2 and 4 ({MEASURE}). "
     if cores is None:
         return ""
     up_to = f"An operator uses up to {threads} "
@@ -196,35 +201,26 @@ def _threads(cpu: CpuTime, use: CpuUse | None) -> str:
     if use is not None and use.idle is not None:
         return _threads_by_use(threads, cores, use.idle, use.used)
     unknown = f"{up_to}of {cores} usable cores, and whether the others are free is unknown: "
-    return f"{unknown}{_measured(f'{threads} {cores}')}. " if threads < cores else ""
+    return f"{unknown}measure OMP_NUM_THREADS={cores} ({_BY_TRY}). " if threads < cores else ""
 
 
 def _threads_by_use(threads: int, cores: int, idle: float, used: float) -> str:
     more, others = min(threads + int(idle + OTHERS), cores), cores - used - idle
     if others <= OTHERS and more > threads:
         free = f"{idle:.1f} of the {cores} usable cores were free"
-        more_of = f"try OMP_NUM_THREADS={more}, which gains for large operators alone: {_measured(f'{threads} {more}')}"
-        return f"An operator uses up to {threads} threads, and {free}: {more_of}. "
+        more_of = f"try OMP_NUM_THREADS={more}, which only large operators gain from ({_BY_TRY})"
+        of_operator = "threads" if threads > 1 else "thread"
+        return f"An operator uses up to {threads} {of_operator}, and {free}: {more_of}. "
     if others > OTHERS and threads > 1:
+        fewer = max(threads - ceil(others), 1)
         return (
             f"Other processes, loader workers included, used {others:.1f} of the {cores} usable cores, and a thread "
-            f"without a core holds up the others: {_measured(f'{max(threads - ceil(others), 1)} {threads}')}. "
+            f"without a core holds up the others: measure OMP_NUM_THREADS={fewer} ({_BY_TRY}). "
         )
     return ""
 
 
-def _measured(numbers: str) -> str:
-    return (
-        f"measure for n in {numbers}; do OMP_NUM_THREADS=$n forge-profiling run --no-window train.py; done, then "
-        "forge-profiling compare A B"
-    )
-
-
 # -- the work of a run -------------------------------------------------------------------------------------------------
-
-# the GPU sets the pace when it had caught up at few batch ends. Between this limit and that of `launch-bound`, neither
-# is claimed for a whole step.
-_RARELY_PCT: Final = 20.0
 
 
 def _work_ms(run: RunTimes) -> dict[str, float]:
@@ -233,11 +229,10 @@ def _work_ms(run: RunTimes) -> dict[str, float]:
 
 
 def _gpu_work_ms(run: RunTimes) -> float:
-    starved_pct, gpu = run.evidence.timing.gpu_starved_pct, run.evidence.machine.telemetry
+    gpu = run.evidence.machine.telemetry
     # where every step calls cudaMalloc, the GPU may have waited for it; only a trace shows how long
     allocates = gpu is not None and (gpu.device_allocs_per_step or 0.0) >= 1
-    gpu_is_behind = run.evidence.timing.on_device and starved_pct is not None and starved_pct <= _RARELY_PCT
-    return sum(_work_ms(run).values()) if gpu_is_behind and not run.backward_is_heavy and not allocates else 0.0
+    return sum(_work_ms(run).values()) if run.host_is_ahead and not run.backward_is_heavy and not allocates else 0.0
 
 
 def _explain_gpu_work(run: RunTimes) -> Explanation:

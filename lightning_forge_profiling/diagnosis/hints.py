@@ -116,7 +116,7 @@ def _switches(switches: Switches) -> Iterator[tuple[str, str]]:
         yield "distributed-debug", _unmeasured(on, "Unset the environment variable")
     if pct := switches.float64_pct:
         share = "all" if pct >= 99.5 else f"{pct:.1g} %" if pct < 1 else f"{pct:.0f} %"  # noqa: PLR2004  (rounds to all)
-        on = f"{share} of the trainable parameters are float64: twice the memory of float32"
+        on = f"{share} of the parameters are float64: twice the memory of float32"
         off = 'Leave out Trainer(precision="64-true") and torch.set_default_dtype(torch.float64), or call model.float()'
         yield "float64", _unmeasured(on, off)
     if switches.eager_attention:

@@ -12,6 +12,7 @@ from typing import Final
 from lightning_forge_profiling.analysis.kernels import base_name
 from lightning_forge_profiling.diagnosis.optimizer import slow_update_ms, update_is_slow
 from lightning_forge_profiling.diagnosis.rule import (
+    COMPILE,
     COMPUTE,
     MIN_SHARE_PCT,
     NAMED_FROM,
@@ -137,11 +138,8 @@ def _explain_launching(context: RuleContext) -> Explanation:
             **({"graph_launches_per_step": graphs} if graphs else {}),
         },
         first + advice,
-        "" if graphs or held is not None else _COMPILE,
+        "" if graphs or held is not None else COMPILE,
     )
-
-
-_COMPILE: Final = 'torch.compile(model, mode="reduce-overhead")'
 
 
 def _launch_less(graphs: float, single: float) -> str:
@@ -315,7 +313,7 @@ def _explain_launching_in_run(run: RunTimes) -> Explanation:
         'Launch less: a larger batch, torch.compile(mode="reduce-overhead") or CUDA graphs, if the model has none yet. '
         "Calls that wait for the GPU (.item(), .cpu(), printing a tensor) and cudaMalloc look the same here; a "
         "recorded window (ForgeProfilerCallback) distinguishes them and shows how long the GPU idles.",
-        _COMPILE,
+        COMPILE,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
+from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts, lines_in
 from lightning_forge_profiling.diagnosis.rule import (
     MIN_SHARE_PCT,
     PERSISTENT,
@@ -200,7 +200,32 @@ def _logger(run: LedgerCosts, part: str) -> Explanation:
     return _takes("the logger {}", "calls", advice)(run, part)
 
 
+_LOG_LESS: Final = (
+    "Log fewer values, or every few steps: each call costs some 0.1 ms, whether or not the logger gets it. Collect "
+    "values in a tensor and log them with on_step=False, on_epoch=True at the end of an epoch."
+)
+# Lightning's ResultMetric reduces in each call with on_step, and else once, in compute()
+_REDUCE_LESS: Final = (
+    "Where it has sync_dist=True, each call waits for all ranks: leave that out, or log with on_step=False, "
+    "on_epoch=True, which adds up on each rank and reduces once an epoch."
+)
+_WAITS_PCT: Final = 25.0  # of the time without a core, as in a collective
+
+
+def _self_log(run: LedgerCosts, part: str) -> Explanation:
+    line = next(iter(lines_in(run.evidence, part)), None)
+    if line is None or run.evidence.ranks.world_size == 1:
+        return _takes("self.log", "values", _LOG_LESS)(run, part)
+    reduces = "sync_dist=True" in line.call or (line.waiting_pct or 0.0) >= _WAITS_PCT
+    reduces = reduces and "on_step=False" not in line.call and "sync_dist=False" not in line.call
+    return _takes("self.log", "values", _REDUCE_LESS if reduces else _LOG_LESS)(run, part)
+
+
 _HOOK: Final = "Do less in it or do it less often."
+_LOADER_HOOK: Final = (
+    "Lightning calls it again every n epochs (reload_dataloaders_every_n_epochs): leave that out if the data stays the "
+    "same, or build the dataset once, in setup()."
+)
 _HOOK_ON_GPU: Final = (
     "On a GPU, reading a value (.item(), .cpu(), printing a tensor) waits for all queued work; collect values and read "
     "them every few steps."
@@ -225,17 +250,11 @@ LEDGER_RULES: Final[dict[str, tuple[str, Explain]]] = {
             "Make the scheduler's step() cheaper, or call it less often (interval, frequency in configure_optimizers).",
         ),
     ),
+    "module/train_dataloader": ("slow-hook", _takes("the module's train_dataloader", "calls", _LOADER_HOOK)),
+    "datamodule/train_dataloader": ("slow-hook", _takes("the data module's train_dataloader", "calls", _LOADER_HOOK)),
     "module": ("slow-hook", _takes("the module's {}", "calls", _HOOK, _HOOK_ON_GPU)),
     "datamodule": ("slow-hook", _takes("the data module's {}", "calls", _HOOK, _HOOK_ON_GPU)),
-    SELF_LOG: (
-        "slow-logger",
-        _takes(
-            "self.log",
-            "values",
-            "Log fewer values, or every few steps: each call costs some 0.1 ms, whether or not the logger gets it. "
-            "Collect values in a tensor and log them with on_step=False, on_epoch=True at the end of an epoch.",
-        ),
-    ),
+    SELF_LOG: ("slow-logger", _self_log),
     EPOCH_METRICS: (
         "slow-logger",
         _takes(

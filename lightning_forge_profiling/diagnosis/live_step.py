@@ -22,6 +22,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     RuleContext,
     RunTimes,
     as_finding,
+    expected,
     of_step,
     replayed_saving,
     saving,
@@ -42,6 +43,8 @@ _CPU_WORK: Final = {rule.code: rule.cpu for rule in RULES if rule.cpu is not Non
 
 _LACKS: Final = "the window lacks what happens only in some steps"
 _QUEUED_PCT: Final = 50.0
+_AFTER_READS: Final = ("sync", "copy", "python", "launch")  # the causes of idle time that a read may be the reason of
+_IS_AHEAD: Final = "host_is_ahead"
 _ROUNDING: Final = 1 + 1e-6
 
 
@@ -151,6 +154,7 @@ def gpu_findings(
     recorded: Sequence[Finding], live: Mapping[str, Finding], steps: RecordedSteps
 ) -> tuple[list[Finding], list[str]]:
     """The trace's causes at their share of the live step, with those that only the run shows; where the two differ."""
+    recorded = _after_reads(recorded, steps)
     differences, traced = steps.difference, list(recorded)
     if differences or steps.live.late_ms:  # a late host's own GPU is idle too, which is no second cause
         converted = [_of_live_step(finding, steps) for finding in recorded]
@@ -177,6 +181,24 @@ def gpu_findings(
         findings += measured
         differences += difference
     return findings, differences + _contradictions(findings, live, steps)
+
+
+def _after_reads(findings: Sequence[Finding], steps: RecordedSteps) -> list[Finding]:
+    """The findings with all of the waits for the host that a read within the step is the reason of as its own.
+
+    A host that is ahead at the batch ends would be so within the step. There it waits for a value, and the GPU then for
+    all that the host does until it is ahead again, which recording makes longer.
+    """
+    read = next((finding for finding in findings if finding.code == "sync-bound"), None)
+    alone = steps.run.ranks.world_size == 1
+    if read is None or not (alone and steps.slowed and steps.live.times.host_is_ahead):
+        return list(findings)
+    waits_ms = sum(steps.rank.idle[cause].ms_per_step for cause in _AFTER_READS)
+    recorded_ms = steps.rank.step_ms.mean
+    evidence = {**read.evidence, _IS_AHEAD: "at batch ends"}
+    saves = expected(waits_ms, recorded_ms, read.code)
+    read = replace(read, share_pct=100 * waits_ms / recorded_ms, saves=saves, evidence=evidence)
+    return [read, *(finding for finding in findings if finding.code not in {"sync-bound", "launch-bound"})]
 
 
 def _live_work(known: set[str], steps: RecordedSteps) -> list[Finding]:
@@ -214,6 +236,8 @@ def _of_live_step(finding: Finding, steps: RecordedSteps) -> Finding:
         title = f"{finding.title}; of a live step it is {min(share, 100.0):.0f} %{steps.averaged}"
     limited = finding.saves is not None and finding.saves.at_most  # by what the other ranks save
     saves = finding.saves and saving(saves_ms, live_ms, at_most=finding.saves.at_most, cost_ms=share * live_ms / 100)
+    if _IS_AHEAD in finding.evidence:
+        limited, saves = True, expected(share * live_ms / 100, live_ms, finding.code)
     return replace(
         finding,
         share_pct=min(share, 100.0),

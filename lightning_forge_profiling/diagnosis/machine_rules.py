@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
+from lightning_forge_profiling.diagnosis.ledger_costs import in_steps_pct
 from lightning_forge_profiling.diagnosis.rule import (
     MIN_SHARE_PCT,
     Evidence,
@@ -18,6 +19,7 @@ from lightning_forge_profiling.diagnosis.rule import (
     of_step,
     saving,
 )
+from lightning_forge_profiling.diagnosis.verdict import WORK, is_removable
 from lightning_forge_profiling.schema import (
     GIB,
     KIB,
@@ -109,7 +111,7 @@ def prioritize_distorting_settings(analysis: Analysis, run: RunEvidence) -> Anal
 
 def prioritize_machine_findings(analysis: Analysis, run: RunEvidence) -> Analysis:
     """The analysis with what the machine does to the run as its verdict, if it costs enough."""
-    # it leaves the verdict to a cause that would cost more without all of that time, or be one if that is under 10 %.
+    # it leaves the verdict to a cause that costs more by itself, or is one at all if the machine takes under 10 %.
     machine = machine_findings(run)
     if any(finding.code in _OF_WORKERS for finding in analysis.findings) and _workers_take_the_cores(run):
         machine = tuple(finding for finding in machine if finding.code != STARVED)
@@ -120,8 +122,9 @@ def prioritize_machine_findings(analysis: Analysis, run: RunEvidence) -> Analysi
     note = _joined(analysis.findings_note, unreliable.rstrip("."))
     largest = others[0] if others and others[0].code == analysis.verdict else None
     pct = sum(finding.share_pct for finding in machine)
-    least_pct = MIN_SHARE_PCT if pct < _DECIDES_PCT else pct
-    if largest is not None and _least_pct(largest) - pct > least_pct:
+    in_steps = in_steps_pct(run) / 100
+    least_pct = in_steps * (MIN_SHARE_PCT if pct < _DECIDES_PCT else pct)
+    if largest is not None and _by_itself_pct(largest, pct, in_steps) > least_pct:
         note = _joined(analysis.findings_note, f"Shares include waits for the machine ({pct:.0f} % of the step)")
         return replace(analysis, findings=(largest, *machine, *others[1:]), findings_note=note)
     return replace(
@@ -141,11 +144,21 @@ def _workers_take_the_cores(run: RunEvidence) -> bool:
     return cpu.workers > max(OTHERS, _others(cpu)) and cpu.stolen_pct <= _MOSTLY * (cpu.waits_pct or 0.0)
 
 
-def _least_pct(finding: Finding) -> float:
-    """What a finding takes at the least. Parts of the fit and restarts are measured each time, and need no interval."""
-    if finding.of == "run" or finding.code == "worker-restarts":  # the machine takes no larger share than of the steps
-        return finding.share_pct
-    return finding.low_pct or 0.0
+def _by_itself_pct(finding: Finding, machine_pct: float, in_steps: float) -> float:
+    """What a finding takes of the fit at the least, without the waits for the machine in it.
+
+    They come whenever the thread runs, and so in proportion. But all of them may be in the wait for a worker, whose own
+    waits for a core are not this thread's. The work itself cannot be taken away, so the machine comes before it.
+    """
+    if finding.code in WORK and not is_removable(finding) and machine_pct >= _DECIDES_PCT:
+        return 0.0
+    # of the fit, restarts and what a trace has are measured each time; else no interval is too few steps for one
+    is_measured = finding.of == "run" or finding.source == "trace" or finding.code == "worker-restarts"
+    at_least_pct = (finding.share_pct if is_measured else 0.0) if finding.low_pct is None else finding.low_pct
+    of_fit_pct = at_least_pct if finding.of == "run" else in_steps * at_least_pct
+    if finding.code in _OF_WORKERS:
+        return of_fit_pct - in_steps * machine_pct
+    return of_fit_pct * (1 - machine_pct / 100)
 
 
 def _joined(*sentences: str) -> str:

@@ -84,7 +84,7 @@ def _explain_cpu_update(context: RuleContext) -> Explanation:
     how = {"loop": " in a loop over the parameters", "foreach": " with foreach", "fused": ", already fused", "": ""}
     fix = ""
     if cpu.update == "fused":
-        advice = f"Update less often ({often})."
+        advice = f"{_LESS_OFTEN} ({often})."
     else:
         advice, fix = _unfused_cpu_advice(cpu.optimizer, cpu.intra_op_threads, context.run, often)
     return Explanation(
@@ -95,6 +95,7 @@ def _explain_cpu_update(context: RuleContext) -> Explanation:
             "operator_calls_per_step": cpu.update_calls_per_step,
             "optimizer_class": cpu.optimizer,
             "update": cpu.update,
+            **_faster(context.run, fused=cpu.update == "fused"),
         },
         advice,
         fix,
@@ -111,9 +112,29 @@ _FOREACH: Final = frozenset(
     {"ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
 )
 
-# with several threads each tensor is an OpenMP region, for which all threads need a core at the same time: only where
-# cores are free, and half of the tensors have at least so many elements, which the loop divides among the threads too
+
+# with several threads each tensor is an OpenMP region, for which all threads need a core at the same time: that was
+# measured with two; with more it takes tensors of so many elements, which the loop divides among the threads, too
+_MEASURED_THREADS: Final = 2
 _LARGE: Final = 65_536
+
+
+_LBFGS: Final = "LBFGS"
+_LESS_OFTEN: Final = "Update less often"
+FASTER: Final = "faster_update"
+NONE_KNOWN: Final = "none known"
+
+
+# fused=True made SGD's update of 44 tensors 0.46 to 0.69 as long, that of 4 tensors 0.99 to 1.06 (one thread, torch
+# 2.13, 2026-11-29)
+_FEW_TENSORS: Final = 40
+
+
+def _faster(run: RunEvidence | None, *, fused: bool) -> dict[str, str]:
+    """Evidence that no faster update is known, so that it is a part of the work."""
+    optimizer = None if run is None else run.settings.optimizer
+    few = optimizer is not None and optimizer.tensors < _FEW_TENSORS and optimizer.kind not in {*_FUSED_ON_CPU, _LBFGS}
+    return {FASTER: NONE_KNOWN} if fused or few else {}
 
 
 def _is_manual(run: RunEvidence | None) -> bool:
@@ -128,14 +149,26 @@ def _fused(kind: str) -> str:
 def _unfused_cpu_advice(kind: str, threads: int | None, run: RunEvidence | None, often: str) -> tuple[str, str]:
     """What to do about an update on the CPU that is not fused, and code; `often` says how to update less often."""
     optimizer, use = (None, None) if run is None else (run.settings.optimizer, run.machine.cpu)
-    large = optimizer is not None and optimizer.median_elements >= _LARGE and use is not None and use.contended is False
-    if kind in _FUSED_ON_CPU and (threads == 1 or large):
+    large = optimizer is not None and optimizer.median_elements >= _LARGE
+    few_threads = threads is not None and threads <= _MEASURED_THREADS
+    gains = threads == 1 or (use is not None and use.contended is False and (few_threads or large))
+    if kind in _FUSED_ON_CPU and gains:
         return f"Use {kind}(fused=True), or update less often ({often}).", _fused(kind)
+    if kind == _LBFGS:
+        return (
+            "It computes forward and backward up to max_iter times an update (20 by default): lower max_iter, or take "
+            "another optimizer."
+        ), "LBFGS(..., max_iter=4)"
     if kind and kind not in _FOREACH:
-        return f"Update less often ({often}).", ""
+        return f"{_LESS_OFTEN} ({often}).", ""
+    if kind in _FUSED_ON_CPU:
+        return (
+            f"Measure {kind}(fused=True): {MEASURE}. With several threads it can be slower on a busy machine. Or "
+            f"update less often ({often})."
+        ), ""
     faster = f"{kind or 'the optimizer'} with fused=True or foreach=True, if it has them"
     return (
-        f"Update less often ({often}). Measure {faster}: {MEASURE}. With several threads both can be slower, on a busy "
+        f"{_LESS_OFTEN} ({often}). Measure {faster}: {MEASURE}. With several threads both can be slower, on a busy "
         "machine many times."
     ), ""
 
@@ -150,11 +183,17 @@ def slow_update_ms(run: RunTimes) -> float:
 
 
 def _explain_run_update(run: RunTimes) -> Explanation:
-    optimizer = run.region("optimizer")
+    optimizer, (advice, fix) = run.region("optimizer"), _run_advice(run)
+    settings = run.evidence.settings.optimizer
     return Explanation(
         f"the optimizer's update, with clipping and zero_grad, takes {run.of_step(slow_update_ms(run))}",
-        {"optimizer_ms_per_step": optimizer.device_ms, "optimizer_host_ms_per_step": optimizer.host_ms},
-        *_run_advice(run),
+        {
+            "optimizer_ms_per_step": optimizer.device_ms,
+            "optimizer_host_ms_per_step": optimizer.host_ms,
+            **_faster(run.evidence, fused=settings is not None and settings.fused),
+        },
+        advice,
+        fix,
     )
 
 
@@ -164,7 +203,7 @@ def _run_advice(run: RunTimes) -> tuple[str, str]:
     if _is_manual(run.evidence):
         often = "a larger batch, or step() after several backward passes"
     if optimizer is not None and optimizer.fused:
-        return f"It is fused already: update less often ({often}).", ""
+        return f"{_LESS_OFTEN} ({often}): it is fused already.", ""
     kind = "" if optimizer is None else optimizer.kind
     if run.evidence.timing.on_device:
         return (

@@ -51,12 +51,18 @@ REGION_OF: Final = MappingProxyType(
 # the GPU waits for the host when it had caught up at most batch ends. On an H200 this was 92 to 100 % wherever Python,
 # synchronizations or cudaMalloc set the pace, and 0 % in every run whose GPU did; what lies between is seldom met.
 _MOSTLY_PCT: Final = 50.0
+# and it does when it had caught up at few; between the two, neither is claimed for a whole step
+_RARELY_PCT: Final = 20.0
 
 # how to measure a setting where there is no evidence that it gains
 MEASURE: Final = "forge-profiling run --no-window train.py with each, then forge-profiling compare A B"
 
 # what to do about a training thread that uses no core
 WAITS: Final = "Look there for what waits: a lock, a file, a request to a server, a subprocess, sleep()."
+
+# fuses kernels and replays them as CUDA graphs, which is what is predicted (`analysis/fixes.py`, `compiled`). Six
+# models took 1.4 to 3.5 times as long per step without the mode (H200, torch 2.11, 2026-11-28; docs/measured.md)
+COMPILE: Final = 'torch.compile(model, mode="reduce-overhead")'
 
 # a fix of two findings: the workers stay from epoch to epoch
 PERSISTENT: Final = "DataLoader(..., persistent_workers=True)"
@@ -156,8 +162,10 @@ _BEYOND: Final = 1.2  # from this multiple of the cause's cost on, a saving need
 _BOUND: Final = ", if all of it goes"
 
 
-def saving(ms: float | None, step_ms: float, *, at_most: bool, cost_ms: float | None = None) -> Saving | None:
-    """A predicted saving of so much of each step."""
+def saving(
+    ms: float | None, step_ms: float, *, at_most: bool, cost_ms: float | None = None, left: str = ""
+) -> Saving | None:
+    """A predicted saving of so much of each step; `left` is what of it stays, in words."""
     if ms is None or ms <= 0 or step_ms <= 0:
         return None
     ms = min(ms, step_ms)
@@ -166,7 +174,7 @@ def saving(ms: float | None, step_ms: float, *, at_most: bool, cost_ms: float | 
     if cost_ms is not None and ms > _BEYOND * cost_ms:
         text += ", other waits for the host included: without this delay, the host runs ahead of the GPU"
     elif at_most:
-        text += _BOUND
+        text += f", less {left}" if left else _BOUND
     return Saving(ms_per_step=ms, pct=pct, at_most=at_most, text=f"{text}.")
 
 
@@ -194,6 +202,8 @@ def measured_pct(pct: float, code: str) -> tuple[float, float]:
 def replayed_saving(replay: Replay | None, code: str, live_ms: float | None = None) -> Saving | None:
     """The saving by the recorded steps, played again with a finding's fix; None where there is no such prediction.
 
+    It may be 0, where the host would set the pace with the fix as without.
+
     Args:
         replay: of the rank.
         code: of the finding.
@@ -204,17 +214,35 @@ def replayed_saving(replay: Replay | None, code: str, live_ms: float | None = No
         return None
     step_ms = replay.step_ms[0] if live_ms is None else min(live_ms, replay.step_ms[0])
     left_ms = [min(each, step_ms) for each in _left(replay.step_ms, after, step_ms)]
-    pct = 100 * (1 - fmean(left_ms) / step_ms)
+    ms = step_ms - fmean(left_ms)
+    if not ms:
+        return Saving(ms_per_step=0.0, pct=0.0, at_most=False, text=_NOTHING)
     low_pct, high_pct = (
         100 * (1 - each * (1 + sign * replay.uncertain_pct / 100) / step_ms)
         for each, sign in ((max(left_ms), 1), (min(left_ms), -1))
     )
+    return expected(ms, step_ms, code, (low_pct, high_pct))
+
+
+_NOTHING: Final = "That saves nothing by itself: the host would set the pace."
+
+
+def expected(ms: float, step_ms: float, code: str, between_pct: tuple[float, float] | None = None) -> Saving:
+    """A saving of so much of each step with its interval, by what changes that were made saved.
+
+    Args:
+        ms: milliseconds of a step.
+        step_ms: the step.
+        code: of the finding.
+        between_pct: an interval of its own, which the other one widens.
+    """
+    pct = min(100 * ms / step_ms, 100.0)
+    low_pct, high_pct = between_pct or (pct, pct)
     measured = measured_pct(pct, code)
     low_pct, high_pct = max(min(low_pct, measured[0]), 0.0), min(max(high_pct, measured[1]), 100.0)
-    ms = step_ms - fmean(left_ms)
     interval = f", {low_pct:.0f} to {high_pct:.0f} %" if f"{low_pct:.0f}" != f"{high_pct:.0f}" else ""
     text = f"That saves about {in_ms(ms)} a step ({pct:.0f} %{interval})."
-    return Saving(ms_per_step=ms, pct=pct, at_most=False, text=text, low_pct=low_pct, high_pct=high_pct) if ms else None
+    return Saving(ms_per_step=ms, pct=pct, at_most=False, text=text, low_pct=low_pct, high_pct=high_pct)
 
 
 def _left(step_ms: Sequence[float], after_ms: Sequence[float], live_ms: float) -> list[float]:
@@ -232,11 +260,15 @@ def _left(step_ms: Sequence[float], after_ms: Sequence[float], live_ms: float) -
     return [after_ms[0] if live_ms >= step_ms[0] else after_ms[-1]]  # also the fastest host takes longer
 
 
-def saving_of_fit(seconds: float, whole_s: float, steps: int, *, at_most: bool, whole: str = "fit") -> Saving:
-    """A predicted saving of the fit's wall time, or of the run's, which begins before it."""
+def saving_of_fit(
+    seconds: float, whole_s: float, steps: int, *, at_most: bool, whole: str = "fit", left: str = ""
+) -> Saving:
+    """A predicted saving of the fit's wall time, or of the run's, which begins before it; `left` is what stays."""
     pct, bound = 100 * seconds / whole_s, "at most" if at_most else "about"
-    goes = _BOUND if at_most else ""
-    text = f"That saves {bound} {in_s(seconds)} of the {whole}'s {in_s(whole_s)} ({pct:.0f} %){goes}."
+    less = f", less {left}" if left else _BOUND
+    text = (
+        f"That saves {bound} {in_s(seconds)} of the {whole}'s {in_s(whole_s)} ({pct:.0f} %){less if at_most else ''}."
+    )
     return Saving(ms_per_step=1e3 * seconds / steps, pct=pct, at_most=at_most, text=text)
 
 
@@ -366,6 +398,12 @@ class RunTimes:
     def of_step(self, ms: float) -> str:
         """A time beside the mean step's."""
         return of_step(ms, self.step_ms)
+
+    @property
+    def host_is_ahead(self) -> bool:
+        """Whether the host has queued work ahead at nearly every batch end, so that the GPU sets the pace there."""
+        starved_pct = self.evidence.timing.gpu_starved_pct
+        return self.evidence.timing.on_device and starved_pct is not None and starved_pct <= _RARELY_PCT
 
     @property
     def host_sets_the_pace(self) -> bool:

@@ -236,17 +236,19 @@ def _named(advice: str) -> str:
 
 
 def _of_step(runs: _Runs) -> Explanation:
-    """By the line that most of `validation_step` is in, unless that calls the model: its work has to be done."""
+    """By the line that most of validation is in, unless that calls the model: its work has to be done."""
     line = next((line for line in lines_in(runs.costs.evidence, VALIDATION_STEP) if line.file), None)
-    if line is None or line.pct < _MOSTLY_PCT or line.callee.startswith(_MODEL):
+    line_s = 0.0 if line is None else runs.s(VALIDATION_STEP) * line.pct / 100
+    if line is None or 100 * line_s < _MOSTLY_PCT * sum(runs.inside_s.values()) or line.callee.startswith(_MODEL):
         return _explanation(runs, VALIDATION_STEP, "in validation_step", _LESS, saves_s=None)
     return _explanation(
         runs,
         VALIDATION_STEP,
         "in validation_step",
         "Take that line out of validation_step, which is called for each batch: collect what it needs and do it once "
-        f"in on_validation_epoch_end, or for a few batches. Else v{_LESS[1:]}",
-        saves_s=runs.s(VALIDATION_STEP) * line.pct / 100,
+        "in on_validation_epoch_end, or for a few batches; make cheaper what it does for each sample. Else "
+        f"v{_LESS[1:]}",
+        saves_s=line_s,
     )
 
 

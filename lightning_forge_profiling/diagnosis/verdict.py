@@ -1,5 +1,6 @@
 """The order of findings, their place in the user's code, and the verdict: the first of them that is certain."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from types import MappingProxyType
@@ -8,8 +9,9 @@ from typing import Final
 from msgspec.structs import replace
 
 from lightning_forge_profiling.diagnosis.calls import SLOW_CALL
-from lightning_forge_profiling.diagnosis.catalogue import place_of
-from lightning_forge_profiling.diagnosis.ledger_costs import in_steps_pct, lines_in
+from lightning_forge_profiling.diagnosis.catalogue import place_of, reads
+from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts, in_steps_pct, lines_in
+from lightning_forge_profiling.diagnosis.optimizer import FASTER, NONE_KNOWN
 from lightning_forge_profiling.diagnosis.rule import (
     COMPUTE,
     MIN_SHARE_PCT,
@@ -19,13 +21,14 @@ from lightning_forge_profiling.diagnosis.rule import (
     RunTimes,
     in_ms,
 )
-from lightning_forge_profiling.names import REGIONS, VALIDATION_DATA
+from lightning_forge_profiling.names import REGIONS, VALIDATION_DATA, hook_region
 from lightning_forge_profiling.schema import (
     NO_VERDICT,
     NOTHING_STANDS_OUT,
     VALIDATION_WORKER_LINES,
     WORKER_LINES,
     Finding,
+    ModuleTime,
     RankSummary,
     RunEvidence,
     SampledLine,
@@ -67,10 +70,15 @@ def in_order(findings: Iterable[Finding], run: RunEvidence | None = None, *, gpu
     return tuple(sorted(findings, key=key))
 
 
+def is_removable(finding: Finding) -> bool:
+    """Whether work is no other than a call that the user can remove: the time of Python in one function of his."""
+    return finding.code == "python-bound" and "where" in finding.evidence
+
+
 def _comes_first(finding: Finding, *, gpu: bool) -> bool:
     """Whether a finding is of a cause that can be removed, and large enough to come before the work itself."""
-    if finding.code in WORK:  # but time in one function of the user's is a call that he can remove
-        return finding.code == "python-bound" and "where" in finding.evidence
+    if finding.code in WORK or finding.evidence.get(FASTER) == NONE_KNOWN:
+        return is_removable(finding)
     is_measured = finding.of == "run" or finding.code == SLOW_CALL or (gpu and finding.source == "trace")
     may_save_pct = max(finding.saves.pct, finding.saves.high_pct or 0.0) if finding.saves else finding.share_pct
     least_pct = MIN_SHARE_PCT if is_measured else _REGION_FROM_PCT
@@ -175,6 +183,10 @@ _SAMPLER: Final = (
     "order of an epoch at once."
 )
 
+_OPERATORS: Final = ("torch.", "lightning.", "pytorch_lightning.")
+_AT_MOST: Final = 1.25
+_INNER: Final = re.compile(r"\.<locals>\.<\w+>")  # a comprehension is part of its function
+_THAT_FUNCTION: Final = "Make that function cheaper, or call it once, ahead of time, or in the loader's workers."
 _THAT_LINE: Final = "Make that line cheaper, or do what it does once, ahead of time."
 
 _REGIONS: Final[dict[str, tuple[str, ...]]] = {
@@ -192,9 +204,45 @@ _HELD_UP: Final = ("launch-bound", "slow-optimizer")
 
 def with_lines(findings: Iterable[Finding], run: RunEvidence) -> list[Finding]:
     """The findings with the line that most of their time is in, if there is one and none is named yet."""
+    read = _longest_read(run)
     return [
-        finding if finding.evidence.keys() & {"where", "line"} else _with_line(finding, run) for finding in findings
+        finding
+        if finding.evidence.keys() & {"where", "line"}
+        else _at_line(finding, f"one such call is {place_of(read)}", _name(read), read.pct)
+        if read is not None and finding.code == "sync-bound"
+        else _in_python(finding, run)
+        if finding.code == "python-bound"
+        else _with_line(finding, run)
+        for finding in findings
     ]
+
+
+def _in_python(finding: Finding, run: RunEvidence) -> Finding:
+    """Python between operators, with the function of the user's that most of it is in, as far as that calls no module.
+
+    A line that calls Python code of torch or Lightning is left out: what it takes is operators, and Python that is not
+    the user's.
+    """
+    step_ms = run.timing.step_ms.mean
+    took_ms, spent_ms = finding.share_pct * step_ms / 100, defaultdict[tuple[str, str], float](float)
+    lines: dict[tuple[str, str], SampledLine] = {}
+    for name in _REGIONS["python-bound"]:
+        part_ms = RunTimes.of(run).region(name).host_ms
+        for line in lines_in(run, name):
+            if line.file and not line.callee.startswith(_OPERATORS):
+                where = line.file, _INNER.split(line.function)[0]
+                spent_ms[where] += part_ms * line.pct / 100
+                lines.setdefault(where, line)
+    where = max(spent_ms, key=spent_ms.__getitem__, default=("", ""))
+    pct = min(100 * spent_ms[where] / took_ms, 100.0) if took_ms > 0 else 0.0
+    # lines that take more than all Python does are operators, too, as of `x @ w`, which calls no function
+    if pct < LEAST_PCT or sum(spent_ms.values()) > _AT_MOST * took_ms:
+        return finding
+    if pct > _MOST_PCT:
+        finding = replace(finding, advice=_THAT_FUNCTION)
+    line = lines[where]
+    words = f"{in_ms(pct * took_ms / 100)} of it in {where[1]} at {line.file}:{line.line}"
+    return _at_line(finding, words, _name(line), pct)
 
 
 def _with_line(finding: Finding, run: RunEvidence) -> Finding:
@@ -234,6 +282,15 @@ def _with_line(finding: Finding, run: RunEvidence) -> Finding:
     if waits_for_host:
         finding = replace(finding, advice=WAITS if waits else _THAT_LINE)
     return _at_line(finding, f"{share} in {places[where]}{waits}", where, pct)
+
+
+def _longest_read(run: RunEvidence) -> SampledLine | None:
+    """The line of a step that takes longest of those which wait for a value of the GPU."""
+    regions, costs = run.timing.regions, LedgerCosts(run)
+    ms = {part: regions[part].host_ms if part in regions else costs.per_step_ms(part) for part in run.lines}
+    in_steps = [(ms[part], lines) for part, lines in run.lines.items() if part in regions or hook_region(part)]
+    waits = [(part_ms * line.pct, line) for part_ms, lines in in_steps for line in lines if line.file and reads(line)]
+    return max(waits, key=lambda each: each[0], default=(0.0, None))[1]
 
 
 def _with_advice_on(where: str, finding: Finding, run: RunEvidence) -> Finding:
@@ -282,8 +339,31 @@ def in_function(rank: RankSummary, code: str) -> SpentIn | None:
     return None if rank.python is None else rank.python.spent.get(_SPENT.get(code, ""))
 
 
+_MOST_OF_IT: Final = 2 / 3
+
+
+def longest_module(modules: Sequence[ModuleTime]) -> ModuleTime | None:
+    """The innermost module that takes two thirds of what the one around it takes; None without modules."""
+    within = [f"{each.name}." for each in modules]
+    of_pct = sum(each.pct for each in modules if not each.name.startswith(tuple(within)))
+    longest = None
+    for each in modules:  # each before those in it, the longest first
+        if each.pct >= _MOST_OF_IT * of_pct and (longest is None or each.name.startswith(f"{longest.name}.")):
+            longest, of_pct = each, each.pct
+    return longest
+
+
 def located(finding: Finding, rank: RankSummary) -> Finding:
-    """The finding with the user's function that holds most of its time, if stacks show it and samples do not."""
+    """The finding with the module, or the user's function, that holds most of its time where the trace shows it."""
+    if "module" in finding.evidence:
+        return finding
+    if finding.code == "compute-bound" and (module := longest_module(rank.modules)) is not None:
+        kind = f" ({module.kind})" if module.kind else ""
+        return replace(
+            finding,
+            title=f"{finding.title}; {module.pct:.0f} % of the recorded step goes to {module.name}{kind}",
+            evidence={**finding.evidence, "module": module.name, "module_pct": round(module.pct, 1)},
+        )
     held = in_function(rank, finding.code)
     if held is None or {"where", "line"} & finding.evidence.keys():
         return finding

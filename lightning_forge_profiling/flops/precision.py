@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from lightning_forge_profiling.torch_versions import float32_products
+
 _TF32_SINCE: Final = (8, 0)  # the first compute capability with TF32: Ampere
 
 _NAMES: Final = {
@@ -68,9 +70,6 @@ class Tf32Allowed(NamedTuple):
 
 def tf32_allowed() -> Tf32Allowed:
     """PyTorch's current settings."""
-    # readable whichever of PyTorch's two interfaces has set it; `allow_tf32` may raise
-    return Tf32Allowed(
-        products=bool(torch.backends.cuda.matmul.fp32_precision == "tf32"),
-        convolutions=bool(torch.backends.cudnn.conv.fp32_precision == "tf32"),  # type: ignore[attr-defined]
-        recurrent=bool(torch.backends.cudnn.rnn.fp32_precision == "tf32"),  # type: ignore[attr-defined]
-    )
+    cudnn = torch.backends.cudnn
+    parts = (torch.backends.cuda.matmul, *(getattr(cudnn, name, cudnn) for name in ("conv", "rnn")))
+    return Tf32Allowed(*(float32_products(each) == "tf32" for each in parts))

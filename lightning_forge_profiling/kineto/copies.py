@@ -16,7 +16,7 @@ import msgspec
 
 from lightning_forge_profiling.errors import TraceError
 from lightning_forge_profiling.kineto.chunks import COMPRESS_LEVEL, EXPORT_IT, TraceText
-from lightning_forge_profiling.names import FETCH_MARK, METADATA_KEY
+from lightning_forge_profiling.names import FETCH_MARK, METADATA_KEY, MODULE_MARK
 from lightning_forge_profiling.safe_files import whole_file
 
 _REMOVED: Final = "…"
@@ -332,7 +332,8 @@ _RENAMED = {
     # Not fwdbwd: with `forward_backward` events beside recorded modules, the plugin loses operators or fails to load.
 }
 _ARROWS = ("s", "t", "f")
-_DROPPED = "gpu_user_annotation"  # a ProfilerStep# among them would count as another step
+# A ProfilerStep# among these would count as another step. Calls of modules would be operators.
+_DROPPED = "gpu_user_annotation"
 
 # The plugin recognizes data loading only by the name of torch's DataLoader. The fetch that the callbacks mark covers
 # every other loader too. It may contain torch's range: the plugin counts overlapping ranges once.
@@ -376,7 +377,7 @@ def _plugin_trace(text: TraceText[tuple[_Event, msgspec.Raw]]) -> Iterator[bytes
     separator, of_any_kind = b"\n", False
     for about, event in chain(first, chain.from_iterable(pieces)):
         of_any_kind = of_any_kind or bool(about.cat and about.ph not in _ARROWS)
-        if about.cat == _DROPPED:
+        if about.cat == _DROPPED or str(about.name).startswith(MODULE_MARK):
             continue
         yield separator
         separator = b",\n"

@@ -28,7 +28,7 @@ from lightning_forge_profiling.kineto.trace import (
     Spans,
     Trace,
 )
-from lightning_forge_profiling.names import MARK_PREFIX, METADATA_KEY
+from lightning_forge_profiling.names import MARK_PREFIX, METADATA_KEY, MODULE_MARK
 from lightning_forge_profiling.plain_text import encodable
 from lightning_forge_profiling.schema import CollectiveCall, LoaderSettings
 
@@ -340,11 +340,9 @@ class TraceTables:
             order = np.lexsort((-table["end"], table["start"]))
             for column in table.values():
                 column[:] = column[order]  # in place, to need less memory
-        if "annotations" not in tables and "operators" in tables:
-            operators = tables["operators"]
-            marks = np.array([name.startswith(_ANNOTATIONS_2021) for name in names])[operators["name"]]
-            tables["annotations"] = {column: values[marks] for column, values in operators.items()}
-            tables["operators"] = {column: values[~marks] for column, values in operators.items()}
+        if "annotations" not in tables:
+            _move_operators(tables, "annotations", names, _ANNOTATIONS_2021)
+        _move_operators(tables, "modules", names, MODULE_MARK)
         return Trace(
             file=file,
             names=names,
@@ -356,6 +354,7 @@ class TraceTables:
             calls=_filled(Calls, tables.get("calls")),
             operators=_filled(Operators, tables.get("operators")),
             annotations=_filled(Spans, tables.get("annotations")),
+            modules=_filled(Spans, tables.get("modules")),
             frames=_filled(Spans, tables.get("frames")),
             allocations=_filled(Allocations, tables.get("allocations")),
         )
@@ -406,6 +405,19 @@ def _texts(pairs: Iterable[tuple[object, object]]) -> tuple[tuple[tuple[str, str
     distinct: _Index[tuple[str, str]] = _Index()
     rows = [distinct[str(first), str(second).removeprefix("stream ")] for first, second in pairs]
     return tuple(distinct), np.array(rows, np.int64)
+
+
+def _move_operators(
+    tables: dict[str, dict[str, Ints]], to: str, names: Sequence[str], begins: str | tuple[str, ...]
+) -> None:
+    """Let operators whose names begin so be a table of their own."""
+    operators = tables.get("operators")
+    if operators is None:
+        return
+    rows = np.array([name.startswith(begins) for name in names], bool)[operators["name"]]
+    if rows.any():
+        tables[to] = {column: values[rows] for column, values in operators.items()}
+        tables["operators"] = {column: values[~rows] for column, values in operators.items()}
 
 
 def _filled(table: type[_Events], columns: Mapping[str, Ints] | None) -> _Events:

@@ -135,6 +135,7 @@ class Trace:
     calls: Calls = field(default_factory=Calls)  # runtime and driver calls
     operators: Operators = field(default_factory=Operators)  # PyTorch operators
     annotations: Spans = field(default_factory=Spans)  # `record_function`: steps, regions, optimizers, data loaders
+    modules: Spans = field(default_factory=Spans)  # calls of modules of the model, as `profiler` marks them
     frames: Spans = field(default_factory=Spans)  # Python functions, if stacks were recorded
     allocations: Allocations = field(default_factory=Allocations)  # device allocations, if memory was recorded
     loader: LoaderSettings | None = None  # settings of the DataLoader; None if unknown
@@ -155,7 +156,7 @@ class Trace:
 
 
 _APART_NS: Final = 10**9
-_TABLES: Final = ("gpu", "calls", "operators", "annotations", "frames", "allocations")
+_TABLES: Final = ("gpu", "calls", "operators", "annotations", "modules", "frames", "allocations")
 _INDEX_OF: Final = {
     "name": "names", "thread": "threads", "lane": "lanes", "signature": "signatures", "collective": "collectives",
 }  # fmt: skip

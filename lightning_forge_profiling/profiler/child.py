@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from torch.profiler.profiler import _KinetoProfile
 
 from lightning_forge_profiling.names import REPORT_HTML, SUMMARY_JSON
+from lightning_forge_profiling.processes import kill_group
 from lightning_forge_profiling.profiler.config import ProfilingConfig, claim, plugin_path, trace_path, window_folder
 from lightning_forge_profiling.safe_files import discard_with_folders, name_for_kineto, open_regular
 from lightning_forge_profiling.schema import TraceReport
@@ -123,7 +124,7 @@ class FinishingChild:
         try:
             return self._problem(timeout_s, alone)
         except subprocess.TimeoutExpired:
-            os.killpg(self.pid, signal.SIGKILL)  # with the processes that read other ranks' traces for it
+            kill_group(self.pid)  # with the processes that read other ranks' traces for it
             self._process.communicate()
             return f"finishing the trace took longer than {timeout_s:.0f} s"
         except KeyboardInterrupt:

@@ -39,6 +39,7 @@ from lightning_forge_profiling.profiler.config import (
     required_local_folder,
     trace_path,
 )
+from lightning_forge_profiling.profiler.module_marks import ModuleMarks
 from lightning_forge_profiling.schema import TraceReport
 
 KINETO_LOG_LEVEL: Final = "KINETO_LOG_LEVEL"
@@ -145,7 +146,7 @@ class TraceSession:
         self._profiler: _KinetoProfile | None = None
         self._has_lock = self._begun = False
         self._annotation: record_function | None = None
-        self.marks = Marks()
+        self.marks, self.modules = Marks(), ModuleMarks()
         self._report = TraceReport()
         self.about: Mapping[str, object] = {}  # what else the trace says of itself, as JSON
         OWNED.add(self)
@@ -154,6 +155,7 @@ class TraceSession:
         """This is a forked process: the recording is none of its own."""
         if self.running and self.recording:
             self.marks.leave_operators_out()
+        self.modules.end()
         self._release()
         self._output.child, self._report = None, TraceReport("skipped")
 
@@ -339,6 +341,7 @@ class TraceSession:
             self.marks.leave_operators_out()
         else:
             self.marks.take_operators_in()
+            self.modules.begin()
         self._annotation = self.marks.begin(f"ProfilerStep#{step}")
         self._report = replace(self._report, steps=(*self._report.steps, step))
 
@@ -350,6 +353,7 @@ class TraceSession:
     def _end_window(self, *, alone: bool = False) -> None:
         began = perf_counter()
         self.marks.take_operators_in()
+        self.modules.end()
         profiler, config = self._profiler, self._config
         assert profiler is not None  # noqa: S101
         self._close_annotation()
@@ -383,6 +387,7 @@ class TraceSession:
 
     def _fail(self, exc: Exception) -> None:
         self.marks.take_operators_in()
+        self.modules.end()
         profiler, self._profiler = self._profiler, None
         if not isinstance(exc, TimeoutError):
             if profiler is not None and self._report.status == "recording":

@@ -134,9 +134,10 @@ class Neighbours:
         self._peers: dict[int, _Peer] = {}
         self._socket: socket.socket | None = None
         with suppress(OSError, AttributeError):  # only Linux has such sockets
+            credentials = socket.SO_PASSCRED
             self._socket = own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             own.settimeout(0.0)
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            own.setsockopt(socket.SOL_SOCKET, credentials, 1)
             own.bind(self._name(rank))
 
     def beat(self, own: Life) -> tuple[SilentRank, ...]:

@@ -162,6 +162,16 @@ def is_in_loop(code: CodeType, instruction: int) -> bool:
     return any(each.argval <= instruction <= each.offset for each in jumps)
 
 
+def line_at(code: CodeType, instruction: int) -> int:
+    """The line of an instruction; of the jump back in a loop that ends in a branch, which has none, the loop's."""
+    lines = [position[0] for position in code.co_positions()]
+    at = instruction // 2
+    if at < len(lines) and lines[at] is None:
+        jumps = (each.argval for each in dis.get_instructions(code) if each.offset == instruction)
+        at = next((target // 2 for target in jumps if isinstance(target, int)), at)
+    return next((line for line in reversed(lines[: at + 1]) if line is not None), 0)
+
+
 def call_at(code: CodeType, instruction: int) -> str:
     """The source of the expression that an instruction evaluates, as `self.auc.compute()`; "" if it is unknown."""
     positions = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)

@@ -322,7 +322,7 @@ _FETCHES: Final = {"_try_get_data", "_get_data", "_next_data"}
 
 
 def _boot_s() -> float:
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def _pid(worker: Any) -> int:

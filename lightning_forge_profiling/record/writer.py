@@ -18,13 +18,13 @@ import msgspec
 from lightning_forge_profiling.names import RECORD_FOLDER, record_name, segment_name
 from lightning_forge_profiling.plain_text import plain_logger
 from lightning_forge_profiling.record.files import decode_line, encode_line
-from lightning_forge_profiling.safe_files import make_own_folder, open_regular, read_regular
+from lightning_forge_profiling.safe_files import NEW_FILE, make_own_folder, open_regular, own_user, read_regular
 from lightning_forge_profiling.schema import Begin, Line, State
 
 SEGMENT_BYTES: Final = 1_000_000
 SEGMENTS: Final = 4
 
-_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW: Final = NEW_FILE | os.O_APPEND
 
 
 class Segments:
@@ -88,8 +88,8 @@ class Segments:
     def _rotate(self) -> None:
         rank = self._begin.rank
         self._path.with_name(segment_name(rank, self.begun - self._segments + 1)).unlink(missing_ok=True)
+        self._file.close()  # Windows renames no open file
         self._path.rename(self._path.with_name(segment_name(rank, self.begun)))
-        self._file.close()
         self._file = _new_file(self._path)
         self._start()
 
@@ -204,7 +204,7 @@ def command_line(argv: Sequence[str]) -> tuple[str, ...]:
 def git_commit(folder: Path) -> str:
     """The checked-out commit, read from git's files; "" outside a repository."""
     # as in git, a repository of another user than this one and root does not count.
-    owners = {os.geteuid(), 0}
+    owners = {own_user(), 0}
     with suppress(OSError):
         for parent in (folder, *folder.parents):
             if os.path.lexists(parent / ".git"):

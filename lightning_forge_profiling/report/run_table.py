@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
-from lightning_forge_profiling.diagnosis.machine_rules import UNRELIABLE
+from lightning_forge_profiling.diagnosis.machine_rules import DISTORTED, MACHINE, UNRELIABLE
 from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
 from lightning_forge_profiling.diagnosis.verdict import WORK, is_certain
 from lightning_forge_profiling.names import REPORT_HTML, STEPS
@@ -135,12 +135,20 @@ def saves(finding: Finding) -> Iterator[Line]:
 
 
 def then(analysis: Analysis) -> Iterator[Line]:
-    """What to make of the work itself, where a smaller cause is the verdict beside work of most of the step."""
-    first, work = of_verdict(analysis), next((one for one in analysis.findings if one.code in WORK), None)
-    if first is None or work is None or first.code in WORK | UNRELIABLE or not is_certain(work):
+    """What comes after the verdict: a larger cause below the machine's, or work of most of the step below any cause."""
+    first = of_verdict(analysis)
+    if first is None or first.code in WORK | {DISTORTED}:
         return
-    if work.share_pct > max(first.share_pct, _MOST_PCT):
-        yield Line("then", Text(f"{work.code}, {work.share_pct:.0f} % of {work.whole}: {work.fix or work.advice}"))
+    others = [one for one in analysis.findings if one.code not in UNRELIABLE and is_certain(one) and one.of != "memory"]
+    if first.code in MACHINE:
+        if others and others[0].code not in WORK and others[0].share_pct > first.share_pct:
+            yield Line("then", Text(f"{others[0].code}: {others[0].title}: {others[0].fix or others[0].advice}"))
+        return
+    work = next((one for one in others if one.code in WORK), None)
+    if work is not None and work.share_pct > max(first.share_pct, _MOST_PCT):
+        line, pct = work.evidence.get("line"), work.evidence.get("line_pct")
+        at = f", {pct:.0f} % of that at {str(line).partition(' ')[0]}" if line and pct else ""
+        yield Line("then", Text(f"{work.code}, {work.share_pct:.0f} % of {work.whole}{at}: {work.fix or work.advice}"))
 
 
 def to_try(finding: Finding) -> Iterator[Line]:
@@ -185,7 +193,7 @@ def _sampled(timing: RunTiming) -> str:
 
 
 def step_table(
-    timing: RunTiming, *, spread: bool = True, most: int | None = None, steady: bool = False
+    timing: RunTiming, *, spread: bool = True, most: int | None = None, named: str = "", steady: bool = False
 ) -> Table | None:
     """Where a step goes: each region's share of the mean step and its mean time, in every view of a run.
 
@@ -193,6 +201,7 @@ def step_table(
         timing: of the steps.
         spread: whether to show medians, percentiles and, where they say something, host times too.
         most: show at most so many regions, and no row for the step, which the title has.
+        named: a region that has a row in any case, since a finding names it; "" for none.
         steady: each region has a row, so that rows stay where they are from frame to frame.
     """
     step_ms = timing.step_ms.mean
@@ -217,7 +226,7 @@ def step_table(
     shown = built_in
     if not steady:
         pct = {name: 100 * ms[name] / step_ms for name in built_in}
-        shown = _worth_a_row(pct, [*host], None if most is None else most - len(users))
+        shown = _worth_a_row(pct, [*host], named, None if most is None else most - len(users))
     rest_ms = sum(ms[name] for name in built_in if name not in shown)
     rows = [of_region(name, name) for name in built_in if name in shown]
     together = {_REST: rest_ms, "unknown": timing.unknown_ms}
@@ -240,14 +249,15 @@ def of_step_ms(ms: float, step_ms: float) -> str:
     return f"{ms:,.{decimals}f}"
 
 
-def _worth_a_row(pct: Mapping[str, float], always: Sequence[str], most: int | None) -> list[str]:
+def _worth_a_row(pct: Mapping[str, float], host: Sequence[str], named: str, most: int | None) -> list[str]:
     """The regions that have a row of their own: not the small ones, if there are several, and at most so many."""
+    always = {*host, named}
     small = [name for name in pct if pct[name] < _SMALL_PCT and name not in always]
     several = len([name for name in small if pct[name] >= _SHOWN_PCT]) > 1
     shown = [name for name in pct if name in always or (pct[name] >= _SHOWN_PCT and not (several and name in small))]
     if most is None or len(shown) + several <= most:
         return shown
-    return sorted(shown, key=lambda name: -pct[name])[: most - 1]
+    return sorted(shown, key=lambda name: (name != named, -pct[name]))[: most - 1]
 
 
 def _host_ms(timing: RunTiming) -> dict[str, float]:

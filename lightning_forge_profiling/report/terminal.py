@@ -11,7 +11,7 @@ from typing import Final
 
 from lightning_forge_profiling.diagnosis.growth import GROWTH
 from lightning_forge_profiling.diagnosis.machine_rules import MACHINE, MEMORY, UNRELIABLE, growth_words
-from lightning_forge_profiling.diagnosis.rule import MIN_STEPS
+from lightning_forge_profiling.diagnosis.rule import MIN_STEPS, REGION_OF
 from lightning_forge_profiling.report import run_table, wording
 from lightning_forge_profiling.report.page import run_html
 from lightning_forge_profiling.report.run_wording import goodput_words, recompiled_lines
@@ -19,6 +19,7 @@ from lightning_forge_profiling.report.screen import NAMES_WIDTH, Line, Row, Scre
 from lightning_forge_profiling.report.trace_tables import (
     idle_table,
     kernels_table,
+    modules_table,
     operators_table,
     ranks_table,
     step_table,
@@ -47,7 +48,9 @@ def print_end(report: RunReport, files: Path | None, screen: Screen | None = Non
     screen.line()
     for line in titles:
         screen.line(Text(line, "bold"))
-    if table := run_table.step_table(timing, spread=False, most=max(_LINES - taken - 1, _FEWEST_ROWS)):
+    findings = () if report.analysis is None else report.analysis.findings
+    named = next((REGION_OF[each.code] for each in findings if each.code in REGION_OF), "")
+    if table := run_table.step_table(timing, spread=False, most=max(_LINES - taken - 1, _FEWEST_ROWS), named=named):
         screen.table(table)
     screen.lines(above)
     if below:
@@ -181,6 +184,7 @@ def in_notebook() -> bool:
 
 _SHOWN_KERNELS: Final = 8
 _SHOWN_FINDINGS: Final = 5
+_PRINTED_MODULE_PCT: Final = 5.0
 _NAME_LINES: Final = 2  # lines of a name: elementwise kernels differ late in theirs
 _BESIDE_KERNELS, _BESIDE_OPERATORS = 46, 56  # columns that the rest of the table takes
 _NARROWEST_NAME: Final = 20
@@ -225,6 +229,8 @@ def _printed_tables(analysis: Analysis, kernels: int, operators: int, width: int
         name_width = _name_room(width - _BESIDE_OPERATORS)
         table = operators_table(rank.operators[:operators], name_width, on_gpu=wording.used_gpu(rank))
         yield f"Operators{of_rank}: per step, times in milliseconds", table
+    if ranks and (table := modules_table(rank, least_pct=_PRINTED_MODULE_PCT)).rows:
+        yield f"Modules{of_rank}: each with those in it, ms per step; * stands for equal layers", table
 
 
 def _number_of(analysis: Analysis) -> str:

@@ -8,7 +8,15 @@ from lightning_forge_profiling.kernel_name import short, short_kernel_name
 from lightning_forge_profiling.report import wording
 from lightning_forge_profiling.report.labels import kernel_labels, operator_labels
 from lightning_forge_profiling.report.screen import Column, Row, Say, Table, table_of
-from lightning_forge_profiling.schema import CATEGORIES, IDLE_CAUSES, Analysis, Kernel, Operator, RankSummary, Share
+from lightning_forge_profiling.schema import (
+    CATEGORIES,
+    IDLE_CAUSES,
+    Analysis,
+    Kernel,
+    Operator,
+    RankSummary,
+    Share,
+)
 
 _SHOWN_PCT: Final = 0.05  # what is shorter shows as 0.0 %
 _LONGEST_NAME: Final = 120
@@ -29,6 +37,7 @@ def rank_tables(rank: RankSummary, most: int | None = None) -> dict[str, Table]:
         "idle": _idle_parts_table(rank),
         "python": _functions_table(rank),
         "operators": operators_table(rank.operators[:most], _LONGEST_NAME, on_gpu=on_gpu, shapes=True),
+        "modules": modules_table(rank),
         "regions": _regions_table(rank),
         "syncs": _syncs_table(rank),
         "copies": _copies_table(rank),
@@ -266,6 +275,25 @@ def operators_table(operators: Sequence[Operator], name_width: int, *, on_gpu: b
         },
         title="Operators",
         note="Per step, times in milliseconds.",
+        key="{.name}",
+    )
+
+
+def modules_table(rank: RankSummary, least_pct: float = 0.0) -> Table:
+    """The modules of the model with at least such a share of the step, those in another one below it."""
+    what = "GPU" if wording.used_gpu(rank) else "host"
+    return table_of(
+        [module for module in rank.modules if module.pct >= least_pct],
+        {
+            Column("module", "code"): "{.name}",
+            Column("class", "code"): "{.kind}",
+            _CALLS: lambda module: wording.calls(module.calls_per_step) if module.calls_per_step else "",
+            Column(f"forward, {what} ms", brief="forward"): "{.forward_ms_per_step:.3f}",
+            Column(f"backward, {what} ms", brief="backward"): "{.backward_ms_per_step:.3f}",
+            _OF_STEP: "{.pct:.1f} %",
+        },
+        title="Modules",
+        note="Each with those in it; * stands for equal layers. Backward by autograd's sequence numbers.",
         key="{.name}",
     )
 

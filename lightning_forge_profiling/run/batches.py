@@ -31,21 +31,22 @@ class BatchSize:
     def __init__(self, loaders: Sequence[Any]) -> None:
         self.loaders = loaders
         self._named: int | None = None  # the loader's batch size
-        self._reads: bool | None = None  # whether batches are read; None before the first
+        self.reads: bool | None = None  # whether batches are read; None before the first
         self._path: _Path = ()
 
     def __call__(self, batch: Any, *, one_a_step: bool) -> int:
         """The number of samples in a batch."""
         if not one_a_step:
             raise ValueError("training_step does not take exactly one batch a step from its dataloader_iter")
-        if self._reads is None:
-            self._reads = self._shown_by(batch)
+        if self.reads is None:
+            self.reads = self._shown_by(batch)
         named = self._named
-        if self._reads:
-            size = self._read(batch)
+        if self.reads:
+            size = self.at_path(batch)
+            size = self._read(batch) if size is None else size
             if size is not None and (named is None or size <= named):
                 return size
-            self._reads = False  # it was equal by chance, as the length of a sequence may be
+            self.reads = False  # it was equal by chance, as the length of a sequence may be
         if named is None:
             kind = type(self.loaders[0]).__name__
             raise ValueError(f"the loader ({kind}) has no batch_size, and the batch no tensor")
@@ -63,16 +64,22 @@ class BatchSize:
         data_set = length_of(getattr(loader, "sampler", None))  # may be smaller than a batch
         return self._read(first) == min(named, data_set or named)
 
-    def _read(self, batch: Any) -> int | None:
-        """The first dimension of the first tensor, sought where it was in the batch before; None without a tensor."""
+    def at_path(self, batch: Any) -> int | None:
+        """The first dimension of the tensor where the first one was in the batch before; None without one there."""
         try:
-            return _reach(batch, self._path).shape[0]  # type: ignore[no-any-return]
-        except (AttributeError, IndexError, KeyError, TypeError):
-            path = _path_to_tensor(batch)
+            for get in self._path:
+                batch = get(batch)
+            return batch.shape[0]  # type: ignore[no-any-return]
+        except Exception:  # whatever a batch of the user's raises
+            return None
+
+    def _read(self, batch: Any) -> int | None:
+        """The first dimension of the first tensor; None without one."""
+        path = _path_to_tensor(batch)
         if path is None:
             return None
         self._path = path
-        return _reach(batch, path).shape[0]  # type: ignore[no-any-return]
+        return self.at_path(batch)
 
 
 def length_of(sized: Any) -> int | None:
@@ -81,12 +88,6 @@ def length_of(sized: Any) -> int | None:
         return len(sized)
     except (TypeError, NotImplementedError):
         return None
-
-
-def _reach(part: Any, path: _Path) -> Any:
-    for get in path:
-        part = get(part)
-    return part
 
 
 def _path_to_tensor(part: Any, depth: int = _DEPTH) -> _Path | None:
@@ -137,6 +138,7 @@ class BatchCounter:
         self._tokens_fn = tokens_fn
         self._ledger, self._loop = ledger, loop
         self._problems: dict[str, tuple[str, int]] = {}
+        self._same = False  # whether the loaders are those of all batches of an epoch
 
     def samples(self, batch: Any, source: Callable[..., BatchSource], *of: Any) -> float | None:
         """Samples in a batch, whose loaders are `source(*of)`; None if unknown."""
@@ -145,6 +147,7 @@ class BatchCounter:
         if _SAMPLES in self._problems:
             return None
         known, counter = source(*of), self._batch_size
+        self._same = known.same
         if known.samples is not None or batch is UNSEEN or not known.loaders:
             return known.samples
         if counter is None or known.loaders != counter.loaders:
@@ -202,19 +205,6 @@ class BatchCounter:
 _LONGEST_CYCLE: Final = 64  # if the module accumulates gradients by itself, its first cycle ends within this many steps
 
 
-class AccumulationCycles:
-    """Follows gradient accumulation from batch to batch."""
-
-    def __init__(self, updates: int) -> None:
-        self._updates = updates
-
-    def after_batch(self, updates: int, step: int, *, each_changes: bool) -> tuple[bool, bool]:
-        """Whether a batch changed the weights, with one optimizer or more, and whether it was the last of its cycle."""
-        changed, self._updates = updates != self._updates, updates
-        # a module may step an optimizer that Lightning does not know of
-        return changed, changed or each_changes or (not updates and step >= _LONGEST_CYCLE)
-
-
 class WorkCounter(BatchCounter):
     """Counts the samples, tokens, FLOPs and weight updates of each training batch."""
 
@@ -231,21 +221,19 @@ class WorkCounter(BatchCounter):
     ) -> None:
         super().__init__(batch_size_fn, tokens_fn, ledger)
         self._automatic = automatic
-        self._cycles = AccumulationCycles(updates)
-        self._flops = _flops_function(flops_per_batch, module)
+        self._updates = updates
+        self._flops = flops = _flops_function(flops_per_batch, module)
+        # whether a function of the user's is called for each batch
+        self.calls_user = bool(batch_size_fn or tokens_fn or (flops is not None and flops.part))
         self._module = weakref.ref(module)
         self._batches = 0
         self._latest = StepWork()
+        self._quick = False  # whether a batch of as many samples that changes the weights is the work of the latest
 
     @property
     def counts_flops(self) -> bool:
         """Whether the FLOPs of a batch are given."""
         return self._flops is not None
-
-    @property
-    def calls_user(self) -> bool:
-        """Whether a function of the user's is called for each batch."""
-        return bool(self._batch_size_fn or self._tokens_fn or (self._flops is not None and self._flops.part))
 
     @property
     def flops_problem(self) -> str:
@@ -256,21 +244,37 @@ class WorkCounter(BatchCounter):
     def count(self, batch: Any, training: Training, step: int, *, updates: int) -> StepWork:
         """The work of one step, after which the weights have been updated so often in all."""
         if self._flops is None and not self._batches:  # the module may have learnt it since the callbacks' hooks came
-            self._flops = _flops_function(None, self._module())
+            self._flops = flops = _flops_function(None, self._module())
+            self.calls_user = self.calls_user or (flops is not None and bool(flops.part))
         self._batches += 1
-        flops = self._flops
-        each_changes = self._automatic and training.accumulated == 1
-        changed, ends_cycle = self._cycles.after_batch(updates, step, each_changes=each_changes)
+        flops, latest = self._flops, self._latest
+        changed, self._updates = updates != self._updates, updates  # with one optimizer or more
+        size = self._batch_size if self._quick and changed else None
+        if size is not None and size.at_path(batch) == latest.samples:
+            return latest
         work = (
             self.samples(batch, training.batch_source),
             None if self._tokens_fn is None else self.tokens(batch),
             int(changed),
             None if flops is None else self._count(flops.name, flops.function, batch, flops.part),
-            ends_cycle,
+            changed or self._ends_cycle(training, step),
         )
-        if work != self._latest:  # mostly it is that of the step before
-            self._latest = StepWork(*work)
-        return self._latest
+        if work != latest:  # mostly it is that of the step before
+            self._latest = latest = StepWork(*work)
+        of = self._batch_size
+        reads = of is not None and bool(of.reads) and latest.samples is not None
+        self._quick = reads and self._same and changed and flops is None and not self.calls_user
+        return latest
+
+    def ends_epoch(self) -> None:
+        """The next batch may be another loader's."""
+        self._quick = False
+
+    def _ends_cycle(self, training: Training, step: int) -> bool:
+        """Whether a batch without an update is the last of an accumulation cycle: each is, without accumulation."""
+        # a module may step an optimizer that Lightning does not know of
+        each_changes = self._automatic and training.accumulated == 1
+        return each_changes or (not self._updates and step >= _LONGEST_CYCLE)
 
 
 class _Flops(NamedTuple):

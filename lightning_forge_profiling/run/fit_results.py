@@ -185,7 +185,7 @@ class FitReporter:
         if not training.facts.is_zero:
             return
         # standard output belongs to the script, unless a Trainer of it has our callbacks, or a notebook shows it
-        shown = training.facts.in_trainer or in_notebook()
+        shown = training.facts.trainer == "lightning" or in_notebook()
         screen = None if shown and not added else Screen(sys.stderr, wrap=True)
         if settings.timing_only:
             (screen or Screen()).line(line, whole=True)

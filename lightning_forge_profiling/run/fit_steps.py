@@ -36,10 +36,8 @@ class StepMode(Enum):
     RECORDED = True, False
     RECORDED_IN_WARM_UP = True, True
 
-    @property
-    def recorded(self) -> bool:
-        """Whether the profiler disturbs it."""
-        return self in {StepMode.RECORDED, StepMode.RECORDED_IN_WARM_UP}
+    def __init__(self, recorded: bool, _: bool) -> None:
+        self.recorded = recorded  # whether the profiler disturbs it
 
 
 _MODES: Final = {mode.value: mode for mode in StepMode}
@@ -112,7 +110,7 @@ class FitSteps(Guarded):
         self.events = StepEvents(training, step_timer, log)
         self._ended_batch = -1
         self.mode = StepMode.WARM_UP
-        self._due_s = self._reads_s = 0.0
+        self._due_s = self._reads_s = self._quiet_ns = 0.0  # until when a plain step has nothing to do
 
     def note_failure(self, exc: Exception) -> None:
         """The fit is no longer profiled."""
@@ -147,19 +145,29 @@ class FitSteps(Guarded):
 
     def end_step(self, batch: Any) -> None:
         """End the step, move the window on, and log an entry when one is due."""
+        # a step of 2 ms evicts these lines from the caches, and each further call costs several times what it does in
+        # a loop
         now_ns, ended = perf_counter_ns(), self.progress.batches.total.ready
         if ended == self._ended_batch:
             return
         self._ended_batch = ended
         window = self._window
         recorded = records = window is not None and window.running
-        self._end_step(batch, now_ns, recorded=recorded)
+        plain = False
+        if not self.failed:
+            try:
+                plain = self._end_step(batch, now_ns, recorded=recorded)
+            except Exception as exc:
+                self.note_failure(exc)
         if window is not None:
             window.end_step()
             records = window.running
+        if plain and not records and now_ns < self._quiet_ns:
+            return
         # the first step after a window has what this rank waits for others, whose traces take longer to export
         after_window = recorded and not records and self.training.facts.world_size > 1
-        warms_up, memory, host = self.warming_up(), self.events.memory, self.events.host_memory
+        memory, host = self.events.memory, self.events.host_memory
+        warms_up = self.step_timer.step < self.step_timer.warmup_steps
         if now_ns >= host.due_ns and not warms_up:
             with self.step_timer.profiler_overhead():
                 host.end_step(self.step_timer.step - 1, now_ns)
@@ -168,24 +176,24 @@ class FitSteps(Guarded):
                 memory.end_step(self.step_timer.step - 1, now_ns)
         mode = _MODES[records or after_window, warms_up]
         if mode is not self.mode or now_ns / 1e9 >= self._due_s:
-            self._between_steps(mode, now_ns / 1e9)
+            self._between_steps(mode, now_ns / 1e9, batch)
+        due_ns = min(host.due_ns, inf if memory is None else memory.due_ns, 1e9 * self._due_s)
+        self._quiet_ns = due_ns if self.mode is StepMode.COUNTED else 0.0
 
-    @guarded
-    def _end_step(self, batch: Any, now_ns: int, *, recorded: bool) -> None:
+    def _end_step(self, batch: Any, now_ns: int, *, recorded: bool) -> bool:
+        """End the step in the timer; whether nothing but its end was timed."""
         step_timer, parts = self.step_timer, self.events.ledger_parts
         if parts is None:
-            return
-        work = self.counter.count(
-            batch,
-            self.training,
-            step_timer.step,
-            updates=self.progress.updates.completed,
-        )
+            return False
+        work = self.counter.count(batch, self.training, step_timer.step, updates=self.progress.updates.completed)
         seen, recorded = self.boundaries.saw_step(trained=batch is not None), recorded or self.mode.recorded
         began_ns = max(now_ns, step_timer.ledger.changed_ns) if self.counter.calls_user else now_ns
         ends_epoch = bool(self.progress.batches.is_last_batch)
         usual = seen and not (recorded or ends_epoch)
-        if not (usual and step_timer.end_plain_step(work, began_ns)):
+        plain = usual and step_timer.end_plain_step(work, began_ns)
+        if ends_epoch:
+            self.counter.ends_epoch()
+        if not plain:
             step_timer.end_step(
                 work,
                 recorded=recorded,
@@ -197,13 +205,14 @@ class FitSteps(Guarded):
             parts.end_compilation()
         if parts.compilations.pending:
             self.events.look_for_recompilations()
+        return plain
 
     @guarded
-    def _between_steps(self, mode: StepMode, now_s: float) -> None:
+    def _between_steps(self, mode: StepMode, now_s: float, batch: Any) -> None:
         """Do what comes seldom: a log entry, a line of the record, a reading of CPU times, steps of another mode."""
         reads = mode is not self.mode or now_s >= self._reads_s  # else an entry waits for the Trainer's interval
         if reads:
-            self._readings.look_up_switches(self.training, recording=self.recording)
+            self._readings.look_up_switches(self.training, batch, recording=self.recording)
             self.events.look_for_recompilations()  # PyTorch announces a compilation, but not that it gives one up
         if self._log is not None and now_s >= self._log.due_s:
             self._log.end_step()

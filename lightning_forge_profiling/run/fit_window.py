@@ -11,6 +11,7 @@ from time import perf_counter_ns
 from typing import Final, Literal
 
 from msgspec import structs
+from torch import nn
 from torch.profiler import supported_activities
 
 from lightning_forge_profiling.errors import ConfigurationError
@@ -28,6 +29,7 @@ from lightning_forge_profiling.profiler.config import (
     steady_window,
     writable_folder_problem,
 )
+from lightning_forge_profiling.profiler.module_marks import ModuleMarks
 from lightning_forge_profiling.profiler.session import TraceSession
 from lightning_forge_profiling.run import folders
 from lightning_forge_profiling.run.fit_settings import RecordingSettings
@@ -174,6 +176,8 @@ class FitWindow(Guarded):
         )
         loader = loader_settings(self._training)
         session.about = {} if loader is None else {"loader": structs.asdict(loader)}
+        if isinstance(self._training.module, nn.Module):
+            session.modules = ModuleMarks(self._training.module)
         self._windows.append(_Recorded(session, folder))
         self._advance(session, start=True)
 

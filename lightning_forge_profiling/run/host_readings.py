@@ -1,9 +1,13 @@
 """What is read of the host while a fit trains: CPU times, stacks of the training thread and of a worker, switches."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from msgspec.structs import replace
 
+from lightning_forge_profiling.run.batches import UNSEEN
 from lightning_forge_profiling.run.cpu_account import AUTOGRAD, CpuAccount
-from lightning_forge_profiling.run.run_settings import find_switches
+from lightning_forge_profiling.run.run_settings import find_switches, padding_pct
 from lightning_forge_profiling.run.stack_sampler import PlaceTimes, StackSampler, begin_sampling, end_sampling
 from lightning_forge_profiling.run.step_timer import StepTimer
 from lightning_forge_profiling.run.training import Training
@@ -22,6 +26,7 @@ class HostReadings:
         self._is_plain = False
         self.workers, self.validation_workers = WorkerStacks(), WorkerStacks(validation=True)
         self.switches: Switches | None = None
+        self._knows_padding = False
 
     def sample_stacks(self) -> None:
         """Sample this thread's stack from here to the end of the fit."""
@@ -49,12 +54,19 @@ class HostReadings:
             cpu.woken_ns = lambda: sampler.woken_ns
         followers = self._step_timer.regions.followers
         followers.region_ends, followers.stood_still = cpu.turn, cpu.skip
+        followers.loader_starts, followers.loader_started = self.workers.watch, self.workers.release
 
-    def look_up_switches(self, training: Training, *, recording: bool) -> None:
-        """Find them, once: after the first step, as the user's hooks may set them before it."""
-        if self.switches is None:
-            with self._step_timer.profiler_overhead():
-                self.switches = find_switches(training, recording=recording)
+    def look_up_switches(self, training: Training, batch: Any, *, recording: bool) -> None:
+        """Find them, once: after the first step, as the user's hooks may set them before it.
+
+        And the padding of the first batch that is known: a plain loop's first step has none.
+        """
+        if self.switches is not None and (self._knows_padding or not isinstance(batch, Mapping)):
+            return
+        with self._step_timer.profiler_overhead():
+            switches = self.switches or find_switches(training, recording=recording)
+            self.switches = replace(switches, padding_pct=padding_pct(batch))
+        self._knows_padding = batch is not None and batch is not UNSEEN
 
     def between_steps(self, now_s: float, *, counts: bool) -> None:
         """Read what is due by `time.perf_counter`; `counts` is of the step that comes."""

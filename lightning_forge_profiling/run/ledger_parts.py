@@ -64,7 +64,7 @@ class LedgerParts:
         """A hook of the module lets Lightning do what it does without that hook."""
         return self._clock.outside(f"module/{hook}") if get_ident() == self._thread else nullcontext()
 
-    def _compile_begins(self, args: Any) -> None:
+    def _compile_begins(self, args: Any = None) -> None:
         if get_ident() == self._thread and not self.compiling:
             self.compiling = "startup/compile" if self._warming_up() else COMPILE
             self._clock.enter(self.compiling)

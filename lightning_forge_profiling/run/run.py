@@ -245,8 +245,8 @@ class Run(FitParts, Guarded):
 
     def step(self, batch: Any) -> None:
         """A step has ended, and the next one begins."""
-        if self.steps is not None:
-            self.steps.end_step(batch)
+        if self.phase is Phase.TRAINING and self.fit_steps is not None:  # `steps` without the call
+            self.fit_steps.end_step(batch)
 
     @guarded
     def _begin_sanity_check(self) -> None:

@@ -44,6 +44,7 @@ from lightning_forge_profiling.schema import (
     TelemetrySeries,
     TraceReport,
 )
+from lightning_forge_profiling.torch_versions import float32_products
 
 _log = plain_logger(__name__)
 
@@ -124,7 +125,7 @@ def _matmul_precision() -> str:
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # it was set by the newer interface
-        return str(torch.backends.cuda.matmul.fp32_precision)
+        return float32_products(torch.backends.cuda.matmul)
 
 
 def _settings(training: Training) -> dict[str, str | int | float | bool | None]:

@@ -142,6 +142,8 @@ def run_report(
             validation_loader=loader_settings(training, validation=True),
             optimizer=optimizer_settings(training),
             switches=fit.readings.switches,
+            trainer=facts.trainer,
+            device=facts.device.type,
         ),
         continues_from=continues_from,
         lines=fit.readings.lines(),

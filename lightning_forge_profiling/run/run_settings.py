@@ -3,7 +3,9 @@
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import chain
 from math import ceil, isfinite
 from statistics import median
 from types import CodeType
@@ -72,19 +74,19 @@ def loader_settings(training: Training, *, validation: bool = False) -> LoaderSe
         prefetch_factor=min((int(each.prefetch_factor or 0) for each in with_workers), default=None),
         batch_size=_batch_size(first),
         sampler=_sampler(first),
-        unsplit=any(_is_unsplit(each) for each in known),
+        unsplit=any(each.worker_init_fn is None and is_unsplit(each.dataset) for each in known),
     )
 
 
-def _is_unsplit(loader: DataLoader[Any]) -> bool:
+def is_unsplit(dataset: object) -> bool:
     """Whether each worker would yield all samples. What libraries have splits itself, as `datasets` does."""
-    if not isinstance(loader.dataset, IterableDataset) or loader.worker_init_fn is not None:
+    if not isinstance(dataset, IterableDataset):
         return False
-    iterates = inspect.unwrap(type(loader.dataset).__iter__)
+    iterates = inspect.unwrap(type(dataset).__iter__)
     code = getattr(iterates, "__code__", None)
     if code is None or not is_users(code.co_filename):
         return False
-    methods = [each for kind in type(loader.dataset).__mro__ for each in vars(kind).values()]
+    methods = [each for kind in type(dataset).__mro__ for each in vars(kind).values()]
     called = [getattr(iterates, "__globals__", {}).get(name) for name in _names(iterates)]
     return not any("get_worker_info" in _names(each) for each in (*methods, *called))
 
@@ -108,8 +110,9 @@ def _sampler(loader: DataLoader[Any]) -> str:
 
 
 def find_switches(training: Training, *, recording: bool) -> Switches:
-    """The switches as they are now. Call it on the training thread."""
+    """The switches as they are now, but for the padding of batches. Call it on the training thread."""
     device, loader = training.facts.device, loader_settings(training)
+    not_updated, not_updated_pct = _not_updated(training)
     return Switches(
         anomaly_detection=torch.is_anomaly_enabled(),
         launch_blocking=device.type == "cuda" and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in {"", "0"},
@@ -124,7 +127,51 @@ def find_switches(training: Training, *, recording: bool) -> Switches:
         checkpointing=_first_module(training, _is_checkpointed),
         eager_attention=_first_module(training, _is_eager),
         unused_parameters=getattr(training.model, "find_unused_parameters", False) is True,
+        not_updated=not_updated,
+        not_updated_pct=not_updated_pct,
     )
+
+
+def padding_pct(batch: Any) -> float:
+    """The share of positions that a batch's attention mask leaves out; 0 without one, or one that means something else.
+
+    As tokenizers make it: of the shape of `input_ids`, each row with positions that count, all of them in a row. With
+    pictures or sound besides, the text is a small part of the model.
+    """
+    try:
+        parts = {**batch} if isinstance(batch, Mapping) else {}
+        mask, ids = parts.get("attention_mask"), parts.get("input_ids")
+        others = [part for part in parts.values() if isinstance(part, torch.Tensor) and part.dim() > 2]  # noqa: PLR2004
+        if type(mask) is not torch.Tensor or mask.is_floating_point() or others or mask.shape != ids.shape:  # type: ignore[union-attr]
+            return 0.0
+        counts = mask.ne(0)
+        usual = counts.any(1).all() & (counts.diff(dim=1).sum(1) <= 1).all()
+        return 100 * (1 - counts.float().mean()).item() if usual else 0.0
+    except Exception:  # whatever a batch of the user's raises
+        return 0.0
+
+
+def _not_updated(training: Training) -> tuple[str, float]:
+    """The part of the module with most of the parameters that have gradients for nothing, and how much they are.
+
+    A part of which an optimizer has some has copies of the others in it, as with mixed precision of its own. Tables are
+    left out: their gradients are of a few rows.
+    """
+    own = [each for each in vars(training.module).values() if isinstance(each, torch.optim.Optimizer)]
+    optimizers = [*own, *(getattr(each, "optimizer", each) for each in training.optimizers)]
+    groups = chain.from_iterable(getattr(each, "param_groups", ()) for each in optimizers)
+    updated = {id(parameter) for group in groups for parameter in group["params"]}
+    tables = {id(each.weight) for each in training.module.modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag)}
+    elements, trained = Counter[str](), set()
+    for name, parameter in training.module.named_parameters():
+        part = name.partition(".")[0]
+        if parameter.grad is not None and id(parameter) not in tables:
+            elements[part] += parameter.numel()
+            trained |= {part} if id(parameter) in updated else set()
+    idle = Counter({part: size for part, size in elements.items() if part not in trained})
+    if not trained or not idle:
+        return "", 0.0
+    return idle.most_common(1)[0][0], 100 * idle.total() / elements.total()
 
 
 def _first_module(training: Training, has: Callable[[nn.Module], bool]) -> str:
@@ -190,9 +237,9 @@ def _distributed_debug(training: Training) -> str:
 
 
 def _float64_pct(training: Training) -> float:
-    trained = [parameter for parameter in training.module.parameters() if parameter.requires_grad]
-    doubles = sum(parameter.numel() for parameter in trained if parameter.dtype == torch.float64)
-    return 100 * doubles / sum(parameter.numel() for parameter in trained) if doubles else 0.0
+    parameters = [*training.module.parameters()]
+    doubles = sum(parameter.numel() for parameter in parameters if parameter.dtype == torch.float64)
+    return 100 * doubles / sum(parameter.numel() for parameter in parameters) if doubles else 0.0
 
 
 def _tf32_off(training: Training, device: torch.device) -> bool:

@@ -5,6 +5,7 @@ Samples say where: how long a part takes is measured at its boundaries.
 
 import _thread
 import dis
+import gc
 import os
 import re
 import threading
@@ -14,7 +15,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from time import perf_counter_ns, thread_time_ns
 from types import CodeType, FrameType
 from typing import Final, NamedTuple
@@ -31,6 +31,7 @@ from lightning_forge_profiling.ranks.stacks import (
     is_users,
     library_folders,
     library_name,
+    line_at,
     shown_file,
 )
 from lightning_forge_profiling.run.stack_timer import PERIOD_NS, StackTimer, stack_timer
@@ -48,6 +49,7 @@ _INTERVAL: Final = 12
 _IN_BACKWARD: Final = "_engine_run_backward"
 
 _LOOPS: Final = ("loops/training_epoch_loop.py", "utils/data/_utils/worker.py")
+_COLLATE: Final = "/torch/utils/data/_utils/collate.py"
 _MODULE_CALL: Final = "/torch/nn/modules/module.py"
 _AROUND: Final = 8  # frames from the function of a region to the user's code that calls it, as by `manual_backward`
 
@@ -110,8 +112,7 @@ class PlaceTime:
         code = self.place.code
         if code is None:
             return _NOWHERE if self.place.callee is None else ("", 0, library_name(self.place.callee))
-        line, *_ = next(islice(code.co_positions(), self.place.instruction // 2, None), (0,))
-        return code.co_filename, line or 0, code.co_qualname
+        return code.co_filename, line_at(code, self.place.instruction), code.co_qualname
 
     @cached_property
     def call(self) -> tuple[str, str, bool]:
@@ -149,6 +150,19 @@ def _classify(code: CodeType) -> _Code | None:
     return special
 
 
+def _outside_collections(frame: FrameType) -> FrameType:
+    """The frame that a collection began in: a signal that arrives in one is handled in its callback, if in Python."""
+    callbacks = [callback.__code__ for callback in gc.callbacks if hasattr(callback, "__code__")]
+    each: FrameType | None = frame if callbacks else None
+    for _ in range(_AROUND):
+        if each is None:
+            break
+        if any(each.f_code is code for code in callbacks) and each.f_back is not None:
+            frame = each.f_back
+        each = each.f_back
+    return frame
+
+
 def find_place(frame: FrameType, *, in_loop: bool) -> tuple[Place, str | None]:
     """The innermost place in the user's code that the Trainer calls, and the region of the step that it is in.
 
@@ -156,8 +170,8 @@ def find_place(frame: FrameType, *, in_loop: bool) -> tuple[Place, str | None]:
         frame: the innermost one.
         in_loop: whether the region is asked for: "other" in none, and None outside of Lightning's loop.
     """
-    place, region, callee, further = Place(), None, None, _AROUND
-    each: FrameType | None = frame
+    place, region, callee, called_there, further = Place(), None, None, None, _AROUND
+    each: FrameType | None = _outside_collections(frame)
     while each is not None and further:  # a microsecond for each frame, and more the first time
         code = _codes[id(each.f_code)] if id(each.f_code) in _codes else _classify(each.f_code)
         if code is None:
@@ -167,13 +181,16 @@ def find_place(frame: FrameType, *, in_loop: bool) -> tuple[Place, str | None]:
         elif code.is_fit and not in_loop:
             return Place(callee=callee), None
         elif code.is_loop and in_loop:
-            return place, region or "other" if region != "" else None
-        else:
-            region = code.region if region is None else region
+            region = "other" if region is None else region
+            break
+        elif region is None and code.region is not None:
+            region, called_there = code.region, callee
         if place.code is not None and (region or not in_loop):
             break
         further -= bool(region)
         each = each.f_back
+    if place.code is None and called_there is not None and called_there.co_filename.endswith(_COLLATE):
+        place = Place(callee=called_there)  # a loader's own work
     return place, region or None
 
 
@@ -201,7 +218,7 @@ def _line(file: str, line: int, function: str, times: Sequence[PlaceTime], whole
     for each in times:
         by_call[each.call] += each.wall_ns
     ns, idle_ns = sum(each.wall_ns for each in times), sum(each.idle_ns for each in times)
-    (call, callee, in_loop), _ = by_call.most_common(1)[0]
+    call, callee, in_loop = max(by_call, key=by_call.__getitem__)
     return SampledLine(
         file=shown_file(file) if file else "",
         line=line,
@@ -321,6 +338,7 @@ class StackSampler:
         """Begin to sample this thread."""
         self._native, self._pid = threading.get_native_id(), os.getpid()
         self._thread = ThreadTime()
+        library_folders()  # it imports, which a signal must not where it interrupts an import: that raises KeyError
         self._timer = stack_timer(self._look)
         if self._timer is not None:
             self._timer.start()
@@ -486,6 +504,7 @@ def begin_sampling(part: Callable[[], str]) -> StackSampler:
     if sampler is not None and sampler.part is _between_fits and sampler.is_here:
         sampler.part = part
         library_folders.cache_clear()  # by now torch and Lightning are imported
+        library_folders()
         _codes.clear()
         return sampler
     sampler = StackSampler(part)

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any, Final, Protocol
 
 from lightning_forge_profiling.plain_text import plain_logger
+from lightning_forge_profiling.torch_versions import hide_from_dynamo, outside_dynamo
 
 _log = plain_logger(__name__)
 
@@ -119,7 +120,8 @@ class _Handler:
         if look is None or frame is None or self._pid != os.getpid():
             return
         try:
-            self._hidden = self._hidden or _hide_from_dynamo()
+            if not self._hidden and hide_from_dynamo(_Handler.__call__.__code__, callees=True):
+                self._hidden, self.look = True, outside_dynamo(look)
             look(frame)
             self._again(frame)
         except Exception as exc:
@@ -127,21 +129,8 @@ class _Handler:
             _log.warning("The stack of this thread is not sampled any more: %s: %s", type(exc).__name__, exc)
 
 
-def _hide_from_dynamo() -> bool:
-    """Let Dynamo pass over the handler and what it calls: in a compiled function it would compile them.
-
-    Done once torch is imported, without importing `torch._dynamo`, which takes seconds.
-    """
-    dynamo = sys.modules.get("torch._C._dynamo.eval_frame")
-    if dynamo is None:
-        return False
-    skip = dynamo._FrameAction.SKIP  # noqa: SLF001  (what torch.compiler.disable does, without its import)
-    dynamo.set_code_exec_strategy(_Handler.__call__.__code__, dynamo._FrameExecStrategy(skip, skip))  # noqa: SLF001
-    return True
-
-
-# a thread that has stood in one instruction for long is looked at more seldom, by this share of that time and at least
-# four times a second. It is woken for each look, and what a hang is known by is that nothing wakes it.
+# a thread that has stood in one instruction for long is looked at more seldom, by this share of that time and at most
+# `_SELDOM_NS`. It is woken for each look, and what a hang is known by is that nothing wakes it.
 _OF_STANDING: Final = 1 / 16
 _SELDOM_NS: Final = 250_000_000
 _STANDS: Final = 0.1  # the largest share of the time that a thread which stands uses a core for

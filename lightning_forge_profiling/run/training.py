@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -33,7 +33,7 @@ class Facts:
     device: torch.device
     folder: str  # for what no logger has a folder for
     is_trial: bool = False  # such as `fast_dev_run`, of which nothing is recorded
-    in_trainer: bool = True  # a plain loop does not show its module, and standard output belongs to the script
+    trainer: Literal["lightning", "transformers", "loop"] = "lightning"
 
     @property
     def is_zero(self) -> bool:
@@ -82,6 +82,7 @@ class BatchSource(NamedTuple):
     loaders: Sequence[Any]  # all training loaders, mostly one DataLoader
     one_a_step: bool = True  # whether it is all that its step fetched, as always where Lightning does the fetching
     samples: float | None = None  # in the batch, if the loop says so
+    same: bool = False  # whether it is the source of all batches of an epoch
 
 
 class Watching(Protocol):

@@ -76,11 +76,8 @@ class HostEventSource:
     def new_event(self) -> Event:
         return HostEvent(self._clock_ns)
 
-    def capturing(self) -> bool:
-        return False
-
-    def stream(self) -> int:
-        return 0
+    capturing = staticmethod(bool)  # False, and 0: calls of C, which take less than functions
+    stream = staticmethod(int)
 
 
 class DeviceEventSource:
@@ -89,9 +86,13 @@ class DeviceEventSource:
     on_device = True
 
     def __init__(self, device: torch.device) -> None:
-        self._index = torch.cuda.current_device() if device.index is None else device.index
+        of_kind = getattr(torch, device.type)
+        self._index = of_kind.current_device() if device.index is None else device.index
         self._device = torch.device(device.type, self._index)
-        self.capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
+        self.capturing: Callable[[], bool] = getattr(of_kind, "is_current_stream_capturing", bool)
+        # as compiled code does; torch.cuda.current_stream() creates an object and costs more than the record
+        name = f"_{device.type}_getCurrentRawStream"
+        self._stream: Callable[[int], int] | None = getattr(torch._C, name, None)  # noqa: SLF001
 
     def new_event(self) -> Event:
         # torch.cuda.Event records the same CUDA event in four times the host time (docs/measured.md)
@@ -100,8 +101,9 @@ class DeviceEventSource:
         return cast("Event", event)
 
     def stream(self) -> int:
-        # as compiled code does; torch.cuda.current_stream() creates an object and costs more than the record
-        return torch._C._cuda_getCurrentRawStream(self._index)  # noqa: SLF001
+        if self._stream is None:
+            raise RuntimeError(f"PyTorch is built without {self._device.type}")
+        return self._stream(self._index)
 
 
 # A forked process has no CUDA, and a `torch.Event` that is destroyed there ends it (torch 2.11: "terminate called after
@@ -125,9 +127,30 @@ def event_source(device: torch.device | str | int | None = None) -> EventSource:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     resolved = torch.device(device)
-    if resolved.type != "cuda" or not torch.cuda.is_available():
+    if resolved.type not in _HAVE_EVENTS or not getattr(torch, resolved.type).is_available():
         return HostEventSource()
-    return DeviceEventSource(resolved)
+    tells = resolved.type == "cuda" or _tells_times(resolved)
+    return DeviceEventSource(resolved) if tells else HostEventSource()
+
+
+# ROCm's devices have CUDA's name. Not "mps": reading an event there commits and waits for the default stream's work
+# (`MPSEventPool::elapsedTime` in PyTorch's aten/src/ATen/mps/MPSEvent.mm), so a region's time would cost what it tells.
+_HAVE_EVENTS: Final = ("cuda", "xpu")
+
+
+def _tells_times(device: torch.device) -> bool:
+    """Whether events tell times: on Intel's GPUs that is up to the driver (pytorch/pytorch pull request 134666)."""
+    try:
+        source = DeviceEventSource(device)
+        first, last = source.new_event(), source.new_event()
+        source.stream()
+        first.record()
+        last.record()
+        last.synchronize()
+        first.elapsed_time(last)
+    except (AttributeError, RuntimeError):
+        return False
+    return True
 
 
 class Mark:

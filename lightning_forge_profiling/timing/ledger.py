@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import cache
 from heapq import heappush, heapreplace
 from itertools import chain
+from operator import itemgetter
 from time import perf_counter_ns
 from typing import Final
 
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from lightning_forge_profiling.names import (
     COMPILE,
     DATA_LOADER,
+    EPOCH_METRICS,
     EXCLUDED,
     FIRST_STEP,
     GC_FULL,
@@ -128,14 +130,16 @@ class LongParts:
     """The parts that took long inside of steps."""
 
     def __init__(self) -> None:
-        self._steps: Counter[str] = Counter()
-        self._ns: Counter[str] = Counter()
+        # steps, and their time, by part and by how long it took: an octave each, the bits of its nanoseconds
+        self._steps: Counter[tuple[str, int]] = Counter()
+        self._ns: Counter[tuple[str, int]] = Counter()
         self._longest: list[tuple[int, int, dict[str, int]]] = []  # a heap: how long, number of the step, parts
 
     def add(self, step: int, parts: Mapping[str, int]) -> None:
         """Add nanoseconds by part of a step, which are kept if it is one of those with most time in them."""
-        self._steps.update(parts.keys())
-        self._ns.update(parts)
+        for part, ns in parts.items():
+            self._steps[part, ns.bit_length()] += 1
+            self._ns[part, ns.bit_length()] += ns
         total_ns, heap = sum(parts.values()), self._longest
         if len(heap) < _CANDIDATES:
             heappush(heap, (total_ns, step, dict(parts)))
@@ -147,8 +151,13 @@ class LongParts:
         return ((step, parts) for _, step, parts in self._longest)
 
     def explained(self, counted_ns: Mapping[str, int]) -> dict[str, int]:
-        """In how many steps a part took long, for the parts whose time these steps explain."""
-        return {part: steps for part, steps in self._steps.items() if self._ns[part] > _NEARLY * counted_ns[part]}
+        """In how few steps nearly all of a part's time is, for the parts whose time the noted steps explain."""
+        steps, ns = Counter[str](), Counter[str]()
+        for part, octave in sorted(self._steps, key=itemgetter(1), reverse=True):
+            if ns[part] <= _NEARLY * counted_ns[part]:
+                steps[part] += self._steps[part, octave]
+                ns[part] += self._ns[part, octave]
+        return {part: of_part for part, of_part in steps.items() if ns[part] > _NEARLY * counted_ns[part]}
 
 
 # -- the clock ---------------------------------------------------------------------------------------------------------
@@ -400,14 +409,23 @@ class LedgerClock:
             self._parts(now_ns),
             counts=dict(self._counts),
             first_s={part: ns / 1e9 for part, ns in self._first_ns.items()},
-            counted_s={part: ns / 1e9 for part, ns in self.counted.inside(self._ns).items()},
+            counted_s={part: ns / 1e9 for part, ns in self._counted_ns().items()},
             long_steps=self._long.explained(self.counted.until(self._ns)),
             spans=self._spans.read(
                 self._span(part, began_ns, now_ns) for part, began_ns in opened if now_ns - began_ns >= _SPAN_NS
             ),
         )
 
+    def _counted_ns(self) -> dict[str, int]:
+        """Nanoseconds by part in the steps that count: what ends an epoch is in the step after it, if there is one."""
+        counted = self.counted.inside(self._ns)
+        for part in counted.keys() & self.noted.keys() if self.counted.since is not None else ():
+            if part == EPOCH_METRICS or part.endswith(_EPOCH_END):
+                counted[part] -= self.noted[part]
+        return counted
 
+
+_EPOCH_END: Final = "on_train_epoch_end"
 _OUTSIDE_STEPS: Final = frozenset(EXCLUDED)
 # the parts that are the training loop, without what is in parts of its own
 LOOP: Final = frozenset((FIRST_STEP, STEPS))

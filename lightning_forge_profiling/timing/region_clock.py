@@ -68,6 +68,8 @@ class Followers:
     # the current step is split and the one before it was not, or the other way round
     split_changes: Callable[..., object] = lambda **_: None
     stood_still: Callable[[], object] = lambda: None  # training stood still in the step that ends
+    loader_starts: Callable[[], object] = lambda: None  # the loop creates its loader's iterator, and thus its workers
+    loader_started: Callable[[], object] = lambda: None
 
     def show(self, name: str) -> AbstractContextManager[Any] | None:
         """Begin a range on the timeline of what records this process; None if nothing does."""
@@ -247,14 +249,22 @@ class RegionClock(Guarded):
         if self.active and self.label != LOADER_START:
             self.split()
             self.enter(LOADER_START)
+            if self.label == LOADER_START:
+                self.followers.loader_starts()
+
+    def exit_loader_start(self) -> None:
+        """Leave `loader start`, if it is entered."""
+        self.followers.loader_started()
+        self.exit(LOADER_START)
 
     def _is_of_loader_start(self, name: str, began_ns: int) -> bool:
         """Whether a region belongs to `loader start`, whose end Lightning does not announce."""
         if name == "data":  # it includes the wait for the first batch, for which a worker has to be up
+            self.followers.loader_started()
             self.now.before_fetch_ns = began_ns - self.since.host_ns
             self.stack[-1] = name, self.stack[-1][1]
             return True
-        self.exit(LOADER_START)
+        self.exit_loader_start()
         return False
 
     @guarded

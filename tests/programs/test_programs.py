@@ -42,6 +42,13 @@ PROGRAMS = {
         ("chemprop", "train", "--data-path", "molecules.csv", "--task-type", "regression", "--output-dir", "out",
          "--epochs", "3", "--batch-size", "8", "--accelerator", "cpu", "--data-seed", "0", "--pytorch-seed", "0"),
     ),
+    "anomalib": Program("anomalib", ("anomalib_fastflow.py",)),
+    "kornia": Program("kornia", ("kornia_augmented.py",)),
+    "lightly": Program("lightly", ("lightly_simclr.py",)),
+    "monai": Program("monai", ("monai_spheres.py",)),
+    "neuralforecast": Program("neuralforecast", ("neuralforecast_models.py",), fits=2),
+    "pyg": Program("torch_geometric", ("pyg_graphs.py",)),
+    "torchgeo": Program("torchgeo", ("torchgeo_land_cover.py",)),
 }  # fmt: skip
 
 # what `run` may add to standard error; the first is Lightning's line on them
@@ -50,7 +57,8 @@ ADDED = re.compile(
     r"|forge-profiling: (adding ForgeProfilerCallback\(\) and ThroughputCallback\(\) to|fit \d+ of|\d+ fits of) "
     r"|Where a step\b.* goes"
     r"|(.* )?cpu$"  # the rest of that title, where the module's name is long
-    r"|[a-z]+( [a-z]+)? {2,}\S"  # a row of a table
+    r"|(sampled \d+ (in|of) \d+)? +share +mean ms$"  # the heading of a table
+    r"|[a-z]+( [a-z]+)? {2,}\S"  # a row of it
     r"| {12}\S"  # the rest of such a row
     r"|$"
 )
@@ -150,7 +158,7 @@ def says_what_it_should(plain, profiled):
     assert without - lines == Counter()
     assert [line for line in lines - without if not ADDED.match(line)] == []
     assert tables(profiled.err) >= 1
-    assert re.search(r"^throughput +[\d,]+ samples/s", profiled.err, re.MULTILINE)
+    assert re.search(r"^throughput +[\d,.]+ samples/s", profiled.err, re.MULTILINE)
     assert re.search(r"^verdict +\S", profiled.err, re.MULTILINE)
 
 

@@ -18,8 +18,11 @@ GPU_TESTS = $(shell grep -lE 'mark\.(multi_)?gpu' tests/test_*.py)
 # Tests that need a GPU one after the other, for they time; the others on all cores, a file on each, where more threads in
 # a process would only get in each other's way. A process that crashes fails the run, with its stacks on standard error and
 # a core file where the system writes those. $(1) selects the tests, $(2) is set for them, $(3) are more options.
+# Those that compare with the real clock have the cores for themselves, and a second try, shown as R: something else on the
+# machine may take its core from one.
 pytest = ulimit -c `ulimit -Hc`; $(2) OMP_NUM_THREADS=1 $(RUN) -m pytest -m "not gpu and not multi_gpu and not programs and ($(1))" --numprocesses auto \
 	--dist loadfile --no-loadscope-reorder --max-worker-restart=0 $(3)
+alone = $(call pytest,real_time and ($(1)),$(2),--numprocesses 0 --reruns 1 $(3))
 
 # `slow` takes many seconds or starts processes, `real_time` needs a machine with a free core, `browser` needs Chromium;
 # `smoke` is one of each kind.
@@ -54,7 +57,8 @@ test-all: test rest coverage  ## everything
 # the tests come last, so that pytest's summary is what the output ends with
 rest: docs demo lowest gpu  ## what `make test` leaves out: processes, real time, browser, GPU, lowest Lightning, documentation
 	$(MAKE) mutants FILE=lightning_forge_profiling/plain_text.py TESTS="--noconftest tests/test_plain_text.py" COUNT=15 SURVIVORS=0
-	$(call pytest,$(REST))
+	$(call alone,$(REST))
+	$(call pytest,not real_time and ($(REST)))
 
 lint: $(READY)  ## ruff: rules and formatting
 	$(RUN) -m ruff check .
@@ -99,7 +103,8 @@ lowest: $(READY) $(LOWEST)/.ready  ## quick tests that go through Lightning agai
 	@PYTHONPATH=$(LOWEST) $(RUN) -c 'import lightning, pytorch_lightning; \
 	  found = lightning.__version__, pytorch_lightning.__version__; print("Lightning", *found); \
 	  assert found == ("$(FLOOR)", "$(FLOOR)")'
-	$(call pytest,$(LOW),PYTHONPATH=$(LOWEST),--through-lightning)
+	$(call pytest,not real_time and ($(LOW)),PYTHONPATH=$(LOWEST),--through-lightning)
+	$(call alone,$(LOW),PYTHONPATH=$(LOWEST),--through-lightning)
 
 oldest: build/oldest/.ready  ## quick tests with the lowest torch that pyproject.toml claims (a download of 3 GB, once)
 	@build/oldest/bin/python -c 'import torch; print("torch", torch.__version__); \

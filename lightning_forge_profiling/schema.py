@@ -457,11 +457,13 @@ class RegionCpu(msgspec.Struct, frozen=True, kw_only=True):
         used_pct: percentage of the region's host time in which it was on a core.
         waits_pct: in which it could run and waited for a core.
         blocked_pct: the rest, in which it waited for something else. Other threads may have computed then.
+        longer_pct: what the two steps with most of that have more of it than the third: a machine interrupts some.
     """
 
     used_pct: float
     waits_pct: float
     blocked_pct: float
+    longer_pct: float = 0.0
 
 
 class CpuUse(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,6 +67,7 @@ def trained(steps=300, *, before=None):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_processes_on_the_same_core_are_the_verdict():
     core = min(os.sched_getaffinity(0))
     with burners(2, core):
@@ -81,6 +82,7 @@ def test_processes_on_the_same_core_are_the_verdict():
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_an_update_that_waits_and_then_waits_for_a_core_is_no_slow_one(tmp_path):
     with ExitStack() as stack:
         for core in os.sched_getaffinity(0):
@@ -92,6 +94,7 @@ def test_an_update_that_waits_and_then_waits_for_a_core_is_no_slow_one(tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 @pytest.mark.skipif(not os.access(CPU_GROUPS, os.W_OK), reason="no control group (v1) for CPU quotas can be made here")
 def test_a_quota_that_stops_training_is_the_verdict():
     group = CPU_GROUPS / f"forge-test-{os.getpid()}"
@@ -108,6 +111,7 @@ def test_a_quota_that_stops_training_is_the_verdict():
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_a_run_that_is_stopped_for_seconds_blames_no_code():
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.scripts.busy", "1500"], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
@@ -139,6 +143,7 @@ def fitted(model, steps=60, **options):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_a_thread_that_keeps_the_interpreter_lock_is_named():
     over = threading.Event()
 
@@ -169,6 +174,7 @@ def test_a_thread_that_keeps_the_interpreter_lock_is_named():
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_a_thread_that_computes_without_the_lock_is_not_blamed():
     over = threading.Event()
 
@@ -254,6 +260,7 @@ class Slow(Samples):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
 def test_the_line_that_a_worker_makes_batches_in_is_named(start):
     loop = worker._worker_loop
@@ -278,6 +285,7 @@ class Notes(Plain):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_of_spawned_workers_only_the_first_imports_this_package():
     module, loader = Notes(), DataLoader(LoadedModules(), 4, num_workers=2, multiprocessing_context="spawn")
     quiet_trainer(ThroughputCallback(record=False)).fit(module, loader)
@@ -285,6 +293,7 @@ def test_of_spawned_workers_only_the_first_imports_this_package():
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_a_worker_that_can_be_given_no_file_works_unsampled():
     stacks = WorkerStacks()
     stacks.watch()

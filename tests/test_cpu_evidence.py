@@ -399,6 +399,27 @@ def test_a_time_in_which_training_stood_still_is_in_no_region_and_in_no_mean(mon
     assert found_use.regions["forward"].blocked_pct == 0.0
 
 
+@pytest.mark.parametrize(
+    ("slept_ms", "each_step_ms"),
+    [([5] * 10, 5.0), ([0] * 8 + [200, 100], 0.0), ([5] * 8 + [200, 100], 5.0), ([0, 50] * 5, 25.0)],
+)
+def test_what_blocks_two_steps_alone_is_no_wait_of_each_step(monkeypatch, slept_ms, each_step_ms):
+    now = {"wall": 0.0, "cpu": 0.0}
+    monkeypatch.setattr(cpu_account, "perf_counter_ns", lambda: int(1e6 * now["wall"]))
+    monkeypatch.setattr(cpu_account, "thread_time_ns", lambda: int(1e6 * now["cpu"]))
+    account = CpuAccount(list, lambda _: times(now["wall"] / 1e3, now["cpu"] / 1e3, 0.0))
+    account.clock = SimpleNamespace(ns=lambda: (0, 0))
+    account.read(counts=True)
+    for ms in slept_ms:
+        account.turn("other")
+        now.update(wall=now["wall"] + 100 + ms, cpu=now["cpu"] + 100)
+        account.turn("forward")
+    account.read(counts=True)
+    forward = account.use(1).regions["forward"]
+    wall_ms = 1000 + sum(slept_ms)
+    assert (forward.blocked_pct - forward.longer_pct) * wall_ms / 1000 == pytest.approx(each_step_ms)
+
+
 def test_readings_that_take_long_come_seldom():
     def slowly(_):
         busy(5)

@@ -35,6 +35,7 @@ def measured(folder, *options):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 @pytest.mark.parametrize(("options", "micro_batches"), [((), 1), (("accumulate",), 4)])
 def test_the_exposed_part_of_backward_is_that_of_ddps_own_logger(tmp_path, options, micro_batches):
     found = measured(tmp_path, "ddp", *options)
@@ -53,6 +54,7 @@ def test_the_exposed_part_of_backward_is_that_of_ddps_own_logger(tmp_path, optio
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_a_module_that_calls_the_strategy_and_patches_torch_trains_on_and_only_its_steps_wait(tmp_path):
     found = measured(tmp_path, "ddp", "own")
     assert found["kept"], "torch.distributed.broadcast is as it was"
@@ -62,6 +64,7 @@ def test_a_module_that_calls_the_strategy_and_patches_torch_trains_on_and_only_i
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_fsdp2_waits_for_parameters_are_no_work(tmp_path):
     waiting, late = measured(tmp_path, "fsdp2")["works"]
     assert late["leaves_ms"]["forward"] - late["exposed_ms"]["forward"] > SLEEP_MS
@@ -81,6 +84,7 @@ def slow_rank(folder, *options):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_who_ends_its_epoch_late_is_late_and_who_waits_in_the_next_one_is_not(tmp_path):
     analysis = slow_rank(tmp_path, "epoch")
     [late] = [found for found in analysis.findings if found.code == "straggler"]
@@ -93,6 +97,7 @@ def test_who_ends_its_epoch_late_is_late_and_who_waits_in_the_next_one_is_not(tm
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_who_waits_for_anothers_checkpoint_hook_does_not_write_so_long(tmp_path):
     analysis = slow_rank(tmp_path, "checkpoint")
     assert analysis.findings[0].code == "straggler"
@@ -101,6 +106,7 @@ def test_who_waits_for_anothers_checkpoint_hook_does_not_write_so_long(tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_who_waits_in_validation_for_another_rank_does_not_work_there(tmp_path):
     analysis = slow_rank(tmp_path, "validation")
     [late] = [found for found in analysis.findings if found.code == "straggler"]
@@ -111,6 +117,7 @@ def test_who_waits_in_validation_for_another_rank_does_not_work_there(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_no_live_step_has_the_wait_for_a_rank_whose_trace_takes_long_to_export(tmp_path):
     run = slow_rank(tmp_path, "export", "window").run
     assert run.timing.all_steps == 80

@@ -352,14 +352,14 @@ def _explain_between_regions(run: RunTimes) -> Explanation:
 
 def _blocked(name: str) -> Rule:
     def explain(run: RunTimes) -> Explanation:
-        waits_ms = run.blocked_ms(name)
+        waits_ms = run.waits_each_step_ms(name)
         return Explanation(
             f"{name} waits {run.of_step(waits_ms)} without using a core",
             {"blocked_ms_per_step": waits_ms, f"{name}_ms_per_step": run.region(name).device_ms},
             WAITS,
         )
 
-    return Rule(f"blocked-{name}", run=Case(lambda run: run.blocked_ms(name), explain))
+    return Rule(f"blocked-{name}", run=Case(lambda run: run.waits_each_step_ms(name), explain))
 
 
 RULES: Final = (

@@ -282,7 +282,9 @@ def _own_waits(
     scale = min(most_ms / sum_ms, 1.0) if sum_ms else 0.0
     regions = dict(cpu.regions)
     for name in waits_ms.keys() & regions.keys():
-        regions[name] = replace(regions[name], blocked_pct=100 * scale * waits_ms[name] / own[name].device_ms)
+        was, blocked_pct = regions[name], 100 * scale * waits_ms[name] / own[name].device_ms
+        longer_pct = was.longer_pct * blocked_pct / was.blocked_pct if was.blocked_pct else 0.0
+        regions[name] = replace(was, blocked_pct=blocked_pct, longer_pct=longer_pct)
     return replace(cpu, regions=regions)
 
 

@@ -435,6 +435,12 @@ class RunTimes:
             return 0.0
         return sum(self.cpu.blocked_pct(name) * self.region(name).device_ms / 100 for name in regions)
 
+    def waits_each_step_ms(self, name: str) -> float:
+        """The same as if the two steps that waited longest were like the third: a machine interrupts some steps."""
+        region = self.cpu.regions.get(name) if self.cpu is not None else None
+        steady = 1 - region.longer_pct / region.blocked_pct if region is not None and region.blocked_pct else 1.0
+        return steady * self.blocked_ms(name)
+
     def works_ms(self, name: str) -> float:
         """Milliseconds per step in which a region computes, the wait for a core that computing takes included."""
         left_ms = max(self.region(name).device_ms - self.blocked_ms(name), 0.0)

@@ -67,7 +67,8 @@ class CpuAccount:
         self.clock: ThreadClock | None = None  # that of the training thread; None if the system does not have it
         self._turned_ns = 0, 0, 0
         self._period_s = ACCOUNT_PERIOD_S
-        self._regions_ns: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+        # wall, CPU, waits for a core, and the three longest times in which it was blocked, ascending
+        self._regions_ns: defaultdict[str, list[int]] = defaultdict(lambda: [0] * 6)
         self._regions_then_ns: dict[str, list[int]] = {}  # at the last reading
 
     def watch_thread(self) -> None:
@@ -94,6 +95,9 @@ class CpuAccount:
             sums[0] += now_ns - then_ns
             sums[1] += cpu_ns - cpu_then_ns
             sums[2] += waited_ns - waited_then_ns
+            blocked_ns = (now_ns - then_ns) - (cpu_ns - cpu_then_ns) - (waited_ns - waited_then_ns)
+            if blocked_ns > sums[3]:
+                sums[3:] = sorted((blocked_ns, *sums[4:]))
         self._turned_ns = now_ns, cpu_ns, waited_ns
 
     def due(self, now_s: float, *, counts: bool) -> bool:
@@ -118,7 +122,7 @@ class CpuAccount:
         """Leave out what was since the last reading: training stood still."""
         self._last = None
         for region, ns in self._regions_ns.items():
-            ns[:] = self._regions_then_ns.get(region, [0, 0, 0])
+            ns[:] = self._regions_then_ns.get(region, [0] * 6)
 
     def _add(self, before: CpuTimes, now: CpuTimes, woken_s: float) -> None:
         sums, wall_s = self._sums, now.at_s - before.at_s
@@ -185,12 +189,15 @@ class CpuAccount:
         """What the training thread did in each built-in region, in percent of its time."""
         regions: dict[str, RegionCpu] = {}
         data = [sum(ns) for ns in zip(*(self._regions_ns[name] for name in ("data", *BETWEEN_EPOCHS)), strict=True)]
-        for name, (wall_ns, cpu_ns, waited_ns) in {**self._regions_ns, "data": data}.items():
+        for name, (wall_ns, cpu_ns, waited_ns, *longest_ns) in {**self._regions_ns, "data": data}.items():
             if name in REGIONS and wall_ns > 0:
+                blocked_ns = max(wall_ns - cpu_ns - waited_ns, 0)
+                longer_ns = sum(longest_ns) - 3 * min(longest_ns)
                 regions[name] = RegionCpu(
                     used_pct=min(100 * cpu_ns / wall_ns, 100.0),
                     waits_pct=min(max(100 * waited_ns / wall_ns, 0.0), 100.0),
-                    blocked_pct=min(max(100 * (wall_ns - cpu_ns - waited_ns) / wall_ns, 0.0), 100.0),
+                    blocked_pct=(blocked_pct := min(100 * blocked_ns / wall_ns, 100.0)),
+                    longer_pct=min(100 * longer_ns / wall_ns, blocked_pct),
                 )
         return regions
 
@@ -202,7 +209,9 @@ class CpuAccount:
 
     def _busy_pct(self, *regions: str) -> float | None:
         """For what share of some regions the thread used a core or waited for one; None for too short ones."""
-        wall_ns, cpu_ns, waited_ns = (sum(ns) for ns in zip(*map(self._regions_ns.__getitem__, regions), strict=True))
+        wall_ns, cpu_ns, waited_ns, *_ = (
+            sum(ns) for ns in zip(*map(self._regions_ns.__getitem__, regions), strict=True)
+        )
         if wall_ns < _ENOUGH_FETCH_NS:
             return None
         # of the time in which it had a core or asked for none: one that sleeps waits for a core on a busy machine, too

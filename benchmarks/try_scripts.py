@@ -181,16 +181,23 @@ class Clock(Callback):
 
     def on_train_batch_end(self, *_: Any, **__: Any) -> None:
         """Stamp it."""
-        if torch.cuda.is_available() and len(self.ended_s) in {0, WARMUP}:
-            torch.cuda.synchronize()
+        if len(self.ended_s) in {0, WARMUP}:
+            self._wait()
         self.ended_s.append(time.perf_counter())
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Wait for the last step: what comes after it, as the end of the workers, is no part of one."""
+        self._wait()
+        self.ended_s[-1:] = [time.perf_counter()]
 
     def mean_ms(self) -> float:
         """The mean step after the warm-up."""
+        counted = self.ended_s[WARMUP:]
+        return 1e3 * (counted[-1] - counted[0]) / max(len(counted) - 1, 1)
+
+    def _wait(self) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        counted = self.ended_s[WARMUP:]
-        return 1e3 * (time.perf_counter() - counted[0]) / max(len(counted) - 1, 1)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

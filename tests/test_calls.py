@@ -657,10 +657,15 @@ def test_each_mistake_has_its_own_name_and_says_what_to_write():
     assert all(mistake.instead.endswith(".") and mistake.wrong for mistake in CATALOGUE)
 
 
-def of_an_h200(case):
-    """What today's rules say of an analysis that was made on an H200."""
+def kept_of_an_h200(case):
+    """An analysis that was made on an H200."""
     with gzip.open(Path(__file__).parent / f"data/analyses/{case}.json.gz") as file:
-        kept = msgspec.json.decode(file.read(), type=Analysis)
+        return msgspec.json.decode(file.read(), type=Analysis)
+
+
+def of_an_h200(case):
+    """What today's rules say of it."""
+    kept = kept_of_an_h200(case)
     return combine(without_run(kept), kept.run)
 
 
@@ -681,6 +686,40 @@ def test_on_a_gpu_a_call_comes_before_the_waits_that_it_makes(case, mistake, pla
     assert (first.saves.ms_per_step, first.saves.at_most) == (pytest.approx(most_ms, abs=0.05), True)
     left = {finding.code for finding in analysis.findings}
     assert left.isdisjoint({"sync-bound", "allocator-churn"}), "whose time is the call's"
+
+
+def of_a_metric(run):
+    """The same run where what it calls is a metric of torchmetrics."""
+    lines = {
+        part: tuple(
+            replace(line, call="self.f1(out, batch[1])", callee="torchmetrics.metric.Metric.forward")
+            if "f1" in line.call
+            else line
+            for line in lines
+        )
+        for part, lines in run.lines.items()
+    }
+    return replace(run, lines=lines)
+
+
+@pytest.mark.parametrize("starved_pct", [0.0, 100.0])  # the host is ahead of the GPU, or sets the pace
+def test_the_values_that_a_metric_reads_are_the_metrics(starved_pct):
+    kept = kept_of_an_h200("f1")
+    run = of_a_metric(kept.run)
+    run = replace(run, timing=replace(run.timing, gpu_starved_pct=starved_pct))
+    found = combine(without_run(kept), run).findings
+    assert (found[0].code, found[0].evidence.get("mistake")) == (SLOW_CALL, "metric-in-step")
+    assert "sync-bound" not in {each.code for each in found}
+
+
+def test_values_that_another_line_reads_are_not_a_metrics():
+    kept = kept_of_an_h200("f1")
+    run = of_a_metric(kept.run)
+    reads = replace(run.lines["forward"][-1], line=140, call="loss.item()", callee="item")
+    lines = {**run.lines, "forward": (*run.lines["forward"], reads)}
+    run = replace(run, lines=lines, timing=replace(run.timing, gpu_starved_pct=100.0))
+    found = {each.code: each for each in combine(without_run(kept), run).findings}
+    assert "one such call is loss.item() at train.py:140" in found["sync-bound"].title
 
 
 def test_on_a_gpu_a_wait_for_a_value_names_the_line_that_reads_it():

@@ -84,8 +84,10 @@ def find_calls(run: RunEvidence, recorded: Sequence[Operator] = (), idle_ms: flo
         idle_ms: what the GPU idles in a live step, by a trace; 0 without one.
     """
     spent: defaultdict[str, list[_Spent]] = defaultdict(list)
-    waits = _reads_ms(run, idle_ms)
-    for made in _loops_as_one(mistakes_in(run, recorded)):
+    mistakes = tuple(_loops_as_one(mistakes_in(run, recorded)))
+    of_reads = _reads_ms(run, {made.line for made in mistakes if made.mistake.syncs})
+    waits = _shared(idle_ms, of_reads) if RunTimes.of(run).host_is_ahead else {}
+    for made in mistakes:
         seconds, in_steps = _part_s(run, made)
         seconds *= made.share
         if made.line in waits:
@@ -93,10 +95,10 @@ def find_calls(run: RunEvidence, recorded: Sequence[Operator] = (), idle_ms: flo
         spent[made.mistake.name].append(_Spent(made, seconds, in_steps))
     calls = []
     for each in spent.values():
-        longest_first = tuple(sorted(each, key=lambda one: -one.seconds))
+        longest_first, lines = tuple(sorted(each, key=lambda one: -one.seconds)), {one.made.line for one in each}
         mistake = longest_first[0].made.mistake
-        explains = "sync-bound" if any(one.made.line in waits for one in each) else mistake.explains
-        calls.append(Call(mistake, longest_first, explains))
+        has_reads = not lines.isdisjoint(waits) or (mistake.syncs and lines >= of_reads.keys())
+        calls.append(Call(mistake, longest_first, "sync-bound" if has_reads else mistake.explains))
     return tuple(call for call in calls if 100 * call.seconds >= MIN_SHARE_PCT * LedgerCosts(run).whole_s > 0)
 
 
@@ -113,19 +115,25 @@ def _loops_as_one(made: Iterable[Made]) -> Iterator[Made]:
         yield from (one._replace(mistake=mistake) for one in lines)
 
 
-def _reads_ms(run: RunEvidence, idle_ms: float) -> dict[SampledLine | None, float]:
-    """By line that reads values of the GPU how long the GPU waits for it in a step, where it does for nothing else.
+def _reads_ms(run: RunEvidence, syncs: Collection[SampledLine | None]) -> dict[SampledLine | None, float]:
+    """By line that reads values of the GPU, of these or by itself, how long the host is in it in a step."""
+    regions = run.timing.regions
+    return {
+        line: regions[part].host_ms * line.pct / 100
+        for part in regions.keys() & run.lines.keys()
+        for line in run.lines[part]
+        if line in syncs or reads(line)
+    }
+
+
+def _shared(idle_ms: float, of_reads: Mapping[SampledLine | None, float]) -> dict[SampledLine | None, float]:
+    """How long the GPU waits for each line that reads its values, of a step in which it does for nothing else.
 
     A host that is ahead at the batch ends would be so within the step: there it waits for a value, and the GPU then for
     all that it does until it is ahead again.
     """
-    if not idle_ms or not RunTimes.of(run).host_is_ahead:
-        return {}
-    regions, waits = run.timing.regions, dict[SampledLine | None, float]()
-    for part in regions.keys() & run.lines.keys():
-        waits |= {line: regions[part].host_ms * line.pct for line in run.lines[part] if reads(line)}
-    whole = sum(waits.values())
-    return {line: idle_ms * weight / whole for line, weight in waits.items()}
+    whole = sum(of_reads.values())
+    return {line: idle_ms * ms / whole for line, ms in of_reads.items()} if idle_ms and whole else {}
 
 
 def _part_s(run: RunEvidence, made: Made) -> tuple[float, bool]:

@@ -72,6 +72,7 @@ class Mistake:
     left: str = ""  # what a fix leaves of its time, after "less": all of it is a bound then; "" for nothing
     predicted: bool = True  # whether what a fix saves is known: its time, or at most that
     explains: str = ""  # the code of a finding, in a trace or of the fit, that goes with it
+    syncs: bool = False  # whether it reads values of the GPU itself, with no line of the user's that does
     # where the run has it, of one that is no call; with the operators that were recorded
     setting: Callable[[RunEvidence, Sequence[Operator]], Setting | None] | None = None
 
@@ -119,6 +120,7 @@ CATALOGUE: Final = (
         "(thresholds=None) takes longer with each batch until it is reset.",
         fix="metric.update(...) in the step; metric.compute(); metric.reset() at the epoch's end",
         left="update() and one compute() an epoch",
+        syncs=True,
     ),
     Mistake(
         "functional-metric-in-step",
@@ -126,6 +128,7 @@ CATALOGUE: Final = (
         "a metric is computed for each batch",
         "Compute it every n steps, or collect what it needs and compute it once at the epoch's end.",
         left="the few that stay",
+        syncs=True,
     ),
     Mistake(
         "hyperparameters",

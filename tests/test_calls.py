@@ -1,7 +1,10 @@
 """A call of the user's that costs time is the cause, with its line and what to write; a healthy run has none."""
 
+import glob
 import gzip
 import json
+import sqlite3
+import zipfile
 from pathlib import Path
 
 import lightning as L
@@ -99,6 +102,12 @@ class NormsOneByOne(Net):
         torch.stack(norms).norm()
 
 
+class ClipsOneByOne(NormsOneByOne):
+    def on_before_optimizer_step(self, optimizer):
+        for p in self.parameters():
+            torch.nn.utils.clip_grad_norm_(p, 1.0)
+
+
 class EncodesOneHot(Net):
     """Multiplies rows of zeros by a table, in place of indexing it."""
 
@@ -187,6 +196,61 @@ class Lines(Dataset):
         return torch.tensor(row["x"]), row["y"]
 
 
+class Files(Dataset):
+    """A folder of small files, which is listed for each sample."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        for name in range(400):
+            (folder / f"{name:03d}.bin").write_bytes(bytes(64))
+
+    def __len__(self):
+        return 1600
+
+    def __getitem__(self, index):
+        file = sorted(glob.glob(f"{self.folder}/*.bin"))[index % 400]  # noqa: PTH207  (as users do)
+        return torch.frombuffer(bytearray(Path(file).read_bytes()), dtype=torch.float32), index % 2
+
+
+class Archive(Dataset):
+    """A file of many samples, which is opened for each."""
+
+    def __init__(self, folder):
+        self.path = folder / "all.zip"
+        with zipfile.ZipFile(self.path, "w") as archive:
+            for name in range(300):
+                archive.writestr(f"{name}", bytes(64))
+
+    def __len__(self):
+        return 800
+
+    def __getitem__(self, index):
+        with zipfile.ZipFile(self.path) as archive:
+            return torch.frombuffer(bytearray(archive.read(f"{index % 300}")), dtype=torch.float32), index % 2
+
+
+class Database(Dataset):
+    """A table without an index, which is asked for each sample."""
+
+    def __init__(self, _):
+        self.base = sqlite3.connect(":memory:")
+        self.base.execute("create table rows (key integer, x blob)")
+        self.base.executemany("insert into rows values (?, ?)", [(key, bytes(64)) for key in range(6000)])
+
+    def __del__(self):
+        self.base.close()
+
+    def __len__(self):
+        return 4800
+
+    def __getitem__(self, index):
+        [x] = self.base.execute("select x from rows where key = ?", (index,)).fetchone()
+        return torch.frombuffer(bytearray(x), dtype=torch.float32), index % 2
+
+
+ON_DISK = (Files, Archive, Database)
+
+
 class ListsOfNumbers(Dataset):
     def __len__(self):
         return 4800
@@ -235,6 +299,7 @@ def call_of(analysis):
         (ComputesInHelper, {}, "metric-in-step", "self.auroc.compute() at"),
         (ComputesInValidation, {"validation": data(64_000)}, "metric-in-step", "self.auroc(self.net(x)[:, 0], y) at"),
         (NormsOneByOne, {}, "norm-per-parameter", "p.grad.norm(2) at"),
+        (ClipsOneByOne, {"train": data(3000)}, "clipped-per-parameter", "torch.nn.utils.clip_grad_norm_(p, 1.0) at"),
         (EncodesOneHot, {"train": data(3000)}, "one-hot", "torch.nn.functional.one_hot(y.expand(8, -1), 5000)"),
         (LooksUpOneHot, {"train": data(3000)}, "identity", "torch.eye(5000)"),
         (Inverts, {}, "factorization", "torch.linalg.inv(self.kernel) at"),
@@ -243,18 +308,28 @@ def call_of(analysis):
         (Net, {"train": Frame}, "frame-per-sample", 'self.frame[self.frame["of"] == index % 200] at'),
         (ListsInStep, {"train": ListsOfNumbers}, "collated", "default_collate"),
         (Net, {"train": NormalizesAll}, "all-samples-per-sample", "self.x.std(0) at"),
+        (Net, {"train": Files}, "listed-per-sample", 'glob.glob(f"{self.folder}/*.bin") at'),
+        (Net, {"train": Archive}, "opened-per-sample", "zipfile.ZipFile(self.path) at"),
+        (
+            Net,
+            {"train": Database},
+            "query-per-sample",
+            "self.base.execute(...) at",
+        ),
         (Net, {"train": Lines}, "parsed-per-sample", "json.loads(self.lines[index]) at"),
     ],
 )
-def test_a_mistake_is_named_with_its_call_and_line(model, loaders, mistake, said):
-    loaders = {name: DataLoader(made(), 16) if isinstance(made, type) else made for name, made in loaders.items()}
-    found = call_of(analysed(model(), **loaders))
+def test_a_mistake_is_named_with_its_call_and_line(tmp_path, model, loaders, mistake, said):
+    made = {
+        name: each(tmp_path) if each in ON_DISK else each() for name, each in loaders.items() if isinstance(each, type)
+    }
+    found = call_of(analysed(model(), **loaders | {name: DataLoader(each, 16) for name, each in made.items()}))
     assert found is not None
     assert found.evidence["mistake"] == mistake
     assert said in found.title
     assert " at tests/test_calls.py:" in found.title or mistake == "collated"
     assert found.share_pct > 5
-    assert found.saves.at_most is (mistake != "one-hot")
+    assert found.saves.at_most is (mistake not in {"one-hot", "listed-per-sample"})
 
 
 @pytest.mark.slow
@@ -627,6 +702,7 @@ def test_an_embedding_whose_gradient_has_few_rows_or_needs_all_is_no_mistake(mod
         ("torch.linalg.cholesky(kernel)", "linalg_cholesky"),
         ("scores.topk(k)", "topk"),
         ("w.abs()", "abs"),
+        ("(m(x) for x, _ in loader)", "torch.utils.data.dataloader._BaseDataLoaderIter.__next__"),
     ],
 )
 def test_what_a_model_consists_of_is_no_mistake(call, callee):

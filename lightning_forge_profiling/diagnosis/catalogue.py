@@ -151,6 +151,35 @@ CATALOGUE: Final = (
         left="indexing the array",
     ),
     Mistake(
+        "listed-per-sample",
+        r"glob\..*|pathlib\..*\.(r?glob|iterdir|walk)|os\.walk|listdir|scandir",
+        "a folder is listed for each sample",
+        "List it once, in the dataset's __init__.",
+        fix="self.files = sorted(glob.glob(pattern))  # in __init__",
+        each_batch=False,
+        within=_IN_DATASET,
+    ),
+    Mistake(
+        "opened-per-sample",
+        r"(zipfile\.ZipFile|tarfile\.TarFile|h5py\..*File)\.(__init__|open)|connect",
+        "a file of many samples is opened for each of them",
+        "Open it once in each worker, at its first sample: an open file cannot be sent to workers.",
+        fix="if self.file is None: self.file = zipfile.ZipFile(self.path)  # in __getitem__",
+        each_batch=False,
+        within=_IN_DATASET,
+        left="reading the sample",
+    ),
+    Mistake(
+        "query-per-sample",
+        r"execute(many)?|fetch(one|all|many)",
+        "a database is asked for each sample",
+        "Give the columns that the query compares an index (CREATE INDEX), or ask once for the rows of a batch, in "
+        "__getitems__(indices).",
+        each_batch=False,
+        within=_IN_DATASET,
+        left="the query with an index",
+    ),
+    Mistake(
         "parsed-per-sample",
         r"(json|csv|yaml|xml|ast|torch\.serialization)\..*|numpy\.lib\.(npyio|_npyio_impl)\..*|loads|literal_eval",
         "each sample is read and parsed anew",
@@ -217,6 +246,17 @@ CATALOGUE: Final = (
         "torch.nn.utils.clip_grad_norm_ returns.",
         in_loop=True,
         fix="torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])",
+        left="what that call takes",
+        explains="sync-bound",
+    ),
+    Mistake(
+        "clipped-per-parameter",
+        r"torch\.nn\.utils\.clip_grad\..*",
+        "gradients are clipped parameter by parameter",
+        "Clip all in one call, by the norm of all of them together; Trainer(gradient_clip_val=...) does that too.",
+        in_loop=True,
+        within=_IN_STEP,
+        fix="torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0)",
         left="what that call takes",
         explains="sync-bound",
     ),
@@ -293,7 +333,7 @@ CATALOGUE: Final = (
     ),
     Mistake(
         "item-by-item",
-        r"(torch\.(?!optim|autograd|nn\.modules\.|.*\.(forward|backward)$).*|[^.]*)",
+        r"(torch\.(?!optim|autograd|nn\.modules\.|utils\.data\.|.*\.(forward|backward)$).*|[^.]*)",
         "a loop does one item at a time, in calls so small that calling is most of their time",
         _AT_ONCE,
         in_loop=True,
@@ -508,6 +548,6 @@ def place_of(line: SampledLine) -> str:
         return line.function.rpartition(".")[2]
     call, at = line.call, f"{line.file}:{line.line}"
     if len(call) > _LONGEST or call.endswith("..."):
-        call = f"{call.partition('(')[0]}(...)"
-    is_call = (line.callee or "(" in call) and len(call) <= _LONGEST and not call.startswith(("for ", "with "))
+        call = f"{name}(...)" if (name := call.partition("(")[0]) else ""
+    is_call = call and (line.callee or "(" in call) and len(call) <= _LONGEST and not call.startswith(("for ", "with "))
     return f"{call} at {at}" if is_call else f"{at} {line.function}"

@@ -187,6 +187,7 @@ _OPERATORS: Final = ("torch.", "lightning.", "pytorch_lightning.")
 _AT_MOST: Final = 1.25
 _INNER: Final = re.compile(r"\.<locals>\.<\w+>")  # a comprehension is part of its function
 _THAT_FUNCTION: Final = "Make that function cheaper, or call it once, ahead of time, or in the loader's workers."
+_CHEAPER: Final = re.compile(r"^Make a sample cheaper \([^)]*\)\. ")  # of which the line is a better description
 _THAT_LINE: Final = "Make that line cheaper, or do what it does once, ahead of time."
 
 _REGIONS: Final[dict[str, tuple[str, ...]]] = {
@@ -297,10 +298,10 @@ def _with_advice_on(where: str, finding: Finding, run: RunEvidence) -> Finding:
     """A wait for the loader with what to do about the line that most of it is in."""
     if _is_sampler(where, run):
         return replace(finding, advice=_SAMPLER, fix="")
-    loader, says_so = run.settings.loader, finding.advice.startswith("Make a sample cheaper")
-    if finding.fix or says_so or (loader is not None and loader.unsplit):
+    loader = run.settings.loader
+    if finding.fix or (loader is not None and loader.unsplit):
         return finding
-    return replace(finding, advice=f"{_THAT_LINE} {finding.advice}")
+    return replace(finding, advice=f"{_THAT_LINE} {_CHEAPER.sub('', finding.advice)}")
 
 
 def _is_sampler(where: str, run: RunEvidence) -> bool:

@@ -28,12 +28,11 @@ from lightning_forge_profiling.names import (
     VALIDATION_STEP,
     VALIDATION_TRANSFER,
 )
-from lightning_forge_profiling.schema import Finding, RunEvidence, SampledLine
+from lightning_forge_profiling.schema import Finding, RunEvidence
 
 _HANDED_OVER_MS: Final = 0.5  # what getting a batch from a worker takes, however cheap it is (`loader.py`)
 _NEARLY: Final = 0.8  # from this share of another fix's saving on, the smaller change is the one to name
-_MUCH_PCT: Final = 25.0
-_MOSTLY_PCT: Final = 50.0  # of a line of Lightning's, as self.log, which validation has as a rule
+_MOSTLY_PCT: Final = 50.0
 _MODEL: Final = "torch.nn."  # what a line calls that is the model's work: it has to be done
 
 _LESS: Final = (
@@ -240,7 +239,7 @@ def _of_step(runs: _Runs) -> Explanation:
     """By the line that most of validation is in, unless that calls the model: its work has to be done."""
     line = next((line for line in lines_in(runs.costs.evidence, VALIDATION_STEP) if line.file), None)
     line_s = 0.0 if line is None else runs.s(VALIDATION_STEP) * line.pct / 100
-    if line is None or 100 * line_s < _least_pct(line) * sum(runs.inside_s.values()) or line.callee.startswith(_MODEL):
+    if line is None or 100 * line_s < _MOSTLY_PCT * sum(runs.inside_s.values()) or line.callee.startswith(_MODEL):
         return _explanation(runs, VALIDATION_STEP, "in validation_step", _LESS, saves_s=None)
     return _explanation(
         runs,
@@ -251,11 +250,6 @@ def _of_step(runs: _Runs) -> Explanation:
         f"v{_LESS[1:]}",
         saves_s=line_s,
     )
-
-
-def _least_pct(line: SampledLine) -> float:
-    """The share of validation from which a line is what to change first."""
-    return _MOSTLY_PCT if line.callee.startswith(("lightning.", "pytorch_lightning.")) else _MUCH_PCT
 
 
 # -- one cause in training and in validation ---------------------------------------------------------------------------

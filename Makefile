@@ -57,8 +57,8 @@ test-all: test rest coverage  ## everything
 # the tests come last, so that pytest's summary is what the output ends with
 rest: docs demo lowest gpu  ## what `make test` leaves out: processes, real time, browser, GPU, lowest Lightning, documentation
 	$(MAKE) mutants FILE=lightning_forge_profiling/plain_text.py TESTS="--noconftest tests/test_plain_text.py" COUNT=15 SURVIVORS=0
-	$(call alone,$(REST))
 	$(call pytest,not real_time and ($(REST)))
+	$(call alone,$(REST))
 
 lint: $(READY)  ## ruff: rules and formatting
 	$(RUN) -m ruff check .

@@ -702,12 +702,34 @@ def test_an_embedding_whose_gradient_has_few_rows_or_needs_all_is_no_mistake(mod
         ("torch.linalg.cholesky(kernel)", "linalg_cholesky"),
         ("scores.topk(k)", "topk"),
         ("w.abs()", "abs"),
+        ("torch.nn.utils.clip_grad_norm_(self.critic.parameters(), 1.0)", "torch.nn.utils.clip_grad.clip_grad_norm_"),
         ("(m(x) for x, _ in loader)", "torch.utils.data.dataloader._BaseDataLoaderIter.__next__"),
     ],
 )
 def test_what_a_model_consists_of_is_no_mistake(call, callee):
     line = SampledLine(file="net.py", line=3, function="Net.training_step", pct=95.0, call=call, callee=callee)
+    if "loader" in call or "critic" in call:  # in a loop
+        line = replace(line, in_loop=True)
     assert not any(mistake.is_in("forward", line, small=True) for mistake in CATALOGUE)
+
+
+@pytest.mark.parametrize(
+    ("function", "call", "callee", "named"),
+    [
+        ("Set.__getitem__", "zipfile.ZipFile(self.path)", "zipfile.ZipFile.__init__", "opened-per-sample"),
+        ("Set.__getitem__", "self.archive.open(name)", "zipfile.ZipFile.open", None),
+        ("Set.__iter__", "zipfile.ZipFile(shard)", "zipfile.ZipFile.__init__", None),
+        ("Set.__getitem__", "self.base.execute(QUERY, (index,))", "execute", "query-per-sample"),
+        ("Set.__getitems__", "self.base.execute(QUERY, indices)", "execute", None),
+        ("Set.__getitem__", "os.walk(self.root)", "<frozen os>.walk", "listed-per-sample"),
+        ("Set.load", "sorted(self.root.glob(name))", "pathlib.Path.glob", "listed-per-sample"),
+        ("Set.__getitem__", "Path(file).read_bytes()", "pathlib.Path.read_bytes", None),
+    ],
+)
+def test_what_is_done_once_for_many_samples_is_no_mistake(function, call, callee, named):
+    line = SampledLine(file="data.py", line=3, function=function, pct=40.0, call=call, callee=callee)
+    found = [mistake.name for mistake in CATALOGUE if mistake.is_in(WORKER_LINES, line)]
+    assert found == ([named] if named else [])
 
 
 @pytest.mark.parametrize(
@@ -788,14 +810,30 @@ def test_the_values_that_a_metric_reads_are_the_metrics(starved_pct):
     assert "sync-bound" not in {each.code for each in found}
 
 
-def test_values_that_another_line_reads_are_not_a_metrics():
+@pytest.mark.parametrize("starved_pct", [0.0, 100.0])
+def test_values_that_another_line_reads_are_not_a_metrics(starved_pct):
     kept = kept_of_an_h200("f1")
     run = of_a_metric(kept.run)
     reads = replace(run.lines["forward"][-1], line=140, call="loss.item()", callee="item")
     lines = {**run.lines, "forward": (*run.lines["forward"], reads)}
-    run = replace(run, lines=lines, timing=replace(run.timing, gpu_starved_pct=100.0))
+    run = replace(run, lines=lines, timing=replace(run.timing, gpu_starved_pct=starved_pct))
     found = {each.code: each for each in combine(without_run(kept), run).findings}
     assert "one such call is loss.item() at train.py:140" in found["sync-bound"].title
+
+
+def test_a_metric_of_validation_alone_reads_nothing_in_a_step():
+    kept = kept_of_an_h200("f1")
+    lines = of_a_metric(kept.run).lines
+    lines = {"forward": lines["forward"][:1], "validation/step": lines["forward"][1:]}
+    found = {each.code for each in combine(without_run(kept), replace(kept.run, lines=lines)).findings}
+    assert "sync-bound" in found
+
+
+def test_a_metric_is_no_reason_of_waits_where_the_trace_has_none_for_values():
+    kept = kept_of_an_h200("f1")
+    run, no_reads = of_a_metric(kept.run), without_run(kept)
+    no_reads = replace(no_reads, findings=tuple(each for each in no_reads.findings if each.code != "sync-bound"))
+    assert SLOW_CALL not in {each.code for each in combine(no_reads, run).findings}
 
 
 def test_on_a_gpu_a_wait_for_a_value_names_the_line_that_reads_it():

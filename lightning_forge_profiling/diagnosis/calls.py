@@ -38,6 +38,8 @@ SLOW_CALL: Final = "slow-call"
 # where training waits for the lines of a worker
 _WAITS_FOR: Final = {WORKER_LINES: "data", VALIDATION_WORKER_LINES: VALIDATION_DATA}
 
+_NEARLY: Final = 0.9  # of the waits for values: what other lines read is then no cause of its own
+
 _Z: Final = 1.96  # of a 95 % interval
 
 
@@ -75,31 +77,46 @@ class Call:
         return self.spent[0].made.place
 
 
-def find_calls(run: RunEvidence, recorded: Sequence[Operator] = (), idle_ms: float = 0.0) -> tuple[Call, ...]:
+def find_calls(
+    run: RunEvidence, recorded: Sequence[Operator] = (), idle_ms: float = 0.0, *, synced: bool = False
+) -> tuple[Call, ...]:
     """The mistakes of the catalogue on which the fit spends at least `MIN_SHARE_PCT` of its time.
 
     Args:
         run: the run.
         recorded: operators of some of its steps, if a trace has them.
         idle_ms: what the GPU idles in a live step, by a trace; 0 without one.
+        synced: whether that trace shows waits for values of the GPU which cost time.
     """
-    spent: defaultdict[str, list[_Spent]] = defaultdict(list)
-    mistakes = tuple(_loops_as_one(mistakes_in(run, recorded)))
-    of_reads = _reads_ms(run, {made.line for made in mistakes if made.mistake.syncs})
+    made_by_name: defaultdict[str, list[Made]] = defaultdict(list)
+    for made in _loops_as_one(mistakes_in(run, recorded)):
+        made_by_name[made.mistake.name].append(made)
+    syncs = {made.line for each in made_by_name.values() for made in each if synced and made.mistake.syncs}
+    of_reads = _reads_ms(run, syncs)
     waits = _shared(idle_ms, of_reads) if RunTimes.of(run).host_is_ahead else {}
-    for made in mistakes:
+    calls = [_call(run, each, of_reads, waits) for each in made_by_name.values()]
+    return tuple(call for call in calls if 100 * call.seconds >= MIN_SHARE_PCT * LedgerCosts(run).whole_s > 0)
+
+
+def _call(
+    run: RunEvidence,
+    each: Sequence[Made],
+    of_reads: Mapping[SampledLine | None, float],
+    waits: Mapping[SampledLine | None, float],
+) -> Call:
+    """A mistake with what the fit spends on it, and with the GPU's waits for values if nearly all are for its lines."""
+    lines, whole = {made.line for made in each}, sum(of_reads.values())
+    has_reads = sum(of_reads.get(line, 0.0) for line in lines) >= _NEARLY * whole > 0
+    spent = []
+    for made in each:
         seconds, in_steps = _part_s(run, made)
         seconds *= made.share
-        if made.line in waits:
+        if has_reads and made.line in waits:
             seconds = max(seconds, waits[made.line] * LedgerCosts(run).steps / 1e3)
-        spent[made.mistake.name].append(_Spent(made, seconds, in_steps))
-    calls = []
-    for each in spent.values():
-        longest_first, lines = tuple(sorted(each, key=lambda one: -one.seconds)), {one.made.line for one in each}
-        mistake = longest_first[0].made.mistake
-        has_reads = not lines.isdisjoint(waits) or (mistake.syncs and lines >= of_reads.keys())
-        calls.append(Call(mistake, longest_first, "sync-bound" if has_reads else mistake.explains))
-    return tuple(call for call in calls if 100 * call.seconds >= MIN_SHARE_PCT * LedgerCosts(run).whole_s > 0)
+        spent.append(_Spent(made, seconds, in_steps))
+    longest_first = tuple(sorted(spent, key=lambda one: -one.seconds))
+    mistake = longest_first[0].made.mistake
+    return Call(mistake, longest_first, "sync-bound" if has_reads else mistake.explains)
 
 
 def _loops_as_one(made: Iterable[Made]) -> Iterator[Made]:
@@ -202,13 +219,21 @@ def _ledger_without(run: RunEvidence, shares: Mapping[str, float]) -> RunLedger 
     )
 
 
-def with_explained(calls: Iterable[Call], findings: Iterable[Finding]) -> tuple[Call, ...]:
-    """The calls with what the trace's findings that go with them save."""
+def with_explained(calls: Iterable[Call], findings: Iterable[Finding], run: RunEvidence) -> tuple[Call, ...]:
+    """The calls with what the trace's findings that go with them save besides."""
     saves_ms = {finding.code: finding.saves.ms_per_step for finding in findings if finding.saves}
     return tuple(
-        dataclasses.replace(call, explains_ms=saves_ms.get(call.mistake.explains, 0.0) if call.in_steps else 0.0)
+        dataclasses.replace(call, explains_ms=_besides_ms(call, saves_ms.get(call.explains, 0.0), run))
         for call in calls
     )
+
+
+def _besides_ms(call: Call, saves_ms: float, run: RunEvidence) -> float:
+    if not call.in_steps:
+        return 0.0
+    # the GPU waits for what a call reads itself while the host is in it
+    inside_ms = 0.0 if call.explains == call.mistake.explains else 1e3 * call.seconds / LedgerCosts(run).steps
+    return max(saves_ms - inside_ms, 0.0)
 
 
 def call_findings(run: RunEvidence, calls: Iterable[Call]) -> list[Finding]:

@@ -65,6 +65,7 @@ class Mistake:
     in_loop: bool = False  # whether it is one only in a loop: a single such call may be what has to be done
     within: str = ""  # a regular expression of the parts of the fit in which it is one; "" for all
     call: str = ""  # a regular expression that the source of the call begins with; "" for any
+    function: str = ""  # one that the name of the function which makes it begins with
     small: bool = False  # whether it is one only of operators so small that fewer and larger ones do the same in less
     also: str = ""  # another part that is its too: as much of backward as of forward, or all of the collections
     least_pct: float = 0.0  # of the part's time that a line has to have
@@ -82,6 +83,7 @@ class Mistake:
             bool(self.callee)
             and (not self.small or (small and (line.waiting_pct or 0.0) < _WAITS_PCT))
             and re.match(self.call, line.call) is not None
+            and re.match(self.function, line.function) is not None
             and re.fullmatch(self.callee, line.callee or ("" if line.file else line.function)) is not None
             and (not self.each_batch or _is_of_each_batch(part, line.function))
             and (line.in_loop or not self.in_loop)
@@ -92,6 +94,8 @@ class Mistake:
 
 
 _IN_DATASET: Final = f"data$|{WORKER_LINES}$|validation(/data|/loader|/worker)?$"
+
+_OF_ONE: Final = r"(?!.*\.(__iter__|__getitems__)$)"  # those are of all samples, of a batch
 
 _IN_STEP: Final = r"(forward|backward|optimizer|other)$|(callback|module)/"
 # functions in C, and packages of functions, that are no part of a model as a rule
@@ -152,21 +156,24 @@ CATALOGUE: Final = (
     ),
     Mistake(
         "listed-per-sample",
-        r"glob\..*|pathlib\..*\.(r?glob|iterdir|walk)|os\.walk|listdir|scandir",
+        r"glob\..*|(<frozen os>|os)\.walk|listdir|scandir|"
+        r"pathlib\..*\.(r?glob|iterdir|walk|__lt__|_from_parsed_string)(\.<locals>.*)?",
         "a folder is listed for each sample",
         "List it once, in the dataset's __init__.",
         fix="self.files = sorted(glob.glob(pattern))  # in __init__",
         each_batch=False,
         within=_IN_DATASET,
+        function=_OF_ONE,
     ),
     Mistake(
         "opened-per-sample",
-        r"(zipfile\.ZipFile|tarfile\.TarFile|h5py\..*File)\.(__init__|open)|connect",
-        "a file of many samples is opened for each of them",
+        r"(zipfile\.ZipFile|h5py\..*File)\.__init__|connect",
+        "a file or a database of many samples is opened for each of them",
         "Open it once in each worker, at its first sample: an open file cannot be sent to workers.",
         fix="if self.file is None: self.file = zipfile.ZipFile(self.path)  # in __getitem__",
         each_batch=False,
         within=_IN_DATASET,
+        function=_OF_ONE,
         left="reading the sample",
     ),
     Mistake(
@@ -177,6 +184,7 @@ CATALOGUE: Final = (
         "__getitems__(indices).",
         each_batch=False,
         within=_IN_DATASET,
+        function=_OF_ONE,
         left="the query with an index",
     ),
     Mistake(
@@ -253,12 +261,13 @@ CATALOGUE: Final = (
         "clipped-per-parameter",
         r"torch\.nn\.utils\.clip_grad\..*",
         "gradients are clipped parameter by parameter",
-        "Clip all in one call, by the norm of all of them together; Trainer(gradient_clip_val=...) does that too.",
+        "Clip all in one call, which takes them by the norm of all together; Trainer(gradient_clip_val=...) does that "
+        "too. clip_grad_value_ takes all parameters as well.",
         in_loop=True,
+        call=r"(?!.*param(eter)?s)",  # those of a group, or of one of several models
         within=_IN_STEP,
         fix="torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0)",
         left="what that call takes",
-        explains="sync-bound",
     ),
     Mistake(
         "average-per-parameter",
@@ -333,7 +342,7 @@ CATALOGUE: Final = (
     ),
     Mistake(
         "item-by-item",
-        r"(torch\.(?!optim|autograd|nn\.modules\.|utils\.data\.|.*\.(forward|backward)$).*|[^.]*)",
+        r"(torch\.(?!optim|autograd|nn\.(modules|utils)\.|utils\.data\.|.*\.(forward|backward)$).*|[^.]*)",
         "a loop does one item at a time, in calls so small that calling is most of their time",
         _AT_ONCE,
         in_loop=True,

@@ -91,13 +91,14 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
     recorded = min(traced, key=lambda each: each.rank).operators if traced else ()
     steps = RecordedSteps(analysis, LiveRun(compared, own, late)) if analysis is not None and traced else None
     idle_ms = 0.0 if steps is None or not steps.rank.gpu.busy_ms_per_step else steps.idle_ms[1]
-    calls = find_calls(own, recorded, idle_ms) if enough else ()
+    synced = analysis is not None and any(finding.code == "sync-bound" for finding in analysis.findings)
+    calls = find_calls(own, recorded, idle_ms, synced=synced) if enough else ()
     run = LiveRun(compared, without_calls(own, calls), late)
     if analysis is not None and evidence.timing.steps < MIN_STEPS:
         combined = replace(analysis, run=run.all)
     else:
         findings, differences = _to_live_step(analysis, run)
-        calls = with_explained(calls, findings)
+        calls = with_explained(calls, findings, own)
         explained = {call.explains for call in calls}
         findings = [finding for finding in findings if finding.code not in explained]
         named = call_findings(own, calls)

@@ -24,7 +24,7 @@ pytest = ulimit -c `ulimit -Hc`; $(2) OMP_NUM_THREADS=1 $(RUN) -m pytest -m "not
 	--dist loadfile --no-loadscope-reorder --max-worker-restart=0 $(3)
 alone = $(call pytest,real_time and ($(1)),$(2),--numprocesses 0 --reruns 1 $(3))
 
-# `slow` takes many seconds or starts processes, `real_time` needs a machine with a free core, `browser` needs Chromium;
+# `slow` takes many seconds or starts processes, `real_time` needs the machine for itself, `browser` needs Chromium;
 # `smoke` is one of each kind.
 QUICK := smoke or not (slow or real_time or browser)
 # with the lowest Lightning: all but what takes long

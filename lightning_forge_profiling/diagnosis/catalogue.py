@@ -261,8 +261,8 @@ CATALOGUE: Final = (
         "clipped-per-parameter",
         r"torch\.nn\.utils\.clip_grad\..*",
         "gradients are clipped parameter by parameter",
-        "Clip all in one call, which takes them by the norm of all together; Trainer(gradient_clip_val=...) does that "
-        "too. clip_grad_value_ takes all parameters as well.",
+        "Clip all parameters in one call, as Trainer(gradient_clip_val=...) does. clip_grad_norm_ then limits the norm "
+        "of all gradients together; clip_grad_value_ gives what it gave.",
         in_loop=True,
         call=r"(?!.*param(eter)?s)",  # those of a group, or of one of several models
         within=_IN_STEP,

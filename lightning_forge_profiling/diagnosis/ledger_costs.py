@@ -283,7 +283,7 @@ def _own_waits(
     regions = dict(cpu.regions)
     for name in waits_ms.keys() & regions.keys():
         was, blocked_pct = regions[name], 100 * scale * waits_ms[name] / own[name].device_ms
-        longer_pct = was.longer_pct * evidence.timing.regions[name].device_ms / own[name].device_ms
+        longer_pct = scale * was.longer_pct * evidence.timing.regions[name].device_ms / own[name].device_ms
         regions[name] = replace(was, blocked_pct=blocked_pct, longer_pct=min(longer_pct, blocked_pct))
     return replace(cpu, regions=regions)
 

@@ -436,7 +436,10 @@ class RunTimes:
         return sum(self.cpu.blocked_pct(name) * self.region(name).device_ms / 100 for name in regions)
 
     def waits_each_step_ms(self, name: str) -> float:
-        """The same as if the two steps that waited longest were like the third: a machine interrupts some steps."""
+        """Milliseconds per step in which a region waits, if the two longest waits were like the third.
+
+        A machine interrupts some steps, which is no wait of the code's.
+        """
         region = self.cpu.regions.get(name) if self.cpu is not None else None
         steady = 1 - region.longer_pct / region.blocked_pct if region is not None and region.blocked_pct else 1.0
         return steady * self.blocked_ms(name)

@@ -457,7 +457,7 @@ def test_activations_that_are_computed_again_by_hand_are_named_with_as_much_of_b
     assert found.evidence["mistake"] == "activation-checkpointing"
     assert "go to checkpoint(layer, x, use_reentrant=False) at tests/test_calls.py:" in found.title
     forward_ms = analysis.run.timing.regions["forward"].device_ms
-    assert 0.5 * forward_ms < found.saves.ms_per_step <= forward_ms
+    assert 0.5 * forward_ms < found.saves.ms_per_step <= forward_ms * 1.000001  # of a share of the step: rounded
 
 
 class CountsOneByOne(Net):

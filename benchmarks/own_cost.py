@@ -1,11 +1,13 @@
 """What this package adds to the mean step of a run, to its garbage collections, and to a fit as a whole.
 
-Each contender trains in fresh processes, in turns: without callbacks, and with both, which record a window and log to
-TensorBoard at each step that the Trainer logs. A clock of the benchmark's own takes the mean of the steps that count,
-rare slow ones included, where a median would hide them. `--cores 1 --together 4` pins four fits to one core, where
-whatever this package does beside the training competes with the steps.
+Each contender trains in fresh processes, in turns: without callbacks, with `ForgeProfilerCallback`, which records a
+window and samples the stack, and with both, which also log to TensorBoard at each step that the Trainer logs. A clock
+of the benchmark's own takes the mean of the steps that count, rare slow ones included, where a median would hide them,
+and the training thread's own CPU time, which other processes lengthen less. `--cores 1 --together 4` pins four fits to
+one core, where whatever this package does beside the training competes with the steps.
 
     python -m benchmarks.own_cost
+    python -m benchmarks.own_cost --log-every 1
     python -m benchmarks.own_cost --cores 1 --together 4
     python -m benchmarks.own_cost --workload gpt --devices 2 --steps 200
     python -m benchmarks.own_cost --quick    # few steps
@@ -35,14 +37,15 @@ from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 WARMUP, WINDOW = 10, range(29, 34)
 """Steps that do not count: the warm-up, and those from the profiler's warm-up to the step that stops it."""
 
-CONTENDERS = ("none", "both callbacks")
+CONTENDERS = ("none", "profiler", "both callbacks")
 
 
 class Clock(Callback):
-    """Host time of each counted step, and the garbage collections in them."""
+    """Host and CPU time of each counted step, and the garbage collections in them."""
 
     def __init__(self) -> None:
-        self.step, self.ended_ns, self.steps_ms = 0, 0, list[float]()
+        self.step, self.ended_ns, self.used_ns = 0, 0, 0
+        self.steps_ms, self.cpu_ms = list[float](), list[float]()
         self.collections: dict[int, list[float]] = {0: [], 1: [], 2: []}
 
     def on_train_start(self, *_: Any) -> None:
@@ -55,10 +58,11 @@ class Clock(Callback):
 
     def on_train_batch_end(self, *_: Any, **__: Any) -> None:
         """Stamp the end of a batch."""
-        now_ns = time.perf_counter_ns()
+        now_ns, used_ns = time.perf_counter_ns(), time.thread_time_ns()
         if self.counts:
             self.steps_ms.append((now_ns - self.ended_ns) / 1e6)
-        self.step, self.ended_ns = self.step + 1, now_ns
+            self.cpu_ms.append((used_ns - self.used_ns) / 1e6)
+        self.step, self.ended_ns, self.used_ns = self.step + 1, now_ns, used_ns
 
     @property
     def counts(self) -> bool:
@@ -79,10 +83,11 @@ def fit(contender: str, args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     steps, folder = args.steps, args.folder
     clock, throughput = Clock(), ThroughputCallback()
-    ours = [] if contender == "none" else [ForgeProfilerCallback(30, 33), throughput]
+    ours: list[Callback] = [] if contender == "none" else [ForgeProfilerCallback(30, 33)]
+    ours += [throughput] if contender == "both callbacks" else []
     logger = TensorBoardLogger(folder, name=f"{os.getpid()}")
     options = {"devices": args.devices, "strategy": "ddp"} if args.devices > 1 else {}
-    made = trainer(folder, steps, callbacks=[clock, *ours], logger=logger, log_every_n_steps=1, **options)
+    made = trainer(folder, steps, callbacks=[clock, *ours], logger=logger, log_every_n_steps=args.log_every, **options)
     gpt = args.workload == "gpt"
     data = random_tokens(steps + 10) if gpt else DataLoader(torch.randn(steps + 10, 1, 64), batch_size=None)
     began = time.perf_counter()
@@ -94,6 +99,7 @@ def fit(contender: str, args: argparse.Namespace) -> None:
         fit_s=time.perf_counter() - began,
         mean_ms=statistics.fmean(clock.steps_ms),
         median_ms=statistics.median(clock.steps_ms),
+        cpu_ms=statistics.fmean(clock.cpu_ms),
         counted_ms=throughput.summary().get("time/step_ms"),
         collections=[len(each) for each in clock.collections.values()],
         collections_ms=sum(took),
@@ -110,7 +116,7 @@ def together(contender: str, folder: str, args: argparse.Namespace) -> None:
     found = [json.loads(child.communicate()[0].splitlines()[-1]) for child in children]
     means = {
         name: statistics.fmean(each[name] for each in found)
-        for name in ("fit_s", "mean_ms", "median_ms", "collections_ms", "longest_ms")
+        for name in ("fit_s", "mean_ms", "median_ms", "cpu_ms", "collections_ms", "longest_ms")
     }
     counted = [each["counted_ms"] for each in found if each["counted_ms"] is not None]
     fresh.answer(
@@ -120,8 +126,8 @@ def together(contender: str, folder: str, args: argparse.Namespace) -> None:
 
 def sizes(args: argparse.Namespace) -> list[str]:
     """The arguments that a child gets too."""
-    names = ("steps", "cores", "together", "workload", "devices")
-    return [text for name in names for text in (f"--{name}", str(getattr(args, name)))]
+    names = ("steps", "cores", "together", "workload", "devices", "log_every")
+    return [text for name in names for text in (f"--{name.replace('_', '-')}", str(getattr(args, name)))]
 
 
 def row(mine: Sequence[fresh.Outcome], control: Sequence[fresh.Outcome]) -> list[str]:
@@ -132,6 +138,7 @@ def row(mine: Sequence[fresh.Outcome], control: Sequence[fresh.Outcome]) -> list
         *(fresh.spread([result[name] for result in found], ".3f") for name in ("mean_ms", "median_ms")),
         fresh.spread(counted, ".3f"),
         fresh.spread(fresh.paired(mine, control, lambda m, c: m["mean_ms"] / c["mean_ms"]), ".3f"),
+        fresh.spread(fresh.paired(mine, control, lambda m, c: m["cpu_ms"] / c["cpu_ms"]), ".3f"),
         fresh.spread(fresh.paired(mine, control, lambda m, c: (m["counted_ms"] or m["mean_ms"]) / c["mean_ms"]), ".3f"),
         str(found[0]["collections"]) if found else "-",
         *(fresh.spread([result[name] for result in found], ".1f") for name in ("collections_ms", "longest_ms")),
@@ -144,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5, metavar="N", help="turns (5)")
     parser.add_argument("--steps", type=int, default=2000, help="of a fit (2000)")
+    parser.add_argument("--log-every", type=int, default=50, metavar="N", help="steps to a row of the logger (50)")
     parser.add_argument("--cores", type=int, default=0, help="pin the fits to so many cores (all)")
     parser.add_argument("--together", type=int, default=1, metavar="N", help="fits at a time (1)")
     parser.add_argument("--workload", choices=("small", "gpt"), default="small", help="launch-bound, or a GPT (small)")
@@ -174,6 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "median ms",
         "mean by us",
         "mean / none",
+        "CPU / none",
         "by us / none",
         "collections by generation",
     )

@@ -551,6 +551,7 @@ class OptimizerSettings(msgspec.Struct, frozen=True, kw_only=True):
         tensors: number of parameter tensors that it updates.
         elements: number of elements of all of them.
         median_elements: median number of elements of a tensor.
+        groups: number of parameter groups.
         manual: whether the module calls it by itself (manual optimization).
     """
 
@@ -559,6 +560,7 @@ class OptimizerSettings(msgspec.Struct, frozen=True, kw_only=True):
     tensors: int
     elements: int
     median_elements: int
+    groups: int = 1
     manual: bool = False
 
 
@@ -705,7 +707,8 @@ class Switches(msgspec.Struct, frozen=True, kw_only=True):
         not_updated: the part of the module with most of the parameters that have gradients and are in no optimizer; ""
             for none.
         not_updated_pct: their share of all parameters with gradients, by elements.
-        padding_pct: share of the positions of a batch that its `attention_mask` leaves out; 0 without one.
+        padding_pct: share of the positions of a batch that are padding, by its `attention_mask` or by the number that
+            all rows of integers end in; 0 without such rows.
     """
 
     anomaly_detection: bool = False
@@ -1259,8 +1262,8 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
         pct: the same in percent of the step.
         at_most: whether it is what is saved if all of the cause goes; else the expected value.
         text: the same as a sentence.
-        low_pct: lower end of the interval of `pct`, by changes that were made (docs/measured.md, "Fixes"); None where
-            the steps were not played again.
+        low_pct: lower end of the interval of `pct`, by changes that were made (docs/measured.md, "Fixes") and by the
+            number of samples of a line; None where neither is known.
         high_pct: its upper end.
     """
 

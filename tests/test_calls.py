@@ -212,6 +212,46 @@ class Files(Dataset):
         return torch.frombuffer(bytearray(Path(file).read_bytes()), dtype=torch.float32), index % 2
 
 
+class Replay(Dataset):
+    """Draws from all that it keeps for each sample."""
+
+    def __len__(self):
+        return 1600
+
+    def __getitem__(self, index):
+        rows = np.random.choice(40_000, 16, replace=False)  # noqa: NPY002  (as users do)
+        return torch.from_numpy(rows).float(), index % 2
+
+
+class ReadsAnew(Net):
+    """Draws from a second loader, whose sampler orders all samples for each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.others = DataLoader(TensorDataset(torch.rand(100_000, 16)), 64, shuffle=True)
+
+    def training_step(self, batch):
+        return super().training_step(batch) + 0 * next(iter(self.others))[0].mean()
+
+
+class ReadsOn(ReadsAnew):
+    def on_train_start(self):
+        self.batches = iter(self.others)
+
+    def training_step(self, batch):
+        return Net.training_step(self, batch) + 0 * next(self.batches)[0].mean()
+
+
+class KeepsAll(L.Callback):
+    """Copies all outputs for each new one."""
+
+    def __init__(self):
+        self.outputs = torch.empty(0, 4096)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.outputs = torch.cat([self.outputs, torch.rand(64, 4096)])
+
+
 class Archive(Dataset):
     """A file of many samples, which is opened for each."""
 
@@ -310,6 +350,8 @@ def call_of(analysis):
         (Net, {"train": NormalizesAll}, "all-samples-per-sample", "self.x.std(0) at"),
         (Net, {"train": Files}, "listed-per-sample", 'glob.glob(f"{self.folder}/*.bin") at'),
         (Net, {"train": Archive}, "opened-per-sample", "zipfile.ZipFile(self.path) at"),
+        (Net, {"train": Replay}, "ordered-per-batch", "np.random.choice(40_000, 16, replace=False) at"),
+        (ReadsAnew, {}, "loader-in-step", "next(iter(self.others)) at"),
         (
             Net,
             {"train": Database},
@@ -330,6 +372,22 @@ def test_a_mistake_is_named_with_its_call_and_line(tmp_path, model, loaders, mis
     assert " at tests/test_calls.py:" in found.title or mistake == "collated"
     assert found.share_pct > 5
     assert found.saves.at_most is (mistake not in {"one-hot", "listed-per-sample"})
+
+
+@pytest.mark.slow
+def test_what_copies_all_earlier_batches_is_named_with_how_it_grows():
+    found = call_of(analysed(Net(), data(12_000), None, KeepsAll()))
+    assert found.evidence["mistake"] == "all-concatenated"
+    assert "torch.cat([self.outputs, torch.rand(64, 4096)]) at tests/test_calls.py:" in found.title
+    assert "it grows from" in found.title
+    low, high = found.saves.low_pct, found.saves.high_pct
+    assert low < found.saves.pct < high
+    assert f"({found.saves.pct:.0f} %, {low:.0f} to {high:.0f} %), less one copy" in found.saves.text
+
+
+@pytest.mark.slow
+def test_an_iterator_that_is_kept_is_no_mistake():
+    assert call_of(analysed(ReadsOn(), data(12_800), max_epochs=1)) is None
 
 
 @pytest.mark.slow
@@ -423,6 +481,26 @@ def test_padding_is_what_a_tokenizers_mask_leaves_out():
     assert padding_pct({"input_ids": ids, "attention_mask": torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])}) == 25.0
     assert padding_pct({"input_ids": ids, "attention_mask": torch.tensor([[0, 0, 0, 1], [0, 1, 1, 1]])}) == 50.0
     assert padding_pct((ids, ids)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("rows", "pct"),
+    [
+        ([[7, 8, 9, 0, 0, 0, 0, 0], [7, 0, 9, 9, 0, 0, 0, 0]], None),  # with a 0 that counts
+        ([[7, 8, 9, 0, 0, 0, 0, 0], [7, 6, 9, 9, 0, 0, 0, 0]], 100 * 9 / 16),
+        ([[7, 8, 9, 1, 1, 1, 1, 1], [7, 6, 9, 9, 9, 9, 9, 9]], None),  # as long as the longest
+        ([[0] * 8, [7, 6, 9, 9, 0, 0, 0, 0]], None),
+        ([[1, 2, 0], [3, 4, 0]], None),  # columns of a table
+        ([[1, 0, 0, 1, 0, 0, 1, 0], [0, 1, 0, 0, 0, 1, 0, 0]], None),  # classes
+    ],
+)
+def test_padding_without_a_mask_is_what_all_rows_end_in(rows, pct):
+    ids = torch.tensor(rows)
+    labels = torch.zeros(2).long()
+    for batch in (ids, (ids, labels), [labels, ids], {"tokens": ids, "y": labels}):
+        assert padding_pct(batch) == pytest.approx(pct or 0.0)
+    assert padding_pct((ids, torch.rand(2, 3, 8, 8))) == 0.0
+    assert padding_pct(ids.float()) == 0.0
 
 
 @pytest.mark.slow
@@ -704,6 +782,9 @@ def test_an_embedding_whose_gradient_has_few_rows_or_needs_all_is_no_mistake(mod
         ("w.abs()", "abs"),
         ("torch.nn.utils.clip_grad_norm_(self.critic.parameters(), 1.0)", "torch.nn.utils.clip_grad.clip_grad_norm_"),
         ("(m(x) for x, _ in loader)", "torch.utils.data.dataloader._BaseDataLoaderIter.__next__"),
+        ("next(self.batches)", "torch.utils.data.dataloader._BaseDataLoaderIter.__next__"),
+        ("torch.cat([x, self.skip], dim=1)", "cat"),
+        ("torch.cat([self.encode(x), y])", "cat"),
     ],
 )
 def test_what_a_model_consists_of_is_no_mistake(call, callee):

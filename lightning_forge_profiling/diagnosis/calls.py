@@ -13,6 +13,7 @@ from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
 from lightning_forge_profiling.diagnosis.rule import (
     MIN_SHARE_PCT,
     Explanation,
+    Interval,
     RunTimes,
     as_finding,
     expected,
@@ -31,6 +32,7 @@ from lightning_forge_profiling.schema import (
     RunEvidence,
     RunLedger,
     SampledLine,
+    Saving,
 )
 
 SLOW_CALL: Final = "slow-call"
@@ -244,16 +246,28 @@ def call_findings(run: RunEvidence, calls: Iterable[Call]) -> list[Finding]:
 def _finding(call: Call, run: RunEvidence) -> Finding:
     costs, mistake = LedgerCosts(run), call.mistake
     at_most = bool(mistake.left) or (run.timing.on_device and mistake.setting is None)
+    samples = sum(line.samples for line in {each.made.line for each in call.spent} if line is not None)
+    error = min(_Z / max(samples, 1) ** 0.5, 1.0)  # of a count
+
+    def known(share_pct: float) -> Interval | None:
+        return (share_pct * (1 - error), min(share_pct * (1 + error), 100.0)) if samples else None
+
+    saves: Saving | None
     if call.in_steps:
         step_ms = run.timing.step_ms.mean
         ms = min(1e3 * call.seconds / costs.steps + call.explains_ms, step_ms)
         share_pct, took = 100 * ms / step_ms, f"{in_ms(ms)} of each {in_ms(step_ms)} step"
-        saves = saving(ms, step_ms, at_most=True, left=mistake.left) if at_most else expected(ms, step_ms, SLOW_CALL)
+        if at_most:
+            saves = saving(ms, step_ms, at_most=True, left=mistake.left, between_pct=known(share_pct))
+        else:
+            saves = expected(ms, step_ms, SLOW_CALL, known(share_pct))
     else:
         seconds = min(call.seconds, costs.whole_s)
         share_pct = 100 * seconds / costs.whole_s
         took = f"{in_s(seconds)} of the fit's {in_s(costs.whole_s)}"
-        saves = saving_of_fit(seconds, costs.whole_s, costs.steps, at_most=at_most, left=mistake.left)
+        saves = saving_of_fit(
+            seconds, costs.whole_s, costs.steps, at_most=at_most, left=mistake.left, between_pct=known(share_pct)
+        )
     explained = Explanation(
         f"{took} go to {call.place}: {mistake.wrong}",
         {
@@ -265,8 +279,6 @@ def _finding(call: Call, run: RunEvidence) -> Finding:
         mistake.instead,
         mistake.fix,
     )
-    samples = sum(line.samples for line in {each.made.line for each in call.spent} if line is not None)
-    error = min(_Z / max(samples, 1) ** 0.5, 1.0)  # of a count
     return as_finding(
         SLOW_CALL,
         explained,
@@ -274,5 +286,5 @@ def _finding(call: Call, run: RunEvidence) -> Finding:
         saves=saves if mistake.predicted else None,
         run=run,
         of="step" if call.in_steps else "run",
-        between_pct=(share_pct * (1 - error), min(share_pct * (1 + error), 100.0)) if samples else None,
+        between_pct=known(share_pct),
     )

@@ -110,8 +110,8 @@ _FUNCTIONS_OF: Final = (
 )
 _AT_ONCE: Final = (
     "Where one item does not need the one before, do all in one call: of the whole batch, of stacked tensors, with an "
-    "index (bincount, index_add_, scatter_add_), or of a list (torch._foreach_mul_). What is only looked at or written "
-    "down need not come in each step."
+    "index (bincount, index_add_, scatter_add_), or of a list (torch._foreach_mul_); a recurrence over time in one of "
+    "nn.GRU, nn.LSTM or nn.RNN. What is only looked at or written down need not come in each step."
 )
 
 CATALOGUE: Final = (
@@ -222,6 +222,17 @@ CATALOGUE: Final = (
         left="indexing the result",
     ),
     Mistake(
+        "ordered-per-batch",
+        r"choice",
+        "without replacement it orders all that it draws from, for each batch or sample",
+        "Draw numbers in place of an order: random.sample(range(n), k) or Generator.choice(..., shuffle=False) for k "
+        "that differ, torch.randint(n, (k,)) for any.",
+        fix="random.sample(range(n), k)",
+        each_batch=False,
+        call=r".*\breplace=False",
+        left="drawing the numbers",
+    ),
+    Mistake(
         "converted-per-sample",
         r"(torch\.)?(tensor|as_tensor|FloatTensor|LongTensor)|array|asarray",
         "each sample is converted from Python objects, or copied",
@@ -296,6 +307,27 @@ CATALOGUE: Final = (
         "Do it every n steps.",
         fix="if self.global_step % 100 == 0:  # around that line",
         left="that of each n-th step",
+    ),
+    Mistake(
+        "loader-in-step",
+        r"torch\.utils\.data\.dataloader\..*",
+        "it begins to read a loader anew for each batch: its sampler orders all samples again, and its workers start",
+        "Keep the iterator, and make a new one only where it ends (StopIteration). Or return all loaders from "
+        "train_dataloader() as a dict: each batch is then a dict of one batch of each.",
+        fix="batch = next(self.batches)  # self.batches = iter(loader) in on_train_start, and at StopIteration",
+        call=r".*\biter\(",
+        within=_IN_STEP,
+        left="reading a batch",
+    ),
+    Mistake(
+        "all-concatenated",
+        r"(torch\.|numpy\..*\.)?_?(cat|concat|concatenate|vstack|hstack|append)",
+        "it copies what all earlier batches have left, for each batch again",
+        "Append each batch's to a list, and concatenate the list once, where it is used.",
+        fix="self.outputs.append(output)  # and torch.cat(self.outputs) at the epoch's end",
+        call=r".*\b(cat|concat\w*|[vh]stack|append)\([\[(]?\s*self\.\w+\s*,",
+        function=r".*(_step|\bon_\w+)$",
+        left="one copy of all",
     ),
     Mistake(
         "synced-to-disk",
@@ -425,10 +457,10 @@ CATALOGUE: Final = (
     Mistake(
         "padding",
         "",
-        "the model computes what the attention mask leaves out",
+        "the model computes them for nothing",
         'Pad to the longest sample of each batch, in collate_fn, in place of all to one length (padding="max_length"), '
         "and put samples of like length in a batch: group_by_length=True, or a sampler of your own.",
-        fix='DataCollatorWithPadding(tokenizer)  # and no padding="max_length" in the tokenizer',
+        fix="pad_sequence(samples, batch_first=True)  # in collate_fn; or DataCollatorWithPadding(tokenizer)",
         left="what the samples of a batch differ by",
         setting=padding,
     ),

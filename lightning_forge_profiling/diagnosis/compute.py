@@ -168,19 +168,20 @@ def _gpu_saving(context: RuleContext) -> float | None:
 
 def _explain_operators(context: RuleContext) -> Explanation:
     cpu = context.cpu
-    costliest = ", ".join(f"{name} {context.pct(ms):.0f} %" for name, ms in cpu.costliest_ms_per_step.items())
+    shares = ((name, context.pct(ms)) for name, ms in cpu.costliest_ms_per_step.items())
+    costliest = ", ".join(f"{name} {pct:.0f} %" for name, pct in shares if pct >= _ROUNDS_TO_ONE_PCT)
     threads = _threads(cpu, None if context.run is None else context.run.machine.cpu)
     numbers = {"intra_op_threads": cpu.intra_op_threads, "usable_cores": cpu.usable_cores}
     return Explanation(
-        f"operators outside data loader and optimizer take {context.of_step(cpu.operators_ms_per_step, bound=True)} "
-        f"on the CPU; largest self times: {costliest} of the step",
+        f"the model's operators take {context.of_step(cpu.operators_ms_per_step, bound=True)} on the CPU",
         {
             "operators_ms_per_step": cpu.operators_ms_per_step,
             "own_time_per_step": ", ".join(f"{name} {in_ms(ms)}" for name, ms in cpu.costliest_ms_per_step.items()),
             "threads_that_run_operators": cpu.operator_threads,
             **{name: number for name, number in numbers.items() if number is not None},
         },
-        f"{threads}Cheaper: torch.compile, a smaller model, or a GPU if its operations are large.",
+        f"{threads}Cheaper: torch.compile, a smaller model, or a GPU if its operations are large. Largest by their own "
+        f"time: {costliest} of the step.",
     )
 
 

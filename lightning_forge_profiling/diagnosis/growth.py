@@ -98,10 +98,14 @@ def _from_to(growth: PartGrowth) -> str:
     return f"from {in_ms(growth.first_ms)} to {in_ms(growth.last_ms)} a step over the run"
 
 
+_BEFORE_FIRST: Final = 1 / 8  # the ends are the middles of the first and last fifth: a tenth and nine tenths of the run
+
+
 def _more_ms(name: str, growth: PartGrowth, run: RunEvidence) -> float:
-    """What a step takes more of a part than in the beginning."""
+    """What a step takes more of a part than in the very beginning, if it grows by as much with each step."""
     region = run.timing.regions.get(name)
-    return (LedgerCosts(run).exposed_ms(name) if region is None else region.device_ms) - growth.first_ms
+    at_0_ms = max(growth.first_ms - _BEFORE_FIRST * (growth.last_ms - growth.first_ms), 0.0)
+    return (LedgerCosts(run).exposed_ms(name) if region is None else region.device_ms) - at_0_ms
 
 
 def _is_own(name: str, growth: PartGrowth, run: RunEvidence) -> bool:

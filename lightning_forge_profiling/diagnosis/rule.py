@@ -71,6 +71,7 @@ PERSISTENT: Final = "DataLoader(..., persistent_workers=True)"
 RECORD_STACKS: Final = "forge-profiling run --stacks, or ForgeProfilerCallback(with_stack=True),"
 
 Evidence = dict[str, float | str]
+Interval = tuple[float, float]
 Context = TypeVar("Context")
 
 
@@ -134,7 +135,7 @@ def as_finding(
     run: RunEvidence | None = None,
     rank: int | None = None,
     of: Literal["step", "run", "memory"] = "step",
-    between_pct: tuple[float, float] | None = None,
+    between_pct: Interval | None = None,
 ) -> Finding:
     """A finding in its words, of a trace or of a run; by default a run's is on its own rank, if there are several."""
     if run is not None and rank is None and run.ranks.world_size > 1:
@@ -163,19 +164,45 @@ _BOUND: Final = ", if all of it goes"
 
 
 def saving(
-    ms: float | None, step_ms: float, *, at_most: bool, cost_ms: float | None = None, left: str = ""
+    ms: float | None,
+    step_ms: float,
+    *,
+    at_most: bool,
+    cost_ms: float | None = None,
+    left: str = "",
+    between_pct: Interval | None = None,
 ) -> Saving | None:
-    """A predicted saving of so much of each step; `left` is what of it stays, in words."""
+    """A predicted saving of so much of each step.
+
+    Args:
+        ms: milliseconds of a step; None if unknown.
+        step_ms: the step.
+        at_most: whether it is what is saved if all of the cause goes.
+        cost_ms: milliseconds of a step that the cause takes; None for as many as are saved.
+        left: what of it stays, in words.
+        between_pct: the interval that they are known to, in percent of the step.
+    """
     if ms is None or ms <= 0 or step_ms <= 0:
         return None
     ms = min(ms, step_ms)
     pct = 100 * ms / step_ms
-    text = f"That saves {'at most' if at_most else 'about'} {in_ms(ms)} a step ({pct:.0f} %)"
+    text = f"That saves {'at most' if at_most else 'about'} {in_ms(ms)} a step ({pct:.0f} %{_known_to(between_pct)})"
     if cost_ms is not None and ms > _BEYOND * cost_ms:
         text += ", other waits for the host included: without this delay, the host runs ahead of the GPU"
     elif at_most:
         text += f", less {left}" if left else _BOUND
-    return Saving(ms_per_step=ms, pct=pct, at_most=at_most, text=f"{text}.")
+    return _saving(ms, pct, f"{text}.", between_pct, at_most=at_most)
+
+
+def _saving(ms: float, pct: float, text: str, between_pct: Interval | None, *, at_most: bool) -> Saving:
+    low_pct, high_pct = between_pct or (None, None)
+    return Saving(ms_per_step=ms, pct=pct, at_most=at_most, text=text, low_pct=low_pct, high_pct=high_pct)
+
+
+def _known_to(between_pct: Interval | None) -> str:
+    """An interval behind its percentage; "" if there is none, or it is no wider than its rounding."""
+    low, high = (f"{each:.0f}" for each in between_pct or (0.0, 0.0))
+    return f", {low} to {high} %" if low != high else ""
 
 
 class _Measured(NamedTuple):
@@ -227,7 +254,7 @@ def replayed_saving(replay: Replay | None, code: str, live_ms: float | None = No
 _NOTHING: Final = "That saves nothing by itself: the host would set the pace."
 
 
-def expected(ms: float, step_ms: float, code: str, between_pct: tuple[float, float] | None = None) -> Saving:
+def expected(ms: float, step_ms: float, code: str, between_pct: Interval | None = None) -> Saving:
     """A saving of so much of each step with its interval, by what changes that were made saved.
 
     Args:
@@ -239,10 +266,9 @@ def expected(ms: float, step_ms: float, code: str, between_pct: tuple[float, flo
     pct = min(100 * ms / step_ms, 100.0)
     low_pct, high_pct = between_pct or (pct, pct)
     measured = measured_pct(pct, code)
-    low_pct, high_pct = max(min(low_pct, measured[0]), 0.0), min(max(high_pct, measured[1]), 100.0)
-    interval = f", {low_pct:.0f} to {high_pct:.0f} %" if f"{low_pct:.0f}" != f"{high_pct:.0f}" else ""
-    text = f"That saves about {in_ms(ms)} a step ({pct:.0f} %{interval})."
-    return Saving(ms_per_step=ms, pct=pct, at_most=False, text=text, low_pct=low_pct, high_pct=high_pct)
+    between_pct = max(min(low_pct, measured[0]), 0.0), min(max(high_pct, measured[1]), 100.0)
+    text = f"That saves about {in_ms(ms)} a step ({pct:.0f} %{_known_to(between_pct)})."
+    return _saving(ms, pct, text, between_pct, at_most=False)
 
 
 def _left(step_ms: Sequence[float], after_ms: Sequence[float], live_ms: float) -> list[float]:
@@ -261,15 +287,20 @@ def _left(step_ms: Sequence[float], after_ms: Sequence[float], live_ms: float) -
 
 
 def saving_of_fit(
-    seconds: float, whole_s: float, steps: int, *, at_most: bool, whole: str = "fit", left: str = ""
+    seconds: float,
+    whole_s: float,
+    steps: int,
+    *,
+    at_most: bool,
+    whole: str = "fit",
+    left: str = "",
+    between_pct: Interval | None = None,
 ) -> Saving:
-    """A predicted saving of the fit's wall time, or of the run's, which begins before it; `left` is what stays."""
-    pct, bound = 100 * seconds / whole_s, "at most" if at_most else "about"
-    less = f", less {left}" if left else _BOUND
-    text = (
-        f"That saves {bound} {in_s(seconds)} of the {whole}'s {in_s(whole_s)} ({pct:.0f} %){less if at_most else ''}."
-    )
-    return Saving(ms_per_step=1e3 * seconds / steps, pct=pct, at_most=at_most, text=text)
+    """A predicted saving of the fit's wall time, or of the run's, which begins before it; the rest as `saving`."""
+    pct, bound, known = 100 * seconds / whole_s, "at most" if at_most else "about", _known_to(between_pct)
+    less = "" if not at_most else f", less {left}" if left else _BOUND
+    text = f"That saves {bound} {in_s(seconds)} of the {whole}'s {in_s(whole_s)} ({pct:.0f} %{known}){less}."
+    return _saving(1e3 * seconds / steps, pct, text, between_pct, at_most=at_most)
 
 
 def in_ms(value: float) -> str:

@@ -58,7 +58,7 @@ _MUCH_PADDING_PCT: Final = 20.0  # less is left where samples of about one lengt
 
 
 def padding(run: RunEvidence, recorded: Sequence[Operator]) -> Setting | None:
-    """Positions of a batch that its attention mask leaves out, and the model computes."""
+    """Positions of a batch that are padding, and the model computes."""
     pct = 0.0 if run.settings.switches is None else run.settings.switches.padding_pct
     if pct < _MUCH_PADDING_PCT or are_small(run, recorded):  # of which shorter ones take as long to call
         return None

@@ -187,7 +187,9 @@ _OPERATORS: Final = ("torch.", "lightning.", "pytorch_lightning.")
 _AT_MOST: Final = 1.25
 _INNER: Final = re.compile(r"\.<locals>\.<\w+>")  # a comprehension is part of its function
 _THAT_FUNCTION: Final = "Make that function cheaper, or call it once, ahead of time, or in the loader's workers."
-_CHEAPER: Final = re.compile(r"^Make a sample cheaper \([^)]*\)\. ")  # of which the line is a better description
+# of which the line is a better description
+_CHEAPER: Final = re.compile(r"^Make a sample cheaper \([^)]*\)\. ")
+_OR_CHEAPER: Final = re.compile(r"Or make a sample cheaper \([^)]*\)\.")
 _THAT_LINE: Final = "Make that line cheaper, or do what it does once, ahead of time."
 
 _REGIONS: Final[dict[str, tuple[str, ...]]] = {
@@ -272,7 +274,7 @@ def _with_line(finding: Finding, run: RunEvidence) -> Finding:
     where, whole = max(spent, key=spent.__getitem__, default=""), sum(weights.values())
     pct = spent[where] / whole if whole > 0 else 0.0
     if pct < LEAST_PCT:
-        return finding
+        return _in_forward(finding, run) if finding.code == "compute-bound" else finding
     took_ms = finding.share_pct * run.timing.step_ms.mean / 100
     share = f"{pct:.0f} % of it" if finding.of == "run" else f"{in_ms(pct * took_ms / 100)} of it"
     waits = " (waiting, not computing)" if 100 * waiting[where] > _WAITING_PCT * spent[where] else ""
@@ -283,6 +285,16 @@ def _with_line(finding: Finding, run: RunEvidence) -> Finding:
     if waits_for_host:
         finding = replace(finding, advice=WAITS if waits else _THAT_LINE)
     return _at_line(finding, f"{share} in {places[where]}{waits}", where, pct)
+
+
+def _in_forward(finding: Finding, run: RunEvidence) -> Finding:
+    """The model's work with the line of most of forward: what backward does for it has no line."""
+    line = next((line for line in lines_in(run, "forward") if line.file and line.pct >= _MOST_PCT), None)
+    return (
+        finding
+        if line is None
+        else _at_line(finding, f"{line.pct:.0f} % of forward in {place_of(line)}", _name(line), line.pct)
+    )
 
 
 def _longest_read(run: RunEvidence) -> SampledLine | None:
@@ -298,9 +310,10 @@ def _with_advice_on(where: str, finding: Finding, run: RunEvidence) -> Finding:
     """A wait for the loader with what to do about the line that most of it is in."""
     if _is_sampler(where, run):
         return replace(finding, advice=_SAMPLER, fix="")
-    loader = run.settings.loader
-    if finding.fix or (loader is not None and loader.unsplit):
+    if finding.fix:
         return finding
+    if run.settings.loader is not None and run.settings.loader.unsplit:
+        return replace(finding, advice=_OR_CHEAPER.sub(f"Or m{_THAT_LINE[1:]}", finding.advice))
     return replace(finding, advice=f"{_THAT_LINE} {_CHEAPER.sub('', finding.advice)}")
 
 

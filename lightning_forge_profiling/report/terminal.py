@@ -31,7 +31,7 @@ _NAME: Final = re.compile(r"\((.+)\)$")  # of a device, as in `cuda:0 (NVIDIA H2
 _LINES: Final = 16
 _WIDTH: Final = 80
 _FEWEST_ROWS: Final = 4
-_VERDICT_LINES: Final = 4  # a straggler with its cause and the line of the code
+_VERDICT_LINES: Final = 5  # a straggler with its cause and the line of the code
 
 
 def print_end(report: RunReport, files: Path | None, screen: Screen | None = None) -> None:

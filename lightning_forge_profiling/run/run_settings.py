@@ -44,6 +44,7 @@ def optimizer_settings(training: Training) -> OptimizerSettings | None:
         tensors=len(sizes),
         elements=sum(sizes),
         median_elements=int(median(sizes)),
+        groups=len(groups),
         manual=not training.automatic,
     )
 
@@ -132,20 +133,32 @@ def find_switches(training: Training, *, recording: bool) -> Switches:
     )
 
 
-def padding_pct(batch: Any) -> float:
-    """The share of positions that a batch's attention mask leaves out; 0 without one, or one that means something else.
+_FEWEST_POSITIONS: Final = 8
 
-    As tokenizers make it: of the shape of `input_ids`, each row with positions that count, all of them in a row. With
-    pictures or sound besides, the text is a small part of the model.
+
+def padding_pct(batch: Any) -> float:
+    """The share of the positions of a batch's rows that are padding; 0 for no such rows.
+
+    By the attention mask that tokenizers make, of the shape of `input_ids`; without one, in the rows of integers, by
+    the number that all of them end in. Each row has positions that count, all of them together. With pictures or sound
+    besides, the text is a small part of the model.
     """
     try:
-        parts = {**batch} if isinstance(batch, Mapping) else {}
-        mask, ids = parts.get("attention_mask"), parts.get("input_ids")
-        others = [part for part in parts.values() if isinstance(part, torch.Tensor) and part.dim() > 2]  # noqa: PLR2004
-        if type(mask) is not torch.Tensor or mask.is_floating_point() or others or mask.shape != ids.shape:  # type: ignore[union-attr]
+        named = {**batch} if isinstance(batch, Mapping) else {}
+        parts = [*named.values()] or (batch if isinstance(batch, (list, tuple)) else [batch])
+        tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+        mask, ids = named.get("attention_mask"), named.get("input_ids")
+        if any(part.dim() > 2 for part in tensors):  # noqa: PLR2004
             return 0.0
-        counts = mask.ne(0)
-        usual = counts.any(1).all() & (counts.diff(dim=1).sum(1) <= 1).all()
+        if mask is None:
+            rows = [part for part in tensors if part.dim() == 2 and part.dtype in {torch.int64, torch.int32}]  # noqa: PLR2004
+            ids = max(rows, key=lambda part: part.shape[1])
+            counts = ids.ne(ids[0, -1])
+            known = ids.shape[1] >= _FEWEST_POSITIONS and not counts[:, -1].any()
+        else:
+            counts = mask.ne(0)
+            known = type(mask) is torch.Tensor and not mask.is_floating_point() and mask.shape == ids.shape  # type: ignore[union-attr]
+        usual = known and counts.any(1).all() & (counts.diff(dim=1).sum(1) <= 1).all()
         return 100 * (1 - counts.float().mean()).item() if usual else 0.0
     except Exception:  # whatever a batch of the user's raises
         return 0.0

@@ -215,8 +215,12 @@ def sampled_lines(sums: PlaceSums, *, loops: bool = True) -> tuple[SampledLine, 
 
 def _line(file: str, line: int, function: str, times: Sequence[PlaceTime], whole_ns: int) -> SampledLine:
     by_call: Counter[tuple[str, str, bool]] = Counter()
-    for each in times:
-        by_call[each.call] += each.wall_ns
+    in_python: dict[str, tuple[str, str, bool]] = {}
+    for each in sorted(times, key=lambda each: each.place.callee is None):
+        call = each.call
+        # a sample that comes late finds a function of Python returned, as if the call were one of C
+        call = in_python.get(call[0], call) if each.place.callee is None else in_python.setdefault(call[0], call)
+        by_call[call] += each.wall_ns
     ns, idle_ns = sum(each.wall_ns for each in times), sum(each.idle_ns for each in times)
     call, callee, in_loop = max(by_call, key=by_call.__getitem__)
     return SampledLine(

@@ -1,10 +1,10 @@
 """What this package adds to the mean step of a run, to its garbage collections, and to a fit as a whole.
 
 Each contender trains in fresh processes, in turns: without callbacks, with `ForgeProfilerCallback`, which records a
-window and samples the stack, and with both, which also log to TensorBoard at each step that the Trainer logs. A clock
-of the benchmark's own takes the mean of the steps that count, rare slow ones included, where a median would hide them,
-and the training thread's own CPU time, which other processes lengthen less. `--cores 1 --together 4` pins four fits to
-one core, where whatever this package does beside the training competes with the steps.
+window and samples the stack, with `ThroughputCallback`, which keeps a record and logs to TensorBoard at each step that
+the Trainer logs, and with both. A clock of the benchmark's own takes the mean of the steps that count, rare slow ones
+included, where a median would hide them, and the training thread's own CPU time. `--cores 1 --together 4` pins four
+fits to one core, where whatever this package does beside the training competes with the steps.
 
     python -m benchmarks.own_cost
     python -m benchmarks.own_cost --log-every 1
@@ -37,7 +37,7 @@ from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 WARMUP, WINDOW = 10, range(29, 34)
 """Steps that do not count: the warm-up, and those from the profiler's warm-up to the step that stops it."""
 
-CONTENDERS = ("none", "profiler", "both callbacks")
+CONTENDERS = ("none", "profiler", "throughput", "both callbacks")
 
 
 class Clock(Callback):
@@ -83,8 +83,13 @@ def fit(contender: str, args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     steps, folder = args.steps, args.folder
     clock, throughput = Clock(), ThroughputCallback()
-    ours: list[Callback] = [] if contender == "none" else [ForgeProfilerCallback(30, 33)]
-    ours += [throughput] if contender == "both callbacks" else []
+    contenders: dict[str, list[Callback]] = {
+        "none": [],
+        "profiler": [ForgeProfilerCallback(30, 33)],
+        "throughput": [throughput],
+        "both callbacks": [ForgeProfilerCallback(30, 33), throughput],
+    }
+    ours = contenders[contender]
     logger = TensorBoardLogger(folder, name=f"{os.getpid()}")
     options = {"devices": args.devices, "strategy": "ddp"} if args.devices > 1 else {}
     made = trainer(folder, steps, callbacks=[clock, *ours], logger=logger, log_every_n_steps=args.log_every, **options)

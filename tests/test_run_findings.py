@@ -5,6 +5,7 @@ import json
 import time
 
 import pytest
+import torch
 from lightning.pytorch import Callback
 from msgspec.structs import replace
 
@@ -433,13 +434,20 @@ def test_a_call_over_lines_is_known_by_the_line_and_name_of_each():
     assert [line.line for line in lines] == [each.positions.lineno for each in calls]
 
 
-def test_a_sample_that_finds_a_function_of_python_returned_is_of_its_call():
+@pytest.mark.parametrize(
+    ("inside", "callee"),
+    [
+        (torch.nn.Linear.forward, "torch.nn.modules.linear.Linear.forward"),
+        (torch.Tensor.norm, "torch._tensor.Tensor.norm"),
+        (is_loaded, "norm"),  # one in C may call functions of Python
+    ],
+)
+def test_a_sample_that_finds_a_function_of_python_returned_is_of_its_call(inside, callee):
     call = next(each for each in dis.get_instructions(loops) if each.opname == "CALL")
-    late, inside = Place(loops.__code__, call.offset), Place(loops.__code__, call.offset, is_loaded.__code__)
-    times = {(0, 0, of): PlaceTime(place, ns, 0, 25) for of, (place, ns) in enumerate([(late, 10**9), (inside, 10**8)])}
+    late, called = Place(loops.__code__, call.offset), Place(loops.__code__, call.offset, inside.__code__)
+    times = {(0, 0, of): PlaceTime(place, ns, 0, 25) for of, (place, ns) in enumerate([(late, 10**9), (called, 10**8)])}
     [line] = sampled_lines(times)
-    assert (line.call, line.samples) == ("one.norm()", 50)
-    assert line.callee.endswith("test_run_findings.is_loaded")
+    assert (line.call, line.callee, line.samples) == ("one.norm()", callee, 50)
 
 
 # -- from the boundaries to the verdict, on a simulated GPU ------------------------------------------------------------

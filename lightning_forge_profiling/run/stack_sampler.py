@@ -217,10 +217,13 @@ def _line(file: str, line: int, function: str, times: Sequence[PlaceTime], whole
     by_call: Counter[tuple[str, str, bool]] = Counter()
     in_python: dict[str, tuple[str, str, bool]] = {}
     for each in sorted(times, key=lambda each: each.place.callee is None):
-        call = each.call
-        # a sample that comes late finds a function of Python returned, as if the call were one of C
-        call = in_python.get(call[0], call) if each.place.callee is None else in_python.setdefault(call[0], call)
-        by_call[call] += each.wall_ns
+        made = each.call
+        known = in_python.get(made[0])
+        if each.place.callee is not None:
+            in_python.setdefault(made[0], made)
+        elif known is not None and known[1].rpartition(".")[2] in {made[1], "forward"}:
+            made = known  # a sample that comes late finds a function of Python returned, as if it were one of C
+        by_call[made] += each.wall_ns
     ns, idle_ns = sum(each.wall_ns for each in times), sum(each.idle_ns for each in times)
     call, callee, in_loop = max(by_call, key=by_call.__getitem__)
     return SampledLine(

@@ -144,7 +144,6 @@ def row(mine: Sequence[fresh.Outcome], control: Sequence[fresh.Outcome]) -> list
         fresh.spread(counted, ".3f"),
         fresh.spread(fresh.paired(mine, control, lambda m, c: m["mean_ms"] / c["mean_ms"]), ".3f"),
         fresh.spread(fresh.paired(mine, control, lambda m, c: m["cpu_ms"] / c["cpu_ms"]), ".3f"),
-        fresh.spread(fresh.paired(mine, control, lambda m, c: (m["counted_ms"] or m["mean_ms"]) / c["mean_ms"]), ".3f"),
         str(found[0]["collections"]) if found else "-",
         *(fresh.spread([result[name] for result in found], ".1f") for name in ("collections_ms", "longest_ms")),
         fresh.spread(fresh.paired(mine, control, lambda m, c: m["fit_s"] - c["fit_s"]), ".2f"),
@@ -188,7 +187,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "mean by us",
         "mean / none",
         "CPU / none",
-        "by us / none",
         "collections by generation",
     )
     fresh.print_table(

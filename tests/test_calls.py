@@ -491,6 +491,8 @@ def test_padding_is_what_a_tokenizers_mask_leaves_out():
         ([[7, 8, 9, 1, 1, 1, 1, 1], [7, 6, 9, 9, 9, 9, 9, 9]], None),  # as long as the longest
         ([[0] * 8, [7, 6, 9, 9, 0, 0, 0, 0]], None),
         ([[1, 2, 0], [3, 4, 0]], None),  # columns of a table
+        ([[1, 2, 3, 4, 5, 6, 0, 0], [3, 4, 5, 6, 7, 8, 0, 0]], None),
+        ([[1, 2, 3, 4, 5, 6, 0, 0]], None),
         ([[1, 0, 0, 1, 0, 0, 1, 0], [0, 1, 0, 0, 0, 1, 0, 0]], None),  # classes
     ],
 )
@@ -500,6 +502,9 @@ def test_padding_without_a_mask_is_what_all_rows_end_in(rows, pct):
     for batch in (ids, (ids, labels), [labels, ids], {"tokens": ids, "y": labels}):
         assert padding_pct(batch) == pytest.approx(pct or 0.0)
     assert padding_pct((ids, torch.rand(2, 3, 8, 8))) == 0.0
+    assert padding_pct((ids, torch.rand(2, 512))) == 0.0, "the target of a sound"
+    assert padding_pct((ids, torch.rand(2, 4))) == pytest.approx(pct or 0.0)
+    assert padding_pct((ids, ids.ne(ids[0, -1]).sum(1), labels)) == 0.0, "with their lengths, which may be packed"
     assert padding_pct(ids.float()) == 0.0
 
 
@@ -785,6 +790,8 @@ def test_an_embedding_whose_gradient_has_few_rows_or_needs_all_is_no_mistake(mod
         ("next(self.batches)", "torch.utils.data.dataloader._BaseDataLoaderIter.__next__"),
         ("torch.cat([x, self.skip], dim=1)", "cat"),
         ("torch.cat([self.encode(x), y])", "cat"),
+        ("torch.cat([self.prototypes, self.proj(x)])", "cat"),
+        ("iter(self.loader)", "torch.utils.data.dataloader.DataLoader.__iter__"),
     ],
 )
 def test_what_a_model_consists_of_is_no_mistake(call, callee):
@@ -805,6 +812,10 @@ def test_what_a_model_consists_of_is_no_mistake(call, callee):
         ("Set.__getitem__", "os.walk(self.root)", "<frozen os>.walk", "listed-per-sample"),
         ("Set.load", "sorted(self.root.glob(name))", "pathlib.Path.glob", "listed-per-sample"),
         ("Set.__getitem__", "Path(file).read_bytes()", "pathlib.Path.read_bytes", None),
+        ("Set.sample", "np.random.choice(n, k, replace=False)", "choice", "ordered-per-batch"),
+        ("Set.sample", "np.random.choice(n, k, replace=False, p=weights)", "choice", None),
+        ("Set.sample", "self.rng.choice(n, k, replace=False)", "choice", None),
+        ("Set.__iter__", "np.random.choice(n, k, replace=False)", "choice", None),
     ],
 )
 def test_what_is_done_once_for_many_samples_is_no_mistake(function, call, callee, named):

@@ -20,7 +20,7 @@ from lightning_forge_profiling.diagnosis.combine import combine
 from lightning_forge_profiling.diagnosis.growth import GROWTH
 from lightning_forge_profiling.diagnosis.machine_rules import growth_words
 from lightning_forge_profiling.run.containers import Containers
-from lightning_forge_profiling.schema import CpuUse, MemoryGrowth
+from lightning_forge_profiling.schema import CpuUse, MemoryGrowth, PartGrowth
 from lightning_forge_profiling.timing.growth import part_growth
 from tests.models import quiet_trainer
 
@@ -247,6 +247,15 @@ def test_a_region_that_grows_is_a_finding_with_its_line():
     assert "of it in sum(range(3000 * batch_idx)) at " in finding.title
     first, last = (finding.evidence[f"{name}_ms_per_step"] for name in ("first", "last"))
     assert 0 < finding.saves.ms_per_step < last < 100 * first
+
+
+@pytest.mark.parametrize(("first", "last", "more"), [(0.2, 1.8, 1.0), (0.6, 1.4, 0.5), (0.1, 1.9, 1.0)])
+def test_growth_costs_what_a_step_takes_more_than_the_first_one_would(first, last, more):
+    run = analysed(LongerAndLonger()).run
+    ms = run.timing.regions["forward"].device_ms
+    grows = {"forward": PartGrowth(first_ms=first * ms, last_ms=last * ms)}  # the middles of the first and last fifth
+    [finding] = found(combine(None, replace(run, timing=replace(run.timing, grows=grows))))
+    assert finding.saves.ms_per_step == pytest.approx(more * ms)
 
 
 @pytest.mark.real_time

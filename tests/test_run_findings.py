@@ -404,6 +404,19 @@ def test_gradients_are_not_advised_to_be_accumulated_by_lightning_where_it_refus
         assert "fused" not in found.advice, "an optimizer that is not PyTorch's may have no such argument"
 
 
+def test_parameter_groups_of_a_tensor_each_are_to_be_one_first():
+    run = evidence(0, (0.1, 0.1), IDLE, (1.0, 1.0), (1.0, 1.0), (8.0, 8.0), IDLE, on_device=False)
+    settings = {"kind": "AdamW", "tensors": 602, "elements": 9000, "median_elements": 12}
+    found = the("slow-optimizer", with_figures(run, optimizer=OptimizerSettings(fused=False, groups=602, **settings)))
+    assert found.advice.startswith("Its 602 tensors are in 602 parameter groups, and foreach or fused,")
+    assert "fused=True" in found.advice
+    assert (found.fix, found.evidence["parameter_groups"]) == ("", 602)
+    fused = the("slow-optimizer", with_figures(run, optimizer=OptimizerSettings(fused=True, groups=602, **settings)))
+    assert fused.advice.endswith("put parameters with the same settings into one."), "and nothing else"
+    two = the("slow-optimizer", with_figures(run, optimizer=OptimizerSettings(fused=False, groups=2, **settings)))
+    assert "groups" not in two.advice
+
+
 def is_loaded(data):
     return [
         len(data),

@@ -225,11 +225,11 @@ CATALOGUE: Final = (
         "ordered-per-batch",
         r"choice",
         "without replacement it orders all that it draws from, for each batch or sample",
-        "Draw numbers in place of an order: random.sample(range(n), k) or Generator.choice(..., shuffle=False) for k "
-        "that differ, torch.randint(n, (k,)) for any.",
+        "Draw numbers in place of an order: random.sample(range(n), k) or numpy.random.default_rng().choice(n, k, "
+        "replace=False) for k that differ, torch.randint(n, (k,)) for any.",
         fix="random.sample(range(n), k)",
-        each_batch=False,
-        call=r".*\breplace=False",
+        call=r"(?!.*\bp\s*=)(np|numpy)\.random\.choice\(.*\breplace\s*=\s*False",
+        function=_OF_ONE,
         left="drawing the numbers",
     ),
     Mistake(
@@ -315,7 +315,7 @@ CATALOGUE: Final = (
         "Keep the iterator, and make a new one only where it ends (StopIteration). Or return all loaders from "
         "train_dataloader() as a dict: each batch is then a dict of one batch of each.",
         fix="batch = next(self.batches)  # self.batches = iter(loader) in on_train_start, and at StopIteration",
-        call=r".*\biter\(",
+        call=r".*\bnext\(\s*iter\(",
         within=_IN_STEP,
         left="reading a batch",
     ),
@@ -325,8 +325,9 @@ CATALOGUE: Final = (
         "it copies what all earlier batches have left, for each batch again",
         "Append each batch's to a list, and concatenate the list once, where it is used.",
         fix="self.outputs.append(output)  # and torch.cat(self.outputs) at the epoch's end",
-        call=r".*\b(cat|concat\w*|[vh]stack|append)\([\[(]?\s*self\.\w+\s*,",
-        function=r".*(_step|\bon_\w+)$",
+        call=r".*\b(cat|concat\w*|[vh]stack|append)\([\[(]?\s*(self|module|pl_module)\.\w+\s*,",
+        # not in training, where what the model keeps is a part of its input, or a queue of so many
+        function=r".*\.(on_\w+|(validation|test|predict)_step|update)$",
         left="one copy of all",
     ),
     Mistake(

@@ -148,7 +148,8 @@ def _by_group(explained: Explanation, run: RunEvidence | None) -> Explanation:
         "group by group: put parameters with the same settings into one."
     )
     numbers: Evidence = {"parameter_groups": optimizer.groups}
-    return replace(explained.after(numbers), advice=f"{groups} {explained.advice}", fix="")
+    advice = groups if optimizer.fused else f"{groups} {explained.advice}"
+    return replace(explained.after(numbers), advice=advice, fix="")
 
 
 def _has_small_groups(optimizer: OptimizerSettings) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -274,7 +274,7 @@ def _with_line(finding: Finding, run: RunEvidence) -> Finding:
     where, whole = max(spent, key=spent.__getitem__, default=""), sum(weights.values())
     pct = spent[where] / whole if whole > 0 else 0.0
     if pct < LEAST_PCT:
-        return _in_forward(finding, run) if finding.code == "compute-bound" else finding
+        return _in_forward(finding, run, weights)
     took_ms = finding.share_pct * run.timing.step_ms.mean / 100
     share = f"{pct:.0f} % of it" if finding.of == "run" else f"{in_ms(pct * took_ms / 100)} of it"
     waits = " (waiting, not computing)" if 100 * waiting[where] > _WAITING_PCT * spent[where] else ""
@@ -287,14 +287,13 @@ def _with_line(finding: Finding, run: RunEvidence) -> Finding:
     return _at_line(finding, f"{share} in {places[where]}{waits}", where, pct)
 
 
-def _in_forward(finding: Finding, run: RunEvidence) -> Finding:
-    """The model's work with the line of most of forward: what backward does for it has no line."""
+def _in_forward(finding: Finding, run: RunEvidence, weights: Mapping[str, float]) -> Finding:
+    """The model's work on a CPU with the line of most of forward: what backward does for it has no line."""
     line = next((line for line in lines_in(run, "forward") if line.file and line.pct >= _MOST_PCT), None)
-    return (
-        finding
-        if line is None
-        else _at_line(finding, f"{line.pct:.0f} % of forward in {place_of(line)}", _name(line), line.pct)
-    )
+    if line is None or finding.code != "compute-bound" or run.timing.on_device:
+        return finding
+    pct = line.pct * weights["forward"] / max(sum(weights.values()), 1e-9)
+    return _at_line(finding, f"{line.pct:.0f} % of forward in {place_of(line)}", _name(line), pct)
 
 
 def _longest_read(run: RunEvidence) -> SampledLine | None:

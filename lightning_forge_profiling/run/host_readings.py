@@ -1,6 +1,5 @@
 """What is read of the host while a fit trains: CPU times, stacks of the training thread and of a worker, switches."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -61,12 +60,13 @@ class HostReadings:
 
         And the padding of the first batch that is known: a plain loop's first step has none.
         """
-        if self.switches is not None and (self._knows_padding or not isinstance(batch, Mapping)):
+        known = batch is not None and batch is not UNSEEN
+        if self.switches is not None and (self._knows_padding or not known):
             return
         with self._step_timer.profiler_overhead():
             switches = self.switches or find_switches(training, recording=recording)
             self.switches = replace(switches, padding_pct=padding_pct(batch))
-        self._knows_padding = batch is not None and batch is not UNSEEN
+        self._knows_padding = known
 
     def between_steps(self, now_s: float, *, counts: bool) -> None:
         """Read what is due by `time.perf_counter`; `counts` is of the step that comes."""

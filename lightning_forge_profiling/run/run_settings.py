@@ -139,9 +139,10 @@ _FEWEST_POSITIONS: Final = 8
 def padding_pct(batch: Any) -> float:
     """The share of the positions of a batch's rows that are padding; 0 for no such rows.
 
-    By the attention mask that tokenizers make, of the shape of `input_ids`; without one, in the rows of integers, by
-    the number that all of them end in. Each row has positions that count, all of them together. With pictures or sound
-    besides, the text is a small part of the model.
+    By the attention mask that tokenizers make, of the shape of `input_ids`; without one, in rows of integers of
+    different lengths, by the number that all of them end in. Each row has positions that count, all of them together.
+    With pictures or sound besides, the text is a small part of the model or its target; with the rows' lengths, the
+    model may pack them.
     """
     try:
         named = {**batch} if isinstance(batch, Mapping) else {}
@@ -154,7 +155,11 @@ def padding_pct(batch: Any) -> float:
             rows = [part for part in tensors if part.dim() == 2 and part.dtype in {torch.int64, torch.int32}]  # noqa: PLR2004
             ids = max(rows, key=lambda part: part.shape[1])
             counts = ids.ne(ids[0, -1])
-            known = ids.shape[1] >= _FEWEST_POSITIONS and not counts[:, -1].any()
+            lengths = counts.sum(1)
+            known = ids.shape[1] >= _FEWEST_POSITIONS and not counts[:, -1].any() and bool(lengths.ne(lengths[0]).any())
+            for part in tensors:
+                wide = part.dim() == 2 and part.is_floating_point() and part.shape[1] >= ids.shape[1]  # noqa: PLR2004
+                known &= not wide and not (part.shape == lengths.shape and bool(part.eq(lengths).all()))
         else:
             counts = mask.ne(0)
             known = type(mask) is torch.Tensor and not mask.is_floating_point() and mask.shape == ids.shape  # type: ignore[union-attr]

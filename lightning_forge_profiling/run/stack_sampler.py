@@ -215,12 +215,12 @@ def sampled_lines(sums: PlaceSums, *, loops: bool = True) -> tuple[SampledLine, 
 
 def _line(file: str, line: int, function: str, times: Sequence[PlaceTime], whole_ns: int) -> SampledLine:
     by_call: Counter[tuple[str, str, bool]] = Counter()
-    in_python: dict[str, tuple[str, str, bool]] = {}
+    in_python: dict[tuple[int, int], tuple[str, str, bool]] = {}  # by code and instruction
     for each in sorted(times, key=lambda each: each.place.callee is None):
-        made = each.call
-        known = in_python.get(made[0])
+        made, at = each.call, (id(each.place.code), each.place.instruction)
+        known = in_python.get(at)
         if each.place.callee is not None:
-            in_python.setdefault(made[0], made)
+            in_python.setdefault(at, made)
         elif known is not None and known[1].rpartition(".")[2] in {made[1], "forward"}:
             made = known  # a sample that comes late finds a function of Python returned, as if it were one of C
         by_call[made] += each.wall_ns

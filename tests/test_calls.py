@@ -825,6 +825,24 @@ def test_what_is_done_once_for_many_samples_is_no_mistake(function, call, callee
 
 
 @pytest.mark.parametrize(
+    ("call", "callee", "named"),
+    [
+        ("torch.linalg.matrix_norm(w, ord=2)", "matrix_norm", "norm-by-svd"),
+        ("torch.linalg.matrix_norm(w, 2)", "linalg_matrix_norm", "norm-by-svd"),
+        ('torch.norm(w, p="nuc")', "torch.functional.norm", "norm-by-svd"),
+        ("torch.linalg.matrix_norm(w)", "matrix_norm", None),
+        ("w.norm(2)", "torch._tensor.Tensor.norm", None),
+        ("Normal(mean, std)", "torch.distributions.normal.Normal.__init__", "distribution-checked"),
+        ("dist.log_prob(x)", "torch.distributions.normal.Normal.log_prob", None),
+    ],
+)
+def test_what_takes_a_factorization_or_a_check_is_told_from_what_does_not(call, callee, named):
+    line = SampledLine(file="net.py", line=3, function="Net.loss", pct=30.0, call=call, callee=callee)
+    found = [mistake.name for mistake in CATALOGUE if mistake.is_in("forward", line)]
+    assert found == ([named] if named else [])
+
+
+@pytest.mark.parametrize(
     ("part", "function", "named"),
     [
         (WORKER_LINES, "Audited.__getitem__", True),

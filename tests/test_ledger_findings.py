@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from lightning_forge_profiling import ForgeProfilerCallback, ThroughputCallback
 from lightning_forge_profiling.diagnosis.combine import combine
-from lightning_forge_profiling.schema import Distribution, RunLedger, RunRegion, SampledLine
+from lightning_forge_profiling.schema import Distribution, LoaderSettings, RunLedger, RunRegion, SampledLine
 from tests.evidence import made_evidence
 from tests.models import Classifier, loader
 
@@ -76,6 +76,15 @@ def test_each_part_has_its_finding(part, code, named):
     bound = "about" if code == "slow-logger" else "at most"  # fewer rows are less work for Lightning, too
     goes = ", if all of it goes" if bound == "at most" else ""
     assert analysis.verdict_text.endswith(f"That saves {bound} 30.0 s of the fit's 40.0 s (75 %){goes}.")
+
+
+@pytest.mark.parametrize(("sampler", "drawn"), [("RandomSampler", True), ("SequentialSampler", False)])
+def test_a_loader_that_shuffles_all_samples_each_epoch_may_draw_as_many_as_it_uses(sampler, drawn):
+    loader = LoaderSettings(kind="DataLoader", loaders=1, num_workers=0, sampler=sampler, cores=2, ranks_on_host=1)
+    run = evidence(data_loader=30.0)
+    run = replace(run, settings=replace(run.settings, loader=loader))
+    [found] = combine(None, run).findings
+    assert ("RandomSampler(dataset, replacement=True, num_samples=N)" in found.advice) is drawn
 
 
 def test_what_is_small_is_not_named():

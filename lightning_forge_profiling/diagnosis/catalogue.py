@@ -342,7 +342,8 @@ CATALOGUE: Final = (
         "copies",
         r"copy\.deepcopy|deepcopy",
         "objects are copied for each batch",
-        "Copy what changes alone, or once before training.",
+        "Copy what changes alone, or once before training. An average of weights is updated in place: "
+        "torch._foreach_lerp_, or Lightning's WeightAveraging.",
     ),
     Mistake(
         "empties-cache",
@@ -430,6 +431,28 @@ CATALOGUE: Final = (
         call=r".*\(self\.[\w.]+[,)]",
         within="forward$",
         left="what a trained matrix needs",
+    ),
+    Mistake(
+        "norm-by-svd",
+        r"(torch\.functional\.)?(linalg_)?(matrix_)?norm",
+        "this norm of a matrix is computed from all of its singular values",
+        "A step of power iteration, with the vector of the last step, gives the largest one: "
+        "torch.nn.utils.parametrizations.spectral_norm. The norm of all elements (Frobenius) needs none.",
+        fix="torch.nn.utils.parametrizations.spectral_norm(layer)",
+        call=r".*\b(matrix_norm\(.*\b(ord\s*=\s*)?-?2\b|.*['\"]nuc['\"])",
+        within=_IN_STEP,
+        also="backward",
+        left="a product or two",
+    ),
+    Mistake(
+        "distribution-checked",
+        r"torch\.distributions\..*\.__init__",
+        "it checks its arguments each time, for which a GPU has to finish its queued work, and factors a covariance",
+        "torch.distributions.Distribution.set_default_validate_args(False) once it trains without errors. Give "
+        "MultivariateNormal scale_tril, which needs no factorization, in place of covariance_matrix.",
+        fix="torch.distributions.Distribution.set_default_validate_args(False)",
+        within=_IN_STEP,
+        left="making it without checks",
     ),
     Mistake(
         "identity",

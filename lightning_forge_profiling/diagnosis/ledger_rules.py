@@ -57,6 +57,8 @@ def _loader(run: LedgerCosts, _: str) -> Explanation:
             "Do less in train_dataloader and in the dataset's or sampler's __iter__, also after the last batch, or "
             "make epochs longer."
         )
+        if settings is not None and settings.sampler == "RandomSampler":
+            advice = f"{_SHUFFLED} {advice}"
     elif settings.persistent_workers:
         what = "a new pass over the DataLoader, until its first batch,"
         advice = "Make epochs longer (a sampler with several passes over the dataset), or the first batch cheaper."
@@ -67,6 +69,12 @@ def _loader(run: LedgerCosts, _: str) -> Explanation:
             "or make epochs longer."
         )
     return Explanation(f"{what} {run.takes('data_loader', 'times')}", run.times("data_loader"), advice, fix)
+
+
+_SHUFFLED: Final = (
+    "shuffle=True draws an order of all samples for each epoch: where an epoch uses few of them, "
+    "sampler=RandomSampler(dataset, replacement=True, num_samples=N) draws N."
+)
 
 
 def _garbage(run: LedgerCosts, part: str) -> Explanation:

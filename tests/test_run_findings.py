@@ -417,6 +417,25 @@ def test_parameter_groups_of_a_tensor_each_are_to_be_one_first():
     assert "groups" not in two.advice
 
 
+def test_a_wait_is_said_beside_the_calls_that_it_has_without():
+    run = evidence(0, (8.0, 8.0), IDLE, (1.0, 1.0), (1.0, 1.0), (0.1, 0.1), IDLE, on_device=False)
+    where = {"file": "data.py", "function": "Set.__getitem__", "samples": 400}
+    slow = SampledLine(line=7, pct=55.0, call="self.load(index)", callee="Set.load", **where)
+    known = SampledLine(line=9, pct=40.0, call="torch.tensor(rows)", callee="tensor", **where)
+    ledger = RunLedger(wall_s=0.5, parts={"steps": 0.48}, unexplained_s=0.0, counts={})
+
+    def findings(*lines):
+        found = combine(None, with_figures(run, ledger=ledger, lines={"data": lines})).findings
+        return {each.code: each.title for each in found}
+
+    both, alone = findings(slow, known), findings(slow)
+    assert "training waits 4.80 ms of each" in both["input-bound"]
+    assert "of it in self.load(index) at data.py:7; beside 3.20 ms in torch.tensor(rows) at" in both["input-bound"]
+    assert "3.20 ms of each" in both["slow-call"]
+    assert "training waits 8.00 ms" in alone["input-bound"]
+    assert "beside" not in alone["input-bound"]
+
+
 def is_loaded(data):
     return [
         len(data),

@@ -12,6 +12,7 @@ from lightning_forge_profiling.diagnosis.catalogue import Made, Mistake, mistake
 from lightning_forge_profiling.diagnosis.ledger_costs import LedgerCosts
 from lightning_forge_profiling.diagnosis.rule import (
     MIN_SHARE_PCT,
+    REGION_OF,
     Explanation,
     Interval,
     RunTimes,
@@ -241,6 +242,21 @@ def _besides_ms(call: Call, saves_ms: float, run: RunEvidence) -> float:
 def call_findings(run: RunEvidence, calls: Iterable[Call]) -> list[Finding]:
     """The finding that each of these calls is."""
     return [_finding(call, run) for call in calls]
+
+
+def beside_calls(findings: Iterable[Finding], calls: Sequence[Call], run: RunEvidence) -> tuple[Finding, ...]:
+    """The findings on a region with what of it these calls take, which have findings of their own."""
+    return tuple(_beside(finding, calls, run) for finding in findings)
+
+
+def _beside(finding: Finding, calls: Sequence[Call], run: RunEvidence) -> Finding:
+    region, step_ms = REGION_OF.get(finding.code), run.timing.step_ms.mean
+    for call in calls:
+        spent = (each for each in call.spent if region == _WAITS_FOR.get(each.made.part, each.made.part))
+        ms = 1e3 * sum(each.seconds for each in spent) / LedgerCosts(run).steps
+        if 100 * ms >= MIN_SHARE_PCT * step_ms:
+            finding = replace(finding, title=f"{finding.title}; beside {in_ms(ms)} in {call.place}")
+    return finding
 
 
 def _finding(call: Call, run: RunEvidence) -> Finding:

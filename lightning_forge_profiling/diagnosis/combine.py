@@ -10,7 +10,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from lightning_forge_profiling.diagnosis.calls import call_findings, find_calls, with_explained, without_calls
+from lightning_forge_profiling.diagnosis.calls import (
+    beside_calls,
+    call_findings,
+    find_calls,
+    with_explained,
+    without_calls,
+)
 from lightning_forge_profiling.diagnosis.compute import CPU_WORK
 from lightning_forge_profiling.diagnosis.findings import (
     find_causes,
@@ -111,6 +117,7 @@ def combine(analysis: Analysis | None, evidence: RunEvidence | None) -> Analysis
         merged = with_growth(beside_straggler(_merged(findings, others, run.own), run.all, late) + named, run.all)
         of_ranks = late or turns
         ranked = _ranked(merged if of_ranks is None else [*merged, of_ranks], run, analysis)
+        ranked = beside_calls(ranked, calls, own)
         combined = naming_missing(
             prioritize_machine_findings(_with_verdict(ranked, differences, analysis, run), run.all)
         )

@@ -332,6 +332,7 @@ def call_of(analysis):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 @pytest.mark.parametrize(
     ("model", "loaders", "mistake", "said"),
     [
@@ -375,6 +376,7 @@ def test_a_mistake_is_named_with_its_call_and_line(tmp_path, model, loaders, mis
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_what_copies_all_earlier_batches_is_named_with_how_it_grows():
     found = call_of(analysed(Net(), data(12_000), None, KeepsAll()))
     assert found.evidence["mistake"] == "all-concatenated"
@@ -386,11 +388,13 @@ def test_what_copies_all_earlier_batches_is_named_with_how_it_grows():
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_an_iterator_that_is_kept_is_no_mistake():
     assert call_of(analysed(ReadsOn(), data(12_800), max_epochs=1)) is None
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_large_hyperparameters_are_known_without_a_line(tmp_path):
     series = [[float(i * j % 17) for j in range(40)] for i in range(1500)]
     found = call_of(analysed(KeepsItsData(series), logger=True, default_root_dir=tmp_path))
@@ -400,6 +404,7 @@ def test_large_hyperparameters_are_known_without_a_line(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 def test_a_large_embedding_with_a_dense_gradient_is_named_with_what_all_its_rows_take(optimizer):
     analysis = analysed(Table(sparse=False, optimizer=optimizer))
@@ -432,6 +437,7 @@ class Distils(Net):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_gradients_that_no_optimizer_uses_are_named_with_what_they_take_of_backward():
     analysis = analysed(Distils(without_gradients=False))
     found = call_of(analysis)
@@ -509,6 +515,7 @@ def test_padding_without_a_mask_is_what_all_rows_end_in(rows, pct):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_padding_is_named_with_what_the_model_computes_for_it():
     analysis = analysed(Tokens(), padded(200))
     found = call_of(analysis)
@@ -534,6 +541,7 @@ class Checkpoints(Net):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_activations_that_are_computed_again_by_hand_are_named_with_as_much_of_backward_as_forward_takes():
     analysis = analysed(Checkpoints(), data(6400))
     found = call_of(analysis)
@@ -587,6 +595,7 @@ class CallsEachLayer(Net):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 @pytest.mark.parametrize(
     ("model", "mistake", "parts", "said"),
     [
@@ -606,6 +615,7 @@ def test_a_loop_over_items_in_small_operators_is_named_if_they_were_recorded(tmp
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_a_loop_over_layers_is_none(tmp_path):
     forge = ForgeProfilerCallback(10, 13, trace_dir=tmp_path)
     assert call_of(analysed(CallsEachLayer(), None, None, forge)) is None
@@ -627,6 +637,7 @@ class Recomputes(Net):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_activation_checkpointing_with_memory_to_spare_costs_as_much_as_forward():
     analysis = analysed(Recomputes())
     found = call_of(analysis)
@@ -657,6 +668,7 @@ class Wide(Net):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_float64_is_half_of_what_large_operators_take(tmp_path):
     found = of_settings(Wide(), tmp_path, precision="64-true", limit_train_batches=60)
     assert found.evidence["mistake"] == "float64"
@@ -674,6 +686,7 @@ class Deep(Net):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_small_batches_that_are_accumulated_are_to_be_larger(tmp_path):
     found = of_settings(Deep(), tmp_path, accumulate_grad_batches=8)
     assert found.evidence["mistake"] == "small-batches"
@@ -694,6 +707,7 @@ class Attends(Net):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_attention_that_keeps_its_weights_is_named_with_its_call(tmp_path):
     found = of_settings(Attends(weights=True), tmp_path, limit_train_batches=60, named=True)
     assert found.evidence["mistake"] == "attention"
@@ -704,6 +718,7 @@ def test_attention_that_keeps_its_weights_is_named_with_its_call(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_a_batch_of_many_objects_is_to_be_one_of_tensors():
     rows = [{"x": [0.1] * 16, "y": row % 2} for row in range(6400)]
 
@@ -750,6 +765,7 @@ class NormsOnce(NormsOneByOne):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 @pytest.mark.parametrize("model", [Net, ComputesAtTheEnd, NormsOnce])
 def test_a_healthy_run_has_no_such_call(model):
     assert call_of(analysed(model())) is None
@@ -763,6 +779,7 @@ class AllRows(Table):
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 @pytest.mark.parametrize("model", [Table(sparse=True), AllRows(sparse=False)])
 def test_an_embedding_whose_gradient_has_few_rows_or_needs_all_is_no_mistake(model):
     assert call_of(analysed(model, data(3000))) is None

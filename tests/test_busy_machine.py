@@ -163,7 +163,8 @@ def test_a_thread_that_keeps_the_interpreter_lock_is_named():
     thread = threading.Thread(target=count, name="counter")
     thread.start()
     try:
-        analysis = fitted(Small(), 400)  # of up to 0.2 s, if the thread gets the lock each time it is free
+        # steps take up to 0.6 s if the thread gets the lock each time it is free
+        analysis = fitted(Small(), 400, max_time={"seconds": 40})
     finally:
         over.set()
         thread.join()

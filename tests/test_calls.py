@@ -848,6 +848,7 @@ def test_what_is_done_once_for_many_samples_is_no_mistake(function, call, callee
         ("torch.linalg.matrix_norm(w, 2)", "linalg_matrix_norm", "norm-by-svd"),
         ('torch.norm(w, p="nuc")', "torch.functional.norm", "norm-by-svd"),
         ("torch.linalg.matrix_norm(w)", "matrix_norm", None),
+        ("torch.linalg.matrix_norm(w, dim=(-2, -1))", "matrix_norm", None),
         ("w.norm(2)", "torch._tensor.Tensor.norm", None),
         ("Normal(mean, std)", "torch.distributions.normal.Normal.__init__", "distribution-checked"),
         ("dist.log_prob(x)", "torch.distributions.normal.Normal.log_prob", None),

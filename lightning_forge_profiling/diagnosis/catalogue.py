@@ -311,7 +311,7 @@ CATALOGUE: Final = (
     Mistake(
         "loader-in-step",
         r"torch\.utils\.data\.dataloader\..*",
-        "it begins to read a loader anew for each batch: its sampler orders all samples again, and its workers start",
+        "a loader is read anew for each batch: its sampler orders all samples again, and any workers start anew",
         "Keep the iterator, and make a new one only where it ends (StopIteration). Or return all loaders from "
         "train_dataloader() as a dict: each batch is then a dict of one batch of each.",
         fix="batch = next(self.batches)  # self.batches = iter(loader) in on_train_start, and at StopIteration",
@@ -439,7 +439,7 @@ CATALOGUE: Final = (
         "A step of power iteration, with the vector of the last step, gives the largest one: "
         "torch.nn.utils.parametrizations.spectral_norm. The norm of all elements (Frobenius) needs none.",
         fix="torch.nn.utils.parametrizations.spectral_norm(layer)",
-        call=r".*\b(matrix_norm\(.*\b(ord\s*=\s*)?-?2\b|.*['\"]nuc['\"])",
+        call=r".*\bmatrix_norm\([^,]*,\s*(ord\s*=\s*)?-?2\b|.*['\"]nuc['\"]",
         within=_IN_STEP,
         also="backward",
         left="a product or two",
@@ -447,7 +447,8 @@ CATALOGUE: Final = (
     Mistake(
         "distribution-checked",
         r"torch\.distributions\..*\.__init__",
-        "it checks its arguments each time, for which a GPU has to finish its queued work, and factors a covariance",
+        "it checks its arguments each time, for which a GPU has to finish its queued work; MultivariateNormal also "
+        "factors its covariance",
         "torch.distributions.Distribution.set_default_validate_args(False) once it trains without errors. Give "
         "MultivariateNormal scale_tril, which needs no factorization, in place of covariance_matrix.",
         fix="torch.distributions.Distribution.set_default_validate_args(False)",
